@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner_svc.gguf.errors import GgufError
 
@@ -42,14 +42,18 @@ class Family:
     """Groups of biases that the class has whatever the configuration says."""
     rope_factors: tuple[str, ...] = ()
     """Tensors of frequency factors."""
+    norm_added: float = 0.0
+    """To the weights of the last norm. Files of Gemma hold the factors, transformers' model what is added to one."""
 
+    @property
+    def around(self) -> tuple[TensorRule, ...]:
+        """Tensors outside of the layers."""
+        return (
+            TensorRule("token_embd", "model.embed_tokens", ("vocab", "hidden")),
+            TensorRule("output_norm", "model.norm", ("hidden",), added=self.norm_added),
+            TensorRule("output", "lm_head", ("vocab", "hidden"), is_optional=True),
+        )
 
-MODEL = (
-    TensorRule("token_embd", "model.embed_tokens", ("vocab", "hidden")),
-    TensorRule("output_norm", "model.norm", ("hidden",)),
-    TensorRule("output", "lm_head", ("vocab", "hidden"), is_optional=True),
-)
-"""Tensors outside of the layers, of each architecture."""
 
 _NORMS = (
     TensorRule("attn_norm", "input_layernorm", ("hidden",)),
@@ -87,6 +91,22 @@ _MERGED = (
 _LLAMA = (*_NORMS, *_attention("attention_bias", "attention_bias", are_pairs=True), *_mlp("mlp_bias"))
 _LONG = ("rope_factors_long", "rope_factors_short")
 
+_AROUND = (
+    TensorRule("attn_norm", "input_layernorm", ("hidden",), added=-1.0),
+    TensorRule("post_attention_norm", "post_attention_layernorm", ("hidden",), added=-1.0),
+    TensorRule("ffn_norm", "pre_feedforward_layernorm", ("hidden",), added=-1.0),
+    TensorRule("post_ffw_norm", "post_feedforward_layernorm", ("hidden",), added=-1.0),
+)
+_GEMMA2 = (*_AROUND, *_attention(None, None, are_pairs=False), *_mlp(None))
+_OLMO2 = (
+    *_attention("attention_bias", "attention_bias", are_pairs=False),
+    TensorRule("attn_q_norm", "self_attn.q_norm", ("q",)),
+    TensorRule("attn_k_norm", "self_attn.k_norm", ("kv",)),
+    TensorRule("post_attention_norm", "post_attention_layernorm", ("hidden",)),
+    *_mlp(None),
+    TensorRule("post_ffw_norm", "post_feedforward_layernorm", ("hidden",)),
+)
+
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", _LLAMA, rope_factors=("rope_freqs", *_LONG)),
     "qwen2": Family(
@@ -113,6 +133,16 @@ FAMILIES = {
         rope_factors=_LONG,
     ),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _LLAMA, rope_factors=("rope_freqs",)),
+    "granite": Family("GraniteForCausalLM", "granite", _LLAMA),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", _OLMO2),
+    "gemma2": Family("Gemma2ForCausalLM", "gemma2", _GEMMA2, has_window=True, norm_added=-1.0),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        (*_GEMMA2, *(replace(rule, added=-1.0) for rule in _QK_NORMS)),
+        has_window=True,
+        norm_added=-1.0,
+    ),
 }
 """By `general.architecture`. Mistral's and SmolLM's files are of the architecture `llama`."""
 

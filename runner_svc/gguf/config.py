@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from runner_svc.gguf.architectures import WINDOWED_LLAMA, Family, family_of
-from runner_svc.gguf.errors import GgufError
+from runner_svc.gguf.family_config import default_window, own_config
 from runner_svc.gguf.keys import Keys
 from runner_svc.gguf.parts import Model
 from runner_svc.gguf.rope import rope_parameters
-
-# SmolLM3 rotates all layers but each fourth; its files don't say so.
-_NO_ROPE_INTERVAL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +71,11 @@ def read_config(keys: Keys, model: Model, sizes: Sizes) -> tuple[Family, dict[st
     Raises GgufError for a key that the family can't honour.
     """
     family = family_of(keys.architecture)
-    window = keys.integer(".attention.sliding_window", 0, least=0)
+    window = keys.integer(".attention.sliding_window", default_window(family), least=0) or None
     if window and family.model == "LlamaForCausalLM":
         family = WINDOWED_LLAMA
     if window and not family.has_window:
         raise keys.refuse(".attention.sliding_window", f"which the architecture {keys.architecture!r} has not")
-    scale = keys.number(".attention.scale", 0.0, positive=False)
-    if scale and not math.isclose(scale, sizes.head**-0.5, rel_tol=1e-6):
-        raise keys.refuse(".attention.scale", f"not the {sizes.head**-0.5:.6g} of heads of {sizes.head}")
     context = keys.integer(".context_length")
     config = {
         "architectures": [family.model],
@@ -94,52 +87,8 @@ def read_config(keys: Keys, model: Model, sizes: Sizes) -> tuple[Family, dict[st
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head,
-        "hidden_act": "silu",
         "max_position_embeddings": context,
         "rms_norm_eps": keys.number(".attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope_parameters(keys, model, sizes.head, context, family.has_partial_rotation),
-        **_layers(family, window or None, sizes),
     }
-    if family.model == "Phi3ForCausalLM":
-        config |= _phi3(config, sizes)
-    return family, config
-
-
-def _layers(family: Family, window: int | None, sizes: Sizes) -> dict[str, Any]:
-    """What says of each layer whether it has a window and a rotation, as the family's class reads it."""
-    kind = "full_attention" if window is None else "sliding_attention"
-    match family.model_type:
-        case "qwen2" | "qwen3":
-            return {
-                "use_sliding_window": window is not None,
-                "sliding_window": window,
-                "max_window_layers": 0,
-                "layer_types": [kind] * sizes.layers,
-            }
-        case "smollm3":
-            rotates = [int((layer + 1) % _NO_ROPE_INTERVAL != 0) for layer in range(sizes.layers)]
-            return {
-                "use_sliding_window": False,
-                "sliding_window": None,
-                "no_rope_layers": rotates,
-                "no_rope_layer_interval": _NO_ROPE_INTERVAL,
-                "layer_types": ["full_attention"] * sizes.layers,
-            }
-        case "mistral" | "phi3":
-            return {"sliding_window": window}
-    return {}
-
-
-def _phi3(config: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """What Phi-3's class wants beside: its heads' size is a quotient, and some values lie outside of their groups."""
-    if sizes.head * sizes.heads != sizes.hidden:
-        raise GgufError(
-            f"Its {sizes.heads} heads of {sizes.head} don't make up its embedding_length {sizes.hidden}, as the "
-            "architecture 'phi3' has it."
-        )
-    rope = config["rope_parameters"]
-    original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-    return {
-        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0),
-        "original_max_position_embeddings": original,
-    }
+    return family, config | own_config(keys, family, config, window)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.gguf.architectures import MODEL, Family, TensorRule
+from runner_svc.gguf.architectures import Family, TensorRule
 from runner_svc.gguf.config import Sizes, read_config
 from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.header import TensorInfo
@@ -79,7 +79,7 @@ class _Tensors:
 
     def targets(self) -> list[Target]:
         """The tensors to write; raises GgufError when one is missing, of another shape, or without a use."""
-        targets = [target for rule in MODEL for target in self._matched(rule, "", "")]
+        targets = [target for rule in self._family.around for target in self._matched(rule, "", "")]
         for layer in self._layers:
             for rule in self._family.layer:
                 targets += self._matched(rule, f"blk.{layer}.", f"model.layers.{layer}.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ _SPACE = "▁"
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
+class Style(Enum):
+    """Where a SentencePiece vocabulary has spaces that a text doesn't have; files name the architecture only."""
+
+    LLAMA = "before a text"
+    PHI3 = "before each piece of a text between special tokens"
+    GEMMA = "nowhere"
+
+
+_STYLES = {"phi3": Style.PHI3, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
+
+
 @dataclass(frozen=True, slots=True)
 class StatedTokenizer:
     """What a file says of its tokenizer; `ids` holds those of special tokens, by "eos_token" and so on."""
@@ -55,8 +67,8 @@ class StatedTokenizer:
     adds_eos: bool
     adds_space: bool
     """A SentencePiece vocabulary: whether a text starts with a space that it doesn't have."""
-    spaces_every_piece: bool
-    """And whether each piece of it between special tokens does so, as in Phi-3."""
+    style: Style
+    """Of a SentencePiece vocabulary."""
     chat_template: str
     named_templates: dict[str, str]
 
@@ -71,9 +83,12 @@ class StatedTokenizer:
         splitting = splitting_of(pre) if is_bytes else None
         if not is_bytes and pre not in ("", "default"):
             raise keys.refuse("tokenizer.ggml.pre", "which a SentencePiece vocabulary has no use for")
+        style = _STYLES.get(keys.architecture, Style.LLAMA)
         tokens = keys.texts("tokenizer.ggml.tokens")
         if not tokens:
             raise GgufError("It has no key 'tokenizer.ggml.tokens', which must be there.")
+        if not is_bytes and style is Style.GEMMA:  # whose runs of spaces are spelled as such
+            tokens = [_SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
         ids = {
             role: token for role, name in _IDS.items() if (token := _id(keys, f"{name}_token_id", tokens)) is not None
         }
@@ -85,14 +100,14 @@ class StatedTokenizer:
             splitting=splitting,
             tokens=tokens,
             types=_types(keys, len(tokens)),
-            merges=_merges(keys, tokens, is_bytes),
+            merges=_merges(keys, tokens, is_bytes, style),
             ids=ids,
             ends=_ends(keys, tokens, ids),
             # Older files don't say; llama.cpp then adds BOS to SentencePiece, and where the rule of splitting has it.
             adds_bos=keys.flag("tokenizer.ggml.add_bos_token", splitting is None or splitting.adds_bos),
             adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False),
-            adds_space=keys.flag("tokenizer.ggml.add_space_prefix", not is_bytes) and not is_bytes,
-            spaces_every_piece=keys.architecture == "phi3",
+            adds_space=keys.flag("tokenizer.ggml.add_space_prefix", style is not Style.GEMMA) and not is_bytes,
+            style=style,
             chat_template=keys.text("tokenizer.chat_template", ""),
             named_templates=templates,
         )
@@ -167,7 +182,7 @@ def _ends(keys: Keys, tokens: list[str], ids: dict[str, int]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _merges(keys: Keys, tokens: list[str], is_bytes: bool) -> list[tuple[str, str]]:
+def _merges(keys: Keys, tokens: list[str], is_bytes: bool, style: Style) -> list[tuple[str, str]]:
     given, scores = keys.texts("tokenizer.ggml.merges"), keys.numbers("tokenizer.ggml.scores")
     if scores and len(scores) != len(tokens):
         raise GgufError(f"It has {len(scores)} scores, but {len(tokens)} tokens.")
@@ -176,6 +191,8 @@ def _merges(keys: Keys, tokens: list[str], is_bytes: bool) -> list[tuple[str, st
             raise GgufError(
                 "It has neither 'tokenizer.ggml.scores' nor 'tokenizer.ggml.merges', one of which must be there."
             )
+        if style is Style.GEMMA:  # its scores are not in the order of its merges, but its tokens are
+            scores = [-float(token) for token in range(len(tokens))]
         return _implied_merges(tokens, scores)
     if is_bytes and "tokenizer.ggml.merges" not in keys:
         raise GgufError("It has no key 'tokenizer.ggml.merges', which must be there.")
@@ -239,7 +256,7 @@ def _sentence_piece(stated: StatedTokenizer) -> dict[str, Any]:
     if stated.adds_space:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     steps: dict[str, Any] = {"decoder": {"type": "Sequence", "decoders": decoders}}
-    if stated.spaces_every_piece:
+    if stated.style is not Style.LLAMA:
         replaced: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
         prepended = [{"type": "Prepend", "prepend": _SPACE}] if stated.adds_space else []
         return {
@@ -259,7 +276,8 @@ def _added_tokens(stated: StatedTokenizer, vocabulary: dict[str, int]) -> Iterat
     kinds = stated.types or [0] * len(stated.tokens)
     for token, (text, kind) in enumerate(zip(stated.tokens, kinds, strict=True)):
         special = kind in (_UNKNOWN, _CONTROL) or token in always_special
-        if (special or kind == _USER_DEFINED) and vocabulary[text] == token:  # the last one, of those spelled alike
+        is_found = special or (kind == _USER_DEFINED and text.strip(_SPACE))  # a text has no such spaces
+        if is_found and vocabulary[text] == token:  # the last one, of those spelled alike
             plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             yield {"id": token, "content": text, **plain, "special": special}
 
@@ -287,4 +305,4 @@ def _template(stated: StatedTokenizer) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")  # with an indent it takes seconds

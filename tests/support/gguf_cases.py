@@ -21,7 +21,7 @@ from tests.support.gguf_bytes import GgufFile, StoredTensor, Typed, random_block
 from tests.support.tiny_gguf import ARCHITECTURES, CONTEXT
 
 Change = Callable[[GgufFile], None]
-HEAD_DIM = {"qwen3": 32}
+HEAD_DIM = {"qwen3": 32, "gemma2": 32, "gemma3": 32}
 """Of the tiny models, where it is not 16."""
 MATRIX_TYPES = [
     kind for kind in GGMLQuantizationType if kind.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
@@ -64,7 +64,7 @@ def removed_keys(architecture: str) -> Iterator[GgufCase]:
         "attention.head_count": {},
         "attention.layer_norm_rms_epsilon": {},
         "attention.head_count_kv": {"num_key_value_heads": 4},
-        "rope.freq_base": _rope(rope_type="default", rope_theta=10_000.0),
+        "rope.freq_base": _rope(architecture, rope_type="default", rope_theta=10_000.0),
         "rope.dimension_count": {},
         "vocab_size": {},
     }
@@ -93,8 +93,8 @@ def changed_keys(architecture: str) -> Iterator[GgufCase]:
     fits: list[tuple[str, Any, dict[str, Any]]] = [
         ("context_length", 64, {"max_position_embeddings": 64}),
         ("attention.layer_norm_rms_epsilon", 1e-3, {"rms_norm_eps": 1e-3}),
-        ("rope.freq_base", 500.0, _rope(rope_type="default", rope_theta=500.0)),
-        ("rope.freq_base", 500, _rope(rope_type="default", rope_theta=500.0)),
+        ("rope.freq_base", 500.0, _rope(architecture, rope_type="default", rope_theta=500.0)),
+        ("rope.freq_base", 500, _rope(architecture, rope_type="default", rope_theta=500.0)),
         ("attention.head_count_kv", [2] * _layers(architecture), {}),
         ("attention.head_count", [4] * _layers(architecture), {}),
         ("feed_forward_length", [96] * _layers(architecture), {}),
@@ -130,16 +130,23 @@ def changed_keys(architecture: str) -> Iterator[GgufCase]:
 def added_keys(architecture: str) -> Iterator[GgufCase]:
     """Keys with an effect, with none, and unknown ones."""
     for key, without, effect in _EFFECTS:
+        if key in ARCHITECTURES[architecture].keys or (architecture == "gemma3" and key == "final_logit_softcapping"):
+            continue  # it is computed: see `own_keys`
         if without is not None:
             yield GgufCase(architecture, f"{key} = {without}", _with(f"{architecture}.{key}", without))
         if effect is not None:
             yield _refused(architecture, key, effect, f"{key}.* is |{key}' ")
     head = HEAD_DIM.get(architecture, 16)
-    for key, value in (("key_length", head), ("value_length", head), ("scale", head**-0.5), ("scale", 0.0)):
-        yield GgufCase(architecture, f"{key} = {value}", _with(f"{architecture}.attention.{key}", value))
-    yield _refused(architecture, "attention.scale", 0.5, "attention.scale is 0.5")
+    for key in ("key_length", "value_length"):
+        yield GgufCase(architecture, f"{key} = {head}", _with(f"{architecture}.attention.{key}", head))
+    if architecture != "granite":
+        for value in (head**-0.5, 0.0):
+            yield GgufCase(architecture, f"scale = {value}", _with(f"{architecture}.attention.scale", value))
+        yield _refused(architecture, "attention.scale", 0.5, "attention.scale is 0.5")
     yield _refused(architecture, "attention.value_length", 8, "both must be alike")
     for key in _HARMLESS_EXAMPLES:
+        if architecture == "granite" and key.endswith("finetuned"):
+            continue
         yield GgufCase(architecture, f"harmless {key}", _with(key.replace("{arch}", architecture), "x"))
     other = "qwen2" if architecture != "qwen2" else "llama"
     for key in ("foo.bar", f"{architecture}.foo", f"{other}.rope.freq_base", "general.foo", "tokenizer.ggml.foo"):
@@ -156,7 +163,7 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
 
     def case(name: str, keys: dict[str, Any], rope: dict[str, Any] | None, refused: str | None = None) -> GgufCase:
         full = {f"{architecture}.rope.{key}": value for key, value in keys.items()}
-        parameters = _rope(**{"rope_theta": 10_000.0, **rope}) if rope else {}
+        parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope else {}
         return GgufCase(architecture, f"rope {name}", lambda file: file.keys.update(full), parameters, refused)
 
     linear = {"rope_type": "linear", "factor": 4.0}
@@ -187,11 +194,11 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
 def factors(architecture: str) -> Iterator[GgufCase]:
     """Tensors that frequencies are divided by."""
     count = HEAD_DIM.get(architecture, 16) // 2
-    takes = architecture != "phi3"
+    takes = architecture in ("llama", "qwen2", "qwen3", "smollm3")
 
     def case(name: str, numbers: list[float], rope: dict[str, Any] | None, refused: str | None) -> GgufCase:
         tensor = StoredTensor.of(np.array(numbers, np.float32))
-        parameters = _rope(**{"rope_theta": 10_000.0, **rope}) if rope else {}
+        parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope else {}
         return GgufCase(architecture, f"rope_freqs {name}", _tensor("rope_freqs.weight", tensor), parameters, refused)
 
     unknown = None if takes else "Its tensor 'rope_freqs.weight' is not known|exclude each other"
@@ -218,18 +225,52 @@ def factors(architecture: str) -> Iterator[GgufCase]:
 def windows(architecture: str) -> Iterator[GgufCase]:
     """Sliding windows, which transformers' class must have."""
     key = f"{architecture}.attention.sliding_window"
+    yield _refused(architecture, "attention.sliding_window_pattern", [True, False], "sliding_window_pattern")
+    if architecture in ("gemma2", "gemma3"):
+        yield GgufCase(architecture, "another window", _with(key, 5), {"sliding_window": 5})
+        yield GgufCase(architecture, "no window", _with(key, 0), refused="It has no .*sliding_window, which its layers")
+        return
     window: dict[str, Any] = {"sliding_window": 9}
     if architecture in ("qwen2", "qwen3"):
         window |= {"use_sliding_window": True, "max_window_layers": 0}
     if architecture == "llama":
         window["config_class"] = transformers.MistralConfig
     yield GgufCase(architecture, "no window", _with(key, 0))
-    refused = None if architecture != "smollm3" else "attention.sliding_window is 9, which"
+    lacks_windows = architecture in ("smollm3", "granite", "olmo2")
+    refused = "attention.sliding_window is 9, which" if lacks_windows else None
     yield GgufCase(architecture, "window", _with(key, 9), window, refused)
     if architecture == "llama":
         biased = {"attention_bias": True}
         yield GgufCase(architecture, "window and biases", _with(key, 9), biased, "a sliding window and biases")
-    yield _refused(architecture, "attention.sliding_window_pattern", [True, False], "sliding_window_pattern")
+
+
+def own_keys(architecture: str) -> Iterator[GgufCase]:
+    """Keys that only this architecture has."""
+    if architecture == "granite":
+        for key, name, default in (
+            ("attention.scale", "attention_multiplier", 0.25),
+            ("embedding_scale", "embedding_multiplier", 1.0),
+            ("residual_scale", "residual_multiplier", 1.0),
+        ):
+            yield GgufCase(architecture, f"no {key}", _without(f"granite.{key}"), {name: default})
+            yield GgufCase(architecture, f"{key} = 0.7", _with(f"granite.{key}", 0.7), {name: 0.7})
+        yield GgufCase(architecture, "no logit_scale", _without("granite.logit_scale"), refused="It has no key")
+        key = "granite.rope.scaling.finetuned"
+        yield GgufCase(architecture, "rotation", _with(key, True))
+        yield GgufCase(architecture, "no rotation", _with(key, False), refused="layers don't rotate")
+    if architecture == "gemma2":
+        for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+            yield GgufCase(architecture, f"no {key}", _without(f"gemma2.{key}"), {key: default})
+            yield GgufCase(architecture, f"{key} = 10", _with(f"gemma2.{key}", 10.0), {key: 10.0})
+            yield _refused(architecture, key, 0.0, "where a positive number is needed")
+        key = "gemma2.attention.sliding_window"
+        yield GgufCase(architecture, "no sliding_window", _without(key), {"sliding_window": 4096})
+    if architecture == "gemma3":
+        key = "final_logit_softcapping"
+        yield GgufCase(architecture, f"{key} = 10", _with(f"gemma3.{key}", 10.0), {key: 10.0})
+        yield GgufCase(
+            architecture, "no sliding_window", _without("gemma3.attention.sliding_window"), refused="It has no"
+        )
 
 
 def tokenizer_keys(architecture: str) -> Iterator[GgufCase]:
@@ -306,6 +347,8 @@ def types(architecture: str) -> Iterator[GgufCase]:
     )
     if architecture == "phi3":
         del wide["head_dim"]
+    if architecture.startswith("gemma"):
+        wide["query_pre_attn_scalar"] = 64
     for kind in MATRIX_TYPES:
         yield GgufCase(architecture, f"matrices in {kind.name}", _requantized(kind), wide)
     for kind in (GGMLQuantizationType.F16, GGMLQuantizationType.BF16, GGMLQuantizationType.Q8_0):
@@ -319,7 +362,18 @@ def types(architecture: str) -> Iterator[GgufCase]:
     yield GgufCase(architecture, "matrices in 99", _relabelled(99), wide, "the unknown type 99")
 
 
-_MAKERS = (removed_keys, changed_keys, added_keys, scaled_rope, factors, windows, tokenizer_keys, tensors, types)
+_MAKERS = (
+    removed_keys,
+    changed_keys,
+    added_keys,
+    scaled_rope,
+    factors,
+    windows,
+    own_keys,
+    tokenizer_keys,
+    tensors,
+    types,
+)
 
 # Of an architecture's keys: a value without an effect, and one with.
 _EFFECTS: list[tuple[str, Any, Any]] = [
@@ -381,15 +435,18 @@ def _layers(architecture: str) -> int:
 
 def _layer_names(architecture: str) -> list[str]:
     attention = ["attn_qkv"] if architecture == "phi3" else ["attn_q", "attn_k", "attn_v"]
-    norms = ["attn_q_norm", "attn_k_norm"] if architecture == "qwen3" else []
+    norms = ["attn_q_norm", "attn_k_norm"] if architecture in ("qwen3", "gemma3", "olmo2") else []
+    around = ["attn_norm", "ffn_norm"] if architecture != "olmo2" else []
+    if architecture in ("gemma2", "gemma3", "olmo2"):
+        around += ["post_attention_norm", "post_ffw_norm"]
     mlp = ["ffn_up", "ffn_down"] if architecture == "phi3" else ["ffn_gate", "ffn_up", "ffn_down"]
-    return ["attn_norm", *attention, *norms, "attn_output", "ffn_norm", *mlp]
+    return [*around, *attention, *norms, "attn_output", *mlp]
 
 
 def _biases(architecture: str) -> Iterator[GgufCase]:
     bias = StoredTensor.of(np.ones(64, np.float32))
     mlp = StoredTensor.of(np.ones(96, np.float32))
-    if architecture in ("llama", "smollm3", "qwen3"):
+    if architecture in ("llama", "smollm3", "qwen3", "granite", "olmo2"):
         all_there = {"attention_bias": True}
         yield GgufCase(architecture, "attention biases", lambda file: None, all_there)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
@@ -398,7 +455,7 @@ def _biases(architecture: str) -> Iterator[GgufCase]:
     else:
         refused = r"Its tensor 'blk.0.attn_output.bias' is not known"
         yield GgufCase(architecture, "output bias", _tensor("blk.0.attn_output.bias", bias), refused=refused)
-    if architecture in ("llama", "smollm3"):
+    if architecture in ("llama", "smollm3", "granite"):
         yield GgufCase(architecture, "mlp biases", lambda file: None, {"mlp_bias": True})
         yield GgufCase(architecture, "mlp biases but gate's", _zeroed("ffn_gate.bias"), {"mlp_bias": True})
     else:
@@ -408,7 +465,10 @@ def _biases(architecture: str) -> Iterator[GgufCase]:
         yield GgufCase(architecture, "no biases", _zeroed(".bias"))
 
 
-def _rope(**parameters: Any) -> dict[str, Any]:
+def _rope(architecture: str, **parameters: Any) -> dict[str, Any]:
+    if architecture == "gemma3":
+        local = {"rope_type": "default", "rope_theta": 10_000.0}
+        return {"rope_parameters": {"full_attention": parameters, "sliding_attention": local}}
     return {"rope_parameters": parameters}
 
 

@@ -46,7 +46,15 @@ class Tiny:
     """Whether rows of queries and keys lie as pairs."""
     pre: str = "smollm"
     sentence_piece: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+    """Of tensors, where other architectures have others."""
+    norm_added: float = 0.0
+    """To the weights of norms."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Further keys of the file, and what the configuration calls them."""
 
+
+_POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 
 ARCHITECTURES = {
     "llama": Tiny(transformers.LlamaConfig, are_pairs=True),
@@ -54,6 +62,43 @@ ARCHITECTURES = {
     "qwen3": Tiny(transformers.Qwen3Config, {"head_dim": 32}, pre="qwen2"),
     "phi3": Tiny(transformers.Phi3Config, sentence_piece=True),
     "smollm3": Tiny(transformers.SmolLM3Config, {"num_hidden_layers": 4}, are_pairs=True),
+    "granite": Tiny(
+        transformers.GraniteConfig,
+        {
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+        are_pairs=True,
+        keys={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "olmo2": Tiny(transformers.Olmo2Config, pre="dbrx", names=_POST_NORMS),
+    "gemma2": Tiny(
+        transformers.Gemma2Config,
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "attn_logit_softcapping": 20.0},
+        sentence_piece=True,
+        names={**_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm"},
+        norm_added=1.0,
+        keys={
+            "attention.sliding_window": "sliding_window",
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+    ),
+    "gemma3": Tiny(
+        transformers.Gemma3TextConfig,
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
+        sentence_piece=True,
+        names={**_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm"},
+        norm_added=1.0,
+        keys={"attention.sliding_window": "sliding_window"},
+    ),
 }
 """By `general.architecture`."""
 
@@ -108,6 +153,7 @@ def tiny_gguf(architecture: str, model: Any) -> GgufFile:
     """The model as a file in float32."""
     tiny, config = ARCHITECTURES[architecture], model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     own = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -116,9 +162,10 @@ def tiny_gguf(architecture: str, model: Any) -> GgufFile:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "rope.dimension_count": int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0)),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         "vocab_size": config.vocab_size,
+        **{key: getattr(config, name) for key, name in tiny.keys.items()},
     }
     if head_dim * config.num_attention_heads != config.hidden_size:
         own |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
@@ -129,17 +176,20 @@ def tiny_gguf(architecture: str, model: Any) -> GgufFile:
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        file.tensors[gguf_name(name)] = StoredTensor.of(_rows(name, tensor.numpy(), config, tiny))
+        numbers = _rows(name, tensor.numpy(), config, tiny)
+        numbers = numbers + tiny.norm_added if name.endswith("norm.weight") else numbers
+        file.tensors[gguf_name(name, tiny)] = StoredTensor.of(numbers)
     return file
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, tiny: Tiny) -> str:
     """What a tensor of transformers' is called in a file."""
+    names = {**_NAMES, **tiny.names}
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("model.layers."):
-        return f"{_NAMES[stem]}.{kind}"
+        return f"{names[stem]}.{kind}"
     _, _, layer, stem = stem.split(".", 3)
-    return f"blk.{layer}.{_NAMES[stem]}.{kind}"
+    return f"blk.{layer}.{names[stem]}.{kind}"
 
 
 def _rows(name: str, numbers: np.ndarray, config: Any, tiny: Tiny, back: bool = False) -> np.ndarray:
@@ -153,14 +203,16 @@ def _rows(name: str, numbers: np.ndarray, config: Any, tiny: Tiny, back: bool = 
 
 def load_back(architecture: str, model: Any, file: GgufFile) -> None:
     """Gives the model the file's numbers, as gguf dequantizes them; biases that the file lacks become zero."""
+    tiny = ARCHITECTURES[architecture]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            tensor = file.tensors.get(gguf_name(name))
+            tensor = file.tensors.get(gguf_name(name, tiny))
             if tensor is not None:
                 kind = GGMLQuantizationType(tensor.type)
                 blocks = np.frombuffer(tensor.content, np.uint8).reshape(*tensor.shape[:-1], -1)
                 numbers = dequantize(blocks, kind).reshape(tensor.shape)
-                halves = _rows(name, numbers, model.config, ARCHITECTURES[architecture], back=True)
+                halves = _rows(name, numbers, model.config, tiny, back=True)
+                halves = halves - np.float32(tiny.norm_added) if name.endswith("norm.weight") else halves
                 parameter.copy_(torch.from_numpy(halves.astype(np.float32)))
             elif name.endswith(".bias"):
                 parameter.zero_()
