@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that are read: how their tensors are called there and in a Hugging Face model."""
+"""The supported architectures of GGUF files: names of their tensors there and in a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from runner_svc.gguf.errors import GgufError
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """How one tensor of a model, or one of each layer, is converted."""
+    """The conversion of one tensor of a model, or of each layer."""
 
     name: str
-    """In the file, without "blk.N." and without ".weight"; as are `target` and the names in `merged`."""
+    """The name in the file, without "blk.N." and ".weight"."""
     target: str
+    """The name in the Hugging Face model, without "model.layers.N." and ".weight"."""
     shape: tuple[str, ...]
-    """Names of `Sizes`' fields."""
+    """Names of fields of `Sizes`."""
     heads: str | None = None
-    """The size that says how many heads' rows lie as pairs; None where rows lie as in Hugging Face's models."""
+    """The field of `Sizes` with the number of heads whose rows are stored as pairs; None: as halves."""
     bias: str | None = None
-    """The group of biases that its bias belongs to: all are there (absent ones are zero), or none. None: no bias."""
+    """The group of its bias. If a file has one bias of a group, absent ones count as zero. None: no bias."""
     is_optional: bool = False
     parts: tuple[str, ...] = ()
-    """Tensors that may be there in its place, to be put one below the other."""
+    """Tensors that a file may have instead, to be stacked."""
     added: float = 0.0
+    """What is added to each number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +33,23 @@ class Family:
     """An architecture."""
 
     model: str
-    """Its class in transformers."""
+    """The class in transformers."""
     model_type: str
     layer: tuple[TensorRule, ...]
     has_partial_rotation: bool = False
-    """Whether heads may be rotated in part."""
+    """Whether a part of each head may be rotated."""
     has_window: bool = False
-    """Whether transformers' class has a sliding window of all layers, in its configuration's `sliding_window`."""
+    """Whether the class has a sliding window."""
     always_biased: tuple[str, ...] = ()
-    """Groups of biases that the class has whatever the configuration says."""
+    """Groups of biases that the class always has."""
     rope_factors: tuple[str, ...] = ()
     """Tensors of frequency factors."""
     norm_added: float = 0.0
-    """To the weights of the last norm. Files of Gemma hold the factors, transformers' model what is added to one."""
+    """What is added to the weights of the last norm: files of Gemma have factors, transformers has factors - 1."""
 
     @property
     def around(self) -> tuple[TensorRule, ...]:
-        """Tensors outside of the layers."""
+        """Returns the rules of the tensors outside of the layers."""
         return (
             TensorRule("token_embd", "model.embed_tokens", ("vocab", "hidden")),
             TensorRule("output_norm", "model.norm", ("hidden",), added=self.norm_added),
@@ -144,14 +146,15 @@ FAMILIES = {
         norm_added=-1.0,
     ),
 }
-"""By `general.architecture`. Mistral's and SmolLM's files are of the architecture `llama`."""
+"""Families by `general.architecture`. Files of Mistral and SmolLM have the architecture `llama`."""
 
 WINDOWED_LLAMA = Family("MistralForCausalLM", "mistral", _LLAMA, has_window=True, rope_factors=("rope_freqs", *_LONG))
-"""What a file of the architecture `llama` with a sliding window is: transformers' Llama has none, its Mistral has."""
+"""The family of a file of architecture `llama` with a sliding window, which Mistral has and Llama has not."""
 
 
 def family_of(architecture: str) -> Family:
-    """The family; raises GgufError for an architecture that is not read."""
+    """Returns the family. Raises GgufError for an architecture that is not supported."""
     if architecture not in FAMILIES:
-        raise GgufError(f"Its architecture is {architecture!r}, which is not read; read are {', '.join(FAMILIES)}.")
+        supported = ", ".join(FAMILIES)
+        raise GgufError(f"Its architecture {architecture!r} is not supported; supported: {supported}.")
     return FAMILIES[architecture]

@@ -1,4 +1,4 @@
-"""A GGUF file's keys as a Hugging Face configuration, in which nothing is left to a class's defaults."""
+"""Converts the keys of a GGUF file to a Hugging Face configuration, which leaves nothing to the defaults of a class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner_svc.gguf.rope import rope_parameters
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a model's tensors."""
+    """Sizes of the tensors of a model."""
 
     layers: int
     vocab: int
@@ -26,23 +26,27 @@ class Sizes:
 
     @property
     def q(self) -> int:
+        """Returns the rows of the queries."""
         return self.heads * self.head
 
     @property
     def kv(self) -> int:
+        """Returns the rows of the keys, or of the values."""
         return self.kv_heads * self.head
 
     @property
     def qkv(self) -> int:
+        """Returns the rows of queries, keys and values together."""
         return self.q + 2 * self.kv
 
     @property
     def gate_up(self) -> int:
+        """Returns the rows of the two projections of an MLP together."""
         return 2 * self.ffn
 
     @classmethod
     def read(cls, keys: Keys, vocab_size: int) -> Sizes:
-        """Takes them from the keys; raises GgufError where they are absent or contradict each other."""
+        """Reads the keys. Raises GgufError for sizes that are absent or inconsistent."""
         hidden, heads = keys.integer(".embedding_length"), keys.integer(".attention.head_count")
         kv_heads = keys.integer(".attention.head_count_kv", heads)
         if heads % kv_heads:
@@ -66,16 +70,16 @@ class Sizes:
 
 
 def read_config(keys: Keys, model: Model, sizes: Sizes) -> tuple[Family, dict[str, Any]]:
-    """The family and the configuration, but for what the tensors and the tokenizer say.
+    """Returns the family and the configuration, without what the tensors and the tokenizer determine.
 
-    Raises GgufError for a key that the family can't honour.
+    Raises GgufError for a key that the family does not support.
     """
     family = family_of(keys.architecture)
     window = keys.integer(".attention.sliding_window", default_window(family), least=0) or None
     if window and family.model == "LlamaForCausalLM":
         family = WINDOWED_LLAMA
     if window and not family.has_window:
-        raise keys.refuse(".attention.sliding_window", f"which the architecture {keys.architecture!r} has not")
+        raise keys.refuse(".attention.sliding_window", f"which the architecture {keys.architecture!r} does not have")
     context = keys.integer(".context_length")
     config = {
         "architectures": [family.model],

@@ -1,6 +1,6 @@
-"""Plans and writes the conversion of a GGUF model to a Hugging Face folder.
+"""Converts a GGUF model to a Hugging Face folder.
 
-The plan is made of the header alone, and raises for all that the folder could not say; so a file is refused before
+The plan needs only the header and raises for everything that cannot be converted, so that a file is refused before
 anything is written.
 """
 
@@ -25,7 +25,7 @@ from runner_svc.interface.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """All that a folder will hold."""
+    """The contents of the folder."""
 
     config: dict[str, Any]
     targets: list[Target]
@@ -33,7 +33,7 @@ class Conversion:
 
     @classmethod
     def plan(cls, file: Path) -> Conversion:
-        """Of a file, or of any part of a model that is split; raises GgufError for what can't be converted whole."""
+        """Plans a file, or a split model by any of its parts. Raises GgufError if it cannot be converted completely."""
         model = read_model(file)
         keys = Keys(model.keys)
         tokenizer = StatedTokenizer.read(keys)
@@ -50,7 +50,7 @@ class Conversion:
         return cls(config, targets, tokenizer)
 
     def write(self, folder: Path, progress: Progress, what: str) -> None:
-        """Writes config.json, generation_config.json, the tokenizer's files and the tensors."""
+        """Writes config.json, generation_config.json, the files of the tokenizer, and the tensors."""
         _write_json(folder / "config.json", self.config)
         _write_json(folder / "generation_config.json", self.tokenizer.config_ids())
         write_tokenizer(self.tokenizer, folder)
@@ -58,7 +58,7 @@ class Conversion:
 
 
 class _Tensors:
-    """Matches a model's tensors with its family's."""
+    """Matches the tensors of a model with those of its family."""
 
     def __init__(self, model: Model, family: Family, sizes: Sizes, architecture: str) -> None:
         self._tensors = model.tensors
@@ -71,14 +71,14 @@ class _Tensors:
         }
 
     def flags(self) -> dict[str, bool]:
-        """What the configuration says of biases."""
+        """Returns the keys of the configuration for biases."""
         flags = {group: is_there for group, is_there in self._biases.items() if group not in self._family.always_biased}
         if self._family.model == "MistralForCausalLM" and any(flags.values()):
-            raise GgufError("It has a sliding window and biases, which no model that can be computed has together.")
+            raise GgufError("It has a sliding window and biases, which no supported model has together.")
         return flags
 
     def targets(self) -> list[Target]:
-        """The tensors to write; raises GgufError when one is missing, of another shape, or without a use."""
+        """Returns the tensors to write. Raises GgufError if one is missing, unknown, or has another shape."""
         targets = [target for rule in self._family.around for target in self._matched(rule, "", "")]
         for layer in self._layers:
             for rule in self._family.layer:
@@ -106,7 +106,7 @@ class _Tensors:
             yield Target(f"{target}{rule.target}.bias", (piece,))
 
     def _parts(self, rule: TensorRule, prefix: str, shape: tuple[int, ...]) -> tuple[Piece, ...]:
-        """Of queries, keys and values that lie apart."""
+        """Returns separate queries, keys and values as pieces of one tensor."""
         rows = (self._sizes.q, self._sizes.kv, self._sizes.kv)
         names = [f"{prefix}{part}.weight" for part in rule.parts]
         return tuple(self._piece(rule, name, (count, *shape[1:])) for name, count in zip(names, rows, strict=True))

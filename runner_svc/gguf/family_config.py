@@ -1,4 +1,4 @@
-"""What each family has of its own in a configuration: activation, windows, scales and caps."""
+"""The parts of a configuration that differ between families: activations, windows, scales and caps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from runner_svc.gguf.architectures import Family
 from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.keys import Keys
 
-# What files don't say, because llama.cpp has it in its code: SmolLM3 rotates all layers but each fourth; of Gemma's
-# layers each second or sixth has no window; and of the largest Gemmas, which their number of layers identifies, queries
-# are scaled by the width of the model.
+# Files do not have what llama.cpp has in its code: every fourth layer of SmolLM3 does not rotate, every second or sixth
+# of Gemma has no window, and the largest Gemma, identified by its number of layers, scales queries by the width.
 _NO_ROPE_INTERVAL = 4
 _FULL_INTERVALS = {"gemma2": 2, "gemma3_text": 6}
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}
@@ -20,12 +19,12 @@ _GEMMA3_LOCAL_THETA = 10_000.0
 
 
 def default_window(family: Family) -> int:
-    """The sliding window where the file states none; 0 for none."""
+    """Returns the sliding window of a file that has no key for it; 0 for none."""
     return _GEMMA2_WINDOW if family.model_type == "gemma2" else 0
 
 
 def own_config(keys: Keys, family: Family, config: dict[str, Any], window: int | None) -> dict[str, Any]:
-    """What the family's class wants beside what `config` has; raises GgufError for what it can't have."""
+    """Returns the family's own keys, given the common ones in `config`. Raises GgufError for unsupported values."""
     match family.model_type:
         case "gemma2" | "gemma3_text":
             return _gemma(keys, family, config, window)
@@ -78,7 +77,7 @@ def _check_head(config: dict[str, Any], architecture: str) -> None:
 
 
 def _phi3(config: dict[str, Any]) -> dict[str, Any]:
-    """What Phi-3's class wants outside of the RoPE parameters."""
+    """Returns keys that the class of Phi-3 has outside of the RoPE parameters."""
     _check_head(config, "phi3")
     rope = config["rope_parameters"]
     original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
@@ -90,7 +89,7 @@ def _phi3(config: dict[str, Any]) -> dict[str, Any]:
 
 def _granite(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     _check_head(config, "granite")
-    if not keys.flag(".rope.scaling.finetuned", True):  # llama.cpp takes it for "without rotation"
+    if not keys.flag(".rope.scaling.finetuned", True):  # in llama.cpp: no rotation
         raise keys.refuse(".rope.scaling.finetuned", "which says that its layers don't rotate")
     return {
         "hidden_act": "silu",

@@ -30,7 +30,7 @@ _SHORTEST_KEY, _SHORTEST_TENSOR = 13, 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies and what it is."""
+    """The place, shape and type of a tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,12 +42,13 @@ class TensorInfo:
 
     @property
     def num_bytes(self) -> int:
+        """Returns the size of its content in the file."""
         return math.prod(self.shape) // self.type.block_elements * self.type.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says before its tensors' bytes."""
+    """The keys of a file and the places of its tensors."""
 
     file: Path
     keys: dict[str, Any]
@@ -56,7 +57,7 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Reads a file's header; raises GgufError for one that is no GGUF file, broken, or of a type that is unknown."""
+    """Reads the header of a file. Raises GgufError if it is not a GGUF file, broken, or has a type that is not read."""
     with file.open("rb") as opened:
         size = opened.seek(0, 2)
         if size == 0:

@@ -1,7 +1,7 @@
-"""The keys of a model, each of which must be used, known to be harmless, or refused.
+"""Keeps account of a model's keys: each is used, known to be harmless, or refused.
 
-Whatever reads a key takes it from `Keys`; what nothing has taken at the end is refused by name, unless it is in
-`HARMLESS`.
+All code reads keys through `Keys`. At the end, a key that has not been read is refused by name, unless it is in
+`HARMLESS` or has a value without effect.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ HARMLESS = {
     r"tokenizer\.ggml\.(fim_(pre|suf|mid|pad|rep|sep)|prefix|suffix|middle)_token_id": "tokens of infilling",
     r"tokenizer\.ggml\.token_type_count": "a size of encoders",
 }
-"""What no answer depends on: patterns of whole keys (`{arch}` is the model's architecture), and why."""
+"""Keys that change no answer, as patterns (`{arch}` is the model's architecture), with the reason."""
 
-# By key of the architecture: values that mean "not used". Any other is refused.
+# Values without effect of keys of the architecture. Any other value is refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -65,7 +65,7 @@ _NEUTRAL_TOKENIZER: dict[str, tuple[Any, ...]] = {
 
 
 class Keys:
-    """A model's keys, of which it notes the ones that were taken."""
+    """The keys of a model, and which of them have been read."""
 
     def __init__(self, keys: Mapping[str, Any]) -> None:
         self._keys = keys
@@ -82,18 +82,18 @@ class Keys:
         return self._full(key) in self._keys
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string. Here and below, a key that starts with a dot is one of the architecture's own.
+        """Returns a string. Here and below, a key that starts with a dot is one of the architecture.
 
-        Raises GgufError when it is of another type, or absent and there is no default.
+        Raises GgufError if it has another type, or if it is absent and there is no default.
         """
         return str(self._take(key, default, lambda value: isinstance(value, str), "a string"))
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         return bool(self._take(key, default, lambda value: isinstance(value, bool), "true or false"))
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """An integer of at least `least`. An array whose elements are all alike counts as one of them."""
+        """Returns an integer of at least `least`. An array of equal elements counts as its element."""
 
         def fits(value: Any) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -102,7 +102,7 @@ class Keys:
         return int(self._checked(key, value, default, fits, f"an integer of at least {least}"))
 
     def number(self, key: str, default: float | None = None, positive: bool = True) -> float:
-        """A finite number; a positive one unless that is switched off."""
+        """Returns a finite number, which must be positive by default."""
 
         def fits(value: Any) -> bool:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -111,27 +111,27 @@ class Keys:
         return float(self._take(key, default, fits, "a positive number" if positive else "a number"))
 
     def texts(self, key: str) -> list[str]:
-        """An array of strings; empty where absent."""
+        """Returns an array of strings, empty if absent."""
         return list(self._take(key, [], lambda value: _is_array(value, str), "an array of strings"))
 
     def integers(self, key: str) -> list[int]:
-        """An array of integers; empty where absent."""
+        """Returns an array of integers, empty if absent."""
         return list(self._take(key, [], lambda value: _is_array(value, int), "an array of integers"))
 
     def numbers(self, key: str) -> list[float]:
-        """An array of numbers; empty where absent."""
+        """Returns an array of numbers, empty if absent."""
         return list(self._take(key, [], lambda value: _is_array(value, int, float), "an array of numbers"))
 
     def matching(self, pattern: str) -> list[str]:
-        """The keys that match the pattern as a whole."""
+        """Returns the keys that match the whole pattern."""
         return [key for key in self._keys if re.fullmatch(pattern, key)]
 
     def refuse(self, key: str, why: str) -> GgufError:
-        """The error that refuses a key's value."""
+        """Returns the error that refuses the value of a key."""
         return GgufError(f"Its {self._full(key)} is {_shown(self._keys.get(self._full(key)))}, {why}.")
 
     def refuse_rest(self) -> None:
-        """Raises GgufError for a key that nothing has taken, unless it is harmless or has a value without an effect."""
+        """Raises GgufError for a key that has not been read, unless it is harmless or has a value without effect."""
         for key, value in self._keys.items():
             if key in self._taken:
                 continue
@@ -142,8 +142,8 @@ class Keys:
             neutral = _NEUTRAL.get(own, ()) if own is not None else _NEUTRAL_TOKENIZER.get(key, ())
             if value not in neutral:
                 raise GgufError(
-                    f"Its key {key!r} ({_shown(value)}) is none that is known for the architecture "
-                    f"{self.architecture!r}, or has an effect that can't be computed."
+                    f"Its key {key!r} ({_shown(value)}) is unknown for the architecture {self.architecture!r}, or has "
+                    "an effect that is not supported."
                 )
 
     def _full(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds all parts of a model that is split over files, and joins their headers."""
+"""Finds the parts of a model that is split into several files, and joins their headers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.header import Header, TensorInfo, read_header
 
-# As `gguf-split` names them: the number from 1 on, and how many there are.
+# As llama.cpp's gguf-split names them: the number of a part from 1 on, and the count of parts.
 _PART = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's keys and tensors, wherever they lie."""
+    """The files, keys and tensors of a model."""
 
     files: tuple[Path, ...]
     keys: dict[str, Any]
@@ -25,7 +25,7 @@ class Model:
 
 
 def part_files(file: Path) -> tuple[Path, ...]:
-    """All files of the model of which `file` is one, in order, as their names say; they may be missing."""
+    """Returns the paths of all parts of a model by the name of one, in order; they may be missing."""
     match = _PART.match(file.name)
     if match is None:
         return (file,)
@@ -34,15 +34,15 @@ def part_files(file: Path) -> tuple[Path, ...]:
 
 
 def only_model(files: list[Path]) -> Path | None:
-    """Of the files of a folder, the first part of the only model; None when there are none or several."""
+    """Returns the first part of the only model among the files of a folder, or None for no or several models."""
     models = {part_files(file)[0] for file in files}
     return models.pop() if len(models) == 1 else None
 
 
 def read_model(file: Path) -> Model:
-    """Reads the headers of all parts of the model that `file` is, or is a part of.
+    """Reads the headers of a model, which `file` is, or is a part of.
 
-    Raises GgufError when a part is missing, broken, or belongs to another model.
+    Raises GgufError if a part is missing, broken, or belongs to another model.
     """
     header = read_header(file)
     count = header.keys.get(COUNT, 1)

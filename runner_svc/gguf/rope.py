@@ -1,4 +1,4 @@
-"""Rotary position embeddings of a GGUF file, as the `rope_parameters` of a Hugging Face configuration."""
+"""Converts the rotary embeddings of a GGUF file to the `rope_parameters` of a Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from runner_svc.gguf.parts import Model
 from runner_svc.gguf.tensor_data import read_tensor
 
 FREQUENCIES, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-# Bounds of llama3's interpolated band that the Llama models have.
+# The bounds of the interpolated band in Meta's models.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
-# Of factors that were computed in float32, relatively.
+# Relative error of factors that were computed in float32.
 _ROUNDING = 2e-6
 
 
 def rope_parameters(
     keys: Keys, model: Model, head_dim: int, context_length: int, may_be_partial: bool
 ) -> dict[str, Any]:
-    """The parameters; takes the keys below `rope`, and the tensors of factors from `model.tensors`.
+    """Returns the parameters, from the keys of `rope` and from the tensors of frequency factors.
 
-    Raises GgufError for a scaling that can't be computed exactly.
+    Raises GgufError for a scaling that cannot be expressed exactly.
     """
     theta = keys.number(".rope.freq_base", 10_000.0)
     rotary_dim = keys.integer(".rope.dimension_count", head_dim)
@@ -42,16 +42,16 @@ def rope_parameters(
         for name in (FREQUENCIES, LONG, SHORT)
         if name in model.tensors
     }
-    scaling = _scaling(keys, context_length, bool(factors))
+    scaling = _scaling(keys, context_length, LONG in factors)
     if factors:
         scaling = _with_factors(keys, factors, scaling, theta, rotary_dim, context_length)
     return {"rope_theta": theta, **scaling, **partial}
 
 
 def _scaling(keys: Keys, context_length: int, has_factors: bool) -> dict[str, Any]:
-    """What the keys say; llama.cpp takes a factor without a type for a linear one."""
+    """Returns the scaling by the keys. As in llama.cpp, factors of frequencies need no type, and others are linear."""
     factor = keys.number(".rope.scaling.factor", keys.number(".rope.scale_linear", 1.0))
-    kind = keys.text(".rope.scaling.type", "linear" if factor != 1.0 else "none")
+    kind = keys.text(".rope.scaling.type", "longrope" if has_factors else "linear" if factor != 1.0 else "none")
     original = keys.integer(".rope.scaling.original_context_length", context_length)
     attention = keys.number(".rope.scaling.attn_factor", 1.0)
     if kind == "longrope" and not has_factors:
@@ -116,7 +116,7 @@ def _with_factors(
         return scaling
     if (llama3 := _llama3(given, theta, rotary_dim)) is not None:
         return llama3
-    # Factors of its own, for texts of any length.
+    # Other factors, the same for texts of any length.
     return {
         "rope_type": "longrope",
         "factor": 1.0,
@@ -128,10 +128,10 @@ def _with_factors(
 
 
 def _llama3(given: NDArray[np.float32], theta: float, rotary_dim: int) -> dict[str, Any] | None:
-    """The parameters of llama3 scaling that give these factors; None when there are none.
+    """Returns the parameters of llama3 scaling that result in these factors, or None.
 
-    `rope_freqs.weight` holds what each frequency is divided by: 1 for short wavelengths, the factor for long ones, and
-    in between 1 / ((1 - s) / factor + s), where s falls linearly with the frequency from 1 to 0.
+    `rope_freqs.weight` holds the divisor of each frequency: 1 for short wavelengths, the factor for long ones, and in
+    between 1 / ((1 - s) / factor + s), where s falls linearly with the frequency from 1 to 0.
     """
     factor = float(given.max())
     if factor <= 1.0:

@@ -1,7 +1,7 @@
-"""How byte-level vocabularies split a text before merges, by `tokenizer.ggml.pre`, which names the rule only.
+"""The rules by which byte-level tokenizers split a text before merging; a GGUF file only has the name of its rule.
 
-The names are llama.cpp's (MIT, `llama-vocab.cpp`), the expressions those of the models' own tokenizer.json files, which
-transformers has as well (Apache-2.0, `gguf_tokenizer_mapping.py`).
+The names are from llama.cpp (MIT, `llama-vocab.cpp`). The expressions are those of the models' tokenizer.json files, as
+in transformers (Apache-2.0, `gguf_tokenizer_mapping.py`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _GPT4O = rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}{{1,3}}| ?[^\s\
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """A rule of splitting, and what goes with it."""
+    """A rule, and the defaults of tokenizers that have it."""
 
     steps: tuple[dict[str, Any], ...]
-    """As tokenizer.json has them."""
+    """Pre-tokenizers, as in tokenizer.json."""
     ignores_merges: bool = False
-    """Whether a piece that is a token as a whole is taken whole, however merges would make it."""
+    """Whether a piece that equals a token becomes that token without merges."""
     adds_bos: bool = False
-    """Whether BOS comes first where the file doesn't say."""
+    """Whether a text starts with BOS if the file has no key for it."""
 
     @property
     def pre_tokenizer(self) -> dict[str, Any]:
-        """Of tokenizer.json."""
+        """Returns the steps as one pre-tokenizer of tokenizer.json."""
         return self.steps[0] if len(self.steps) == 1 else {"type": "Sequence", "pretokenizers": list(self.steps)}
 
 
@@ -59,13 +59,13 @@ _NAMES = {
     "gpt-4o llama4 kanana2 talkie": Splitting(_by(_GPT4O)),
 }
 SPLITTINGS = {name: splitting for names, splitting in _NAMES.items() for name in names.split()}
-"""By `tokenizer.ggml.pre`."""
+"""Rules by `tokenizer.ggml.pre`."""
 
 
 def splitting_of(name: str) -> Splitting:
-    """The rule of that name; raises GgufError when there is none."""
+    """Returns the rule of that name. Raises GgufError if there is none."""
     if name not in SPLITTINGS:
         known = ", ".join(SPLITTINGS)
         said = f"Its tokenizer.ggml.pre is {name!r}" if name else "It has no key 'tokenizer.ggml.pre'"
-        raise GgufError(f"{said}, so it is not known how its tokenizer splits a text; known rules are {known}.")
+        raise GgufError(f"{said}, so the rule by which its tokenizer splits a text is unknown; known: {known}.")
     return SPLITTINGS[name]

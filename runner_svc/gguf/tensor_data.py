@@ -1,4 +1,4 @@
-"""Reads tensors' numbers from GGUF files, and writes safetensors, a few megabytes at a time."""
+"""Reads tensors from GGUF files and writes them as safetensors, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -17,53 +17,55 @@ from runner_svc.gguf.tensor_types import Dtype
 from runner_svc.interface.progress import Progress
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
-# Of a file, at most; of what is held in memory at once, about.
+# The most bytes of a file, and about the most elements in memory at a time.
 SHARD_BYTES = 5_000_000_000
 _CHUNK_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a tensor that is written."""
+    """Rows of a written tensor."""
 
     shape: tuple[int, ...]
     source: TensorInfo | None
     """None for zeros."""
     permuted_heads: int | None = None
-    """Heads whose rows lie as pairs (0, half, 1, half + 1, ...) and are put back as halves."""
+    """The number of heads whose rows are stored as pairs (0, half, 1, half + 1, ...) and are written as halves."""
     added: float = 0.0
-    """To each number."""
+    """What is added to each number."""
 
     @property
     def dtype(self) -> Dtype:
-        """What holds its numbers exactly."""
+        """Returns the data type that holds its numbers exactly."""
         return Dtype.F32 if self.source is None or self.added else self.source.type.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor that is written: pieces, one below the other."""
+    """A written tensor: pieces, one below the other."""
 
     name: str
     pieces: tuple[Piece, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Returns the shape of all pieces together."""
         return (sum(piece.shape[0] for piece in self.pieces), *self.pieces[0].shape[1:])
 
     @property
     def dtype(self) -> Dtype:
-        """That of the pieces, where they agree."""
+        """Returns the data type of the pieces, or float32 if they differ."""
         dtypes = {piece.dtype for piece in self.pieces}
         return dtypes.pop() if len(dtypes) == 1 else Dtype.F32
 
     @property
     def num_bytes(self) -> int:
+        """Returns the size of its content as written."""
         return math.prod(self.shape) * self.dtype.num_bytes
 
 
 def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
-    """A small tensor as a whole."""
+    """Returns a small tensor in float32."""
     with info.file.open("rb") as file:
         file.seek(info.offset)
         numbers: NDArray[np.float32] = info.type.numbers(file.read(info.num_bytes), Dtype.F32)
@@ -71,7 +73,7 @@ def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
 
 
 def write_tensors(targets: list[Target], folder: Path, progress: Progress, what: str) -> None:
-    """Writes the tensors to `folder` as safetensors: one file, or an index and shards of at most `SHARD_BYTES`."""
+    """Writes the tensors to `folder` as one safetensors file, or as an index and shards of at most `SHARD_BYTES`."""
     shards = _shards(targets)
     total = sum(target.num_bytes for target in targets)
     done = 0
@@ -126,8 +128,8 @@ def _chunks(target: Target) -> Iterator[NDArray[np.uint8]]:
 
 def _piece_chunks(file: BinaryIO, piece: Piece, source: TensorInfo, dtype: Dtype) -> Iterator[NDArray[np.uint8]]:
     columns = math.prod(piece.shape[1:])
-    unit = piece.shape[0] // (piece.permuted_heads or piece.shape[0])  # rows that belong together
-    # A vector's rows are single numbers, which a block holds many of.
+    unit = piece.shape[0] // (piece.permuted_heads or piece.shape[0])  # rows that are reordered together
+    # The rows of a vector are single numbers, of which a block has many: it is read as a whole.
     rows_read = unit * max(1, _CHUNK_ELEMENTS // (columns * unit)) if len(piece.shape) > 1 else piece.shape[0]
     for first in range(0, piece.shape[0], rows_read):
         rows = min(rows_read, piece.shape[0] - first)

@@ -1,6 +1,6 @@
-"""How tensors are stored in GGUF files, and their numbers, read a part at a time.
+"""The types of tensors in GGUF files, and the dequantization of their blocks.
 
-The numbers are those that the package `gguf` dequantizes, bit by bit.
+Numbers are bit for bit those of the package `gguf`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from runner_svc.gguf.errors import GgufError
 
-# Blocks that are dequantized as one row: gguf works on groups of 16 rows, and this many are fastest.
+# Blocks that are dequantized as one row: gguf works on groups of 16 rows, and is fastest with this many.
 _BLOCKS_PER_ROW = 64
 
 
 class Dtype(StrEnum):
-    """What a tensor is written as, in safetensors' spelling."""
+    """Data types of written tensors, as safetensors names them."""
 
     F32 = "F32"
     F16 = "F16"
@@ -28,13 +28,13 @@ class Dtype(StrEnum):
 
     @property
     def num_bytes(self) -> int:
-        """Of one element."""
+        """Returns the size of one element."""
         return 4 if self is Dtype.F32 else 2
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A type of ggml's."""
+    """A type of ggml: its code in files, its name, and elements and bytes of a block."""
 
     code: int
     name: str
@@ -43,13 +43,13 @@ class TensorType:
 
     @property
     def dtype(self) -> Dtype:
-        """What holds its numbers exactly."""
+        """Returns the data type that holds its numbers exactly."""
         return Dtype(self.name) if self.name in set(Dtype) else Dtype.F32
 
     def numbers(self, content: Any, dtype: Dtype) -> NDArray[Any]:
-        """The numbers of whole blocks, of any count, flat.
+        """Returns the numbers of any count of whole blocks, flat.
 
-        As float32 or, for a `dtype` of 16 bits, which only a tensor stored as such can have, as the bits.
+        They are float32. For a `dtype` of 16 bits, which must be the stored one, they are the bits as uint16.
         """
         if dtype is not Dtype.F32:
             return np.frombuffer(content, np.uint16)
@@ -63,7 +63,7 @@ class TensorType:
     def _dequantized(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
         from gguf.quants import dequantize
 
-        with np.errstate(all="ignore"):  # infinities in a scale are the file's own
+        with np.errstate(all="ignore"):  # of scales that are infinite
             return dequantize(rows, _known()[self.code].ggml).reshape(-1)
 
 
@@ -75,7 +75,7 @@ class _Known:
 
 
 def tensor_type(code: int, tensor: str) -> TensorType:
-    """The type of that code; raises GgufError when gguf doesn't know it or can't dequantize it."""
+    """Returns the type with that code. Raises GgufError if gguf does not know it or cannot dequantize it."""
     known = _known().get(code)
     if known is not None and known.is_read:
         return known.type

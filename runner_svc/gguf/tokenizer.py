@@ -1,9 +1,8 @@
-"""The tokenizer of a GGUF file, as the files of a Hugging Face folder.
+"""Converts the tokenizer of a GGUF file to the files of a Hugging Face folder.
 
-The file states vocabulary, merges or scores, kinds of tokens and special tokens; the rule by which a text is split it
-merely names. Where transformers (5.24) differs, the file is followed: it drops `add_space_prefix`, `add_sep_token` and
-the ends of turns, splits by GPT-2's rule where it doesn't know the name, and puts `<s>`, `</s>` and `<unk>` behind a
-SentencePiece vocabulary that lacks them.
+Where transformers (5.24) differs from the file, the file is followed: transformers drops `add_space_prefix` and the
+tokens that end a turn, splits by GPT-2's rule if it does not know the name of the rule, and appends `<s>`, `</s>` and
+`<unk>` to a SentencePiece vocabulary without them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.keys import Keys
 from runner_svc.gguf.splitting import Splitting, splitting_of
 
-# What `tokenizer.ggml.model` calls vocabularies whose tokens are spelled in bytes, and SentencePiece's.
+# Values of `tokenizer.ggml.model` for byte-level vocabularies and for SentencePiece.
 BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
-# What the file calls the id of a token, by what transformers calls the token.
+# The file's names of special tokens, by those of transformers.
 _IDS = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -31,16 +30,16 @@ _IDS = {
     "cls_token": "cls",
     "mask_token": "mask",
 }
-# Further tokens that end an answer: the end of a turn, and of a message within it.
+# Further tokens that end an answer: end of turn, and end of message.
 _ENDS = ("eot", "eom")
-# Of `tokenizer.ggml.token_type`; from 0 to 6.
+# Values of `tokenizer.ggml.token_type`, which are 0 to 6.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _LAST = 2, 3, 4, 6
 _SPACE = "▁"
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 class Style(Enum):
-    """Where a SentencePiece vocabulary has spaces that a text doesn't have; files name the architecture only."""
+    """Where SentencePiece tokenizers add spaces; it depends on the architecture."""
 
     LLAMA = "before a text"
     PHI3 = "before each piece of a text between special tokens"
@@ -52,46 +51,50 @@ _STYLES = {"phi3": Style.PHI3, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
 
 @dataclass(frozen=True, slots=True)
 class StatedTokenizer:
-    """What a file says of its tokenizer; `ids` holds those of special tokens, by "eos_token" and so on."""
+    """The fields of a file's tokenizer; `ids` has the ids of special tokens, by names such as "eos_token"."""
 
     vocabulary: str
     splitting: Splitting | None
-    """Of a byte-level vocabulary."""
+    """None for a SentencePiece vocabulary."""
     tokens: list[str]
     types: list[int]
     merges: list[tuple[str, str]]
+    scores: list[float]
+    """Of the tokens of a SentencePiece vocabulary without merges, which follow from them."""
     ids: dict[str, int]
     ends: list[int]
-    """Tokens that end an answer, EOS first."""
+    """Ids of tokens that end an answer, EOS first."""
     adds_bos: bool
     adds_eos: bool
     adds_space: bool
-    """A SentencePiece vocabulary: whether a text starts with a space that it doesn't have."""
+    """Whether a SentencePiece tokenizer adds spaces."""
     style: Style
-    """Of a SentencePiece vocabulary."""
     chat_template: str
     named_templates: dict[str, str]
 
     @classmethod
     def read(cls, keys: Keys) -> StatedTokenizer:
-        """Takes them from the keys; raises GgufError where they contradict each other or are of an unknown kind."""
+        """Reads the keys. Raises GgufError for fields that are inconsistent or not supported."""
         vocabulary = keys.text("tokenizer.ggml.model")
         if vocabulary not in (BYTE_LEVEL, SENTENCE_PIECE):
-            raise keys.refuse("tokenizer.ggml.model", f"which is not read; read are {BYTE_LEVEL} and {SENTENCE_PIECE}")
+            raise keys.refuse(
+                "tokenizer.ggml.model", f"which is not supported; supported: {BYTE_LEVEL}, {SENTENCE_PIECE}"
+            )
         is_bytes = vocabulary == BYTE_LEVEL
         pre = keys.text("tokenizer.ggml.pre", "")
         splitting = splitting_of(pre) if is_bytes else None
         if not is_bytes and pre not in ("", "default"):
-            raise keys.refuse("tokenizer.ggml.pre", "which a SentencePiece vocabulary has no use for")
+            raise keys.refuse("tokenizer.ggml.pre", "which a SentencePiece vocabulary can't have")
         style = _STYLES.get(keys.architecture, Style.LLAMA)
         tokens = keys.texts("tokenizer.ggml.tokens")
         if not tokens:
             raise GgufError("It has no key 'tokenizer.ggml.tokens', which must be there.")
-        if not is_bytes and style is Style.GEMMA:  # whose runs of spaces are spelled as such
+        if not is_bytes and style is Style.GEMMA:  # its runs of spaces are spelled as spaces
             tokens = [_SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
         ids = {
             role: token for role, name in _IDS.items() if (token := _id(keys, f"{name}_token_id", tokens)) is not None
         }
+        merges = _merges(keys, tokens, is_bytes)
         templates = {key.split(".", 2)[2]: keys.text(key) for key in keys.matching(r"tokenizer\.chat_template\..+")}
         if lacking := [name for name in keys.texts("tokenizer.chat_templates") if name not in templates]:
             raise GgufError(f"It names a chat template {lacking[0]!r}, which it doesn't have.")
@@ -100,10 +103,11 @@ class StatedTokenizer:
             splitting=splitting,
             tokens=tokens,
             types=_types(keys, len(tokens)),
-            merges=_merges(keys, tokens, is_bytes, style),
+            merges=merges,
+            scores=[] if merges or is_bytes else _scores(keys, len(tokens), style),
             ids=ids,
             ends=_ends(keys, tokens, ids),
-            # Older files don't say; llama.cpp then adds BOS to SentencePiece, and where the rule of splitting has it.
+            # Older files lack the key; llama.cpp then adds BOS for SentencePiece and for some rules of splitting.
             adds_bos=keys.flag("tokenizer.ggml.add_bos_token", splitting is None or splitting.adds_bos),
             adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False),
             adds_space=keys.flag("tokenizer.ggml.add_space_prefix", style is not Style.GEMMA) and not is_bytes,
@@ -113,7 +117,7 @@ class StatedTokenizer:
         )
 
     def config_ids(self) -> dict[str, int | list[int]]:
-        """Ids of special tokens, for config.json and generation_config.json."""
+        """Returns the ids of special tokens for config.json and generation_config.json."""
         named: dict[str, int | list[int]] = {
             f"{role}_id": self.ids[role] for role in ("bos_token", "pad_token") if role in self.ids
         }
@@ -140,7 +144,7 @@ def write_tokenizer(stated: StatedTokenizer, folder: Path) -> None:
 
 
 def tokenizer_json(stated: StatedTokenizer) -> dict[str, Any]:
-    """The contents of tokenizer.json."""
+    """Returns the contents of tokenizer.json."""
     vocabulary = {text: token for token, text in enumerate(stated.tokens)}
     return {
         "version": "1.0",
@@ -182,38 +186,38 @@ def _ends(keys: Keys, tokens: list[str], ids: dict[str, int]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _merges(keys: Keys, tokens: list[str], is_bytes: bool, style: Style) -> list[tuple[str, str]]:
-    given, scores = keys.texts("tokenizer.ggml.merges"), keys.numbers("tokenizer.ggml.scores")
-    if scores and len(scores) != len(tokens):
-        raise GgufError(f"It has {len(scores)} scores, but {len(tokens)} tokens.")
-    if not given and not is_bytes:
-        if not scores:
-            raise GgufError(
-                "It has neither 'tokenizer.ggml.scores' nor 'tokenizer.ggml.merges', one of which must be there."
-            )
-        if style is Style.GEMMA:  # its scores are not in the order of its merges, but its tokens are
-            scores = [-float(token) for token in range(len(tokens))]
-        return _implied_merges(tokens, scores)
+def _merges(keys: Keys, tokens: list[str], is_bytes: bool) -> list[tuple[str, str]]:
     if is_bytes and "tokenizer.ggml.merges" not in keys:
         raise GgufError("It has no key 'tokenizer.ggml.merges', which must be there.")
     known = set(tokens)
     merges = []
-    for merge in given:
+    for merge in keys.texts("tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
         if left not in known or right not in known or left + right not in known:
             raise GgufError(f"Its tokenizer.ggml.merges has {merge!r}, which is no pair of tokens that make a third.")
         merges.append((left, right))
+    if not merges and not is_bytes and "tokenizer.ggml.scores" not in keys:
+        raise GgufError("It has neither 'tokenizer.ggml.scores' nor 'tokenizer.ggml.merges'; one must be there.")
+    scores = keys.numbers("tokenizer.ggml.scores")
+    if scores and len(scores) != len(tokens):
+        raise GgufError(f"It has {len(scores)} scores, but {len(tokens)} tokens.")
     return merges
 
 
-def _implied_merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """The merges that a SentencePiece vocabulary has by its scores: each way to make a token, the best token first.
+def _scores(keys: Keys, count: int, style: Style) -> list[float]:
+    if style is Style.GEMMA:  # the order of its merges is that of its tokens, not of their scores
+        return [-float(token) for token in range(count)]
+    return keys.numbers("tokenizer.ggml.scores")
 
-    The order is that of transformers' `generate_merges`, ties included.
+
+def _implied_merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """Returns every pair of tokens that makes a third, that of the highest score first.
+
+    The order is that of `generate_merges` in transformers, including ties.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     found = []
-    for token, score in dict(zip(tokens, scores, strict=True)).items():
+    for token, score in dict(zip(tokens, scores, strict=False)).items():
         ways = [
             (token[:cut], token[cut:])
             for cut in range(1, len(token))
@@ -227,7 +231,7 @@ def _implied_merges(tokens: list[str], scores: list[float]) -> list[tuple[str, s
 
 def _model(stated: StatedTokenizer, vocabulary: dict[str, int]) -> dict[str, Any]:
     is_bytes = stated.splitting is not None
-    # Every byte is a token or, in SmolLM2, left out: there is no unknown token, and no other way to spell a byte.
+    # Every byte has a token or, in SmolLM2, is left out. There is no unknown token and no other spelling of a byte.
     unknown = None if is_bytes or "unk_token" not in stated.ids else stated.tokens[stated.ids["unk_token"]]
     return {
         "type": "BPE",
@@ -239,7 +243,7 @@ def _model(stated: StatedTokenizer, vocabulary: dict[str, int]) -> dict[str, Any
         "byte_fallback": not is_bytes,
         "ignore_merges": stated.splitting is not None and stated.splitting.ignores_merges,
         "vocab": vocabulary,
-        "merges": [list(merge) for merge in stated.merges],
+        "merges": stated.merges or _implied_merges(stated.tokens, stated.scores),
     }
 
 
@@ -270,20 +274,20 @@ def _sentence_piece(stated: StatedTokenizer) -> dict[str, Any]:
 
 
 def _added_tokens(stated: StatedTokenizer, vocabulary: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Tokens that are found in a text before it is split: special ones, and users' own such as `<think>`."""
-    # Not the padding: some files name an ordinary token, such as "!".
+    """Yields tokens that are matched before a text is split: special ones, and user-defined ones such as `<think>`."""
+    # Not the padding, which in some files is an ordinary token such as "!".
     always_special = {stated.ids.get("bos_token"), *stated.ends}
     kinds = stated.types or [0] * len(stated.tokens)
     for token, (text, kind) in enumerate(zip(stated.tokens, kinds, strict=True)):
         special = kind in (_UNKNOWN, _CONTROL) or token in always_special
-        is_found = special or (kind == _USER_DEFINED and text.strip(_SPACE))  # a text has no such spaces
-        if is_found and vocabulary[text] == token:  # the last one, of those spelled alike
+        is_found = special or (kind == _USER_DEFINED and text.strip(_SPACE))  # such a token is not in a text
+        if is_found and vocabulary[text] == token:  # the last one of those with the same text
             plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             yield {"id": token, "content": text, **plain, "special": special}
 
 
 def _template(stated: StatedTokenizer) -> dict[str, Any]:
-    """The step that adds BOS and EOS to a text, as a part of the serialized tokenizer."""
+    """Returns the post-processor that adds BOS and EOS."""
     first = [stated.ids["bos_token"]] if stated.adds_bos and "bos_token" in stated.ids else []
     last = [stated.ids["eos_token"]] if stated.adds_eos and "eos_token" in stated.ids else []
 
@@ -305,4 +309,4 @@ def _template(stated: StatedTokenizer) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")  # with an indent it takes seconds
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")  # seconds with an indent

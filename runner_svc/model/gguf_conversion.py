@@ -1,6 +1,6 @@
-"""Keeps GGUF files as Hugging Face folders, each converted once.
+"""Converts a GGUF model to a Hugging Face folder in safetensors, once.
 
-The result lies in a cache folder named after the file's content; from then on a start reads safetensors.
+The result is kept in a cache folder named after the content of the file. Later starts read the safetensors.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.weights import sample_bytes
 
-# Part of the cache folder's name: raise it when a change here makes older conversions wrong.
+# Part of the cache folder's name. Increase it when a change invalidates older conversions.
 CONVERSION_VERSION = 4
 
 
 def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
-    """The folder that holds the converted file, which is made unless it exists.
+    """Returns the folder of the converted model, converting it unless the folder exists.
 
-    `gguf_file`: the file, or any part of a model that is split. Raises UnsupportedModel when it can't be served.
+    `gguf_file`: the file, or any part of a split model. Raises UnsupportedModel if it can't be served.
     """
     target = cache_folder / f"{part_files(gguf_file)[0].stem}-{_digest(gguf_file)}"
     if target.is_dir():
         return target
     conversion = _planned(gguf_file)
     cache_folder.mkdir(parents=True, exist_ok=True)
-    # Made under another name and then renamed: an interrupted conversion leaves nothing that looks whole.
+    # Created under another name and then renamed, so that an interrupted conversion is never taken for a complete one.
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache_folder))
     try:
         what = f"converting {gguf_file.name} (once)"
@@ -43,7 +43,7 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
         try:
             os.rename(scratch, target)
         except OSError:
-            if not target.is_dir():  # else another process was faster
+            if not target.is_dir():  # otherwise another process was faster
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -51,7 +51,10 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
 
 
 def why_not(gguf_file: Path) -> str | None:
-    """Why a GGUF file (or any part of a split one) can't be served, from its header alone; None when it can."""
+    """Returns the reason why a GGUF model can't be served, from its header, or None if it can.
+
+    `gguf_file`: the file, or any part of a split model.
+    """
     try:
         _planned(gguf_file)
     except UnsupportedModel as error:
@@ -70,7 +73,12 @@ def _digest(gguf_file: Path) -> str:
 def _planned(gguf_file: Path) -> Conversion:
     try:
         conversion = Conversion.plan(gguf_file)
-        ModelConfig.from_hugging_face(conversion.config)
-    except (GgufError, UnsupportedModel) as error:
+    except GgufError as error:
         raise UnsupportedModel(f"{gguf_file} can't be served: {error}") from error
+    try:
+        ModelConfig.from_hugging_face(conversion.config)
+    except UnsupportedModel as error:
+        factors = "short_factor" in conversion.config["rope_parameters"]
+        cause = "Its tensors of RoPE factors are not those of llama3. " if factors else ""
+        raise UnsupportedModel(f"{gguf_file} can't be served: {cause}{error}") from error
     return conversion

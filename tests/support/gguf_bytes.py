@@ -113,7 +113,7 @@ class GgufFile:
 
 
 def split(file: GgufFile, folder: Path, stem: str, counts: Sequence[int]) -> list[Path]:
-    """Writes a file as parts with so many tensors each, as gguf-split does; returns their paths."""
+    """Writes a file as parts, as gguf-split does; returns their paths. `counts`: the number of tensors of each part."""
     parts, at = [], 0
     names = list(file.tensors)
     for number, count in enumerate(counts):

@@ -219,7 +219,26 @@ def factors(architecture: str) -> Iterator[GgufCase]:
         ("not a number", [math.nan] * count),
     ):
         yield case(name, numbers, None, "Tensor 'rope_freqs.weight'|Its tensor 'rope_freqs.weight'")
-    yield case("of their own", [1.0 + index % 3 for index in range(count)], None, unknown or "longrope")
+    own = "Its tensors of RoPE factors are not those of llama3.*'longrope' is not supported"
+    yield case("of their own", [1.0 + index % 3 for index in range(count)], None, unknown or own)
+    if architecture in ("llama", "phi3"):
+        yield GgufCase(architecture, "longrope", _long(architecture, count, True), {}, own)
+        yield GgufCase(architecture, "longrope by tensors", _long(architecture, count, False), {}, own)
+        alone = _tensor("rope_factors_long.weight", StoredTensor.of(np.ones(count, np.float32)))
+        yield GgufCase(architecture, "long factors alone", alone, {}, "it is not clear what they mean")
+
+
+def _long(architecture: str, count: int, has_type: bool) -> Change:
+    def change(file: GgufFile) -> None:
+        for kind, first in (("long", 2.0), ("short", 1.0)):
+            numbers = first + np.arange(count, dtype=np.float32) / 4
+            file.tensors[f"rope_factors_{kind}.weight"] = StoredTensor.of(numbers)
+        file.keys[f"{architecture}.rope.scaling.original_context_length"] = 32
+        file.keys[f"{architecture}.rope.scaling.attn_factor"] = 1.25
+        if has_type:
+            file.keys[f"{architecture}.rope.scaling.type"] = "longrope"
+
+    return change
 
 
 def windows(architecture: str) -> Iterator[GgufCase]:
@@ -414,11 +433,13 @@ _HARMLESS_EXAMPLES = (
 assert HARMLESS
 
 
-def llama3_factors(factor: float, low: float, high: float, original: int, count: int) -> list[float]:
-    """What llama.cpp's converter writes into `rope_freqs.weight` for heads of 2 * count and a base of 10,000."""
+def llama3_factors(
+    factor: float, low: float, high: float, original: int, count: int, theta: float = 10_000.0
+) -> list[float]:
+    """What llama.cpp's converter writes into `rope_freqs.weight` for heads of 2 * count."""
     found = []
     for index in range(count):
-        wavelength = 2 * math.pi * 10_000 ** (index / count)
+        wavelength = 2 * math.pi * theta ** (index / count)
         if wavelength < original / high:
             found.append(1.0)
         elif wavelength > original / low:

@@ -1,4 +1,4 @@
-"""Names of models, and GGUF files that are converted once."""
+"""Names of models, and GGUF files, which are converted once."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def ignore(what: str, share: float) -> None:
     pass
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_is_used_unchanged(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "tiny")
     assert model_folder(str(folder), tmp_path / "cache", ignore) == folder
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./tiny", "tiny", "a/b/c", "~/no such model"])
-def test_a_name_that_is_nothing_says_what_would_do(name: str, tmp_path: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_valid_forms(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="hub id"):
         model_folder(name, tmp_path, ignore)
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no config\.json, and no \.gguf"):
+    with pytest.raises(ModelNotFound, match=r"no config\.json and no \.gguf"):
         model_folder(str(tmp_path), tmp_path / "cache", ignore)
 
 
@@ -58,10 +58,10 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(gguf_conversion, "_planned", lambda _: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
-    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf of a folder
+    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
 
 
-def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
+def test_a_converted_model_tokenizes_and_computes(tmp_path: Path) -> None:
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     folder = model_folder(str(gguf_file), tmp_path / "cache", ignore)
     config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
@@ -72,7 +72,7 @@ def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
     assert dict(model.special_tokens) == {role: SPECIAL_TOKENS[token] for role, token in roles.items()}
     assert model.chat_template == CHAT_TEMPLATE
     tokenizer = Tokenizer.from_str(model.tokenizer.decode())
-    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, though "42" is in the vocabulary
+    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, although "42" is in the vocabulary
     backend = TorchBackend.load(
         str(gguf_file),
         cache_folder=tmp_path / "cache",
@@ -106,7 +106,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model" * 100)
     with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be served: It starts with b'not '"):
@@ -129,7 +129,7 @@ def test_parts_of_a_model_are_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
 def test_weights_that_may_run_code_are_refused_with_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n")
-    sentence = rf"{name} is a pickle, which may run code .* convert it to safetensors"
+    sentence = rf"{name} is a pickle file, which could run code .* convert it to safetensors"
     with pytest.raises(ModelNotFound, match=sentence):
         model_folder(str(tmp_path / name), tmp_path / "cache", ignore)
     with pytest.raises(ModelNotFound, match=sentence):
