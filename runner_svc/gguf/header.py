@@ -1,6 +1,6 @@
 """Reads the header of one GGUF file: its keys, and where each tensor lies.
 
-The format is ggml's (docs/gguf.md): little-endian, a count of tensors and one of keys, the keys with their values, a
+The format is described in ggml: little-endian, a count of tensors and one of keys, the keys with their values, a
 table of tensors, and the tensors' bytes. Each length is compared with the bytes that are left before anything is
 allocated, so that a broken file costs a sentence and no memory.
 """
