@@ -58,12 +58,15 @@ class Header:
 
 def read_header(file: Path) -> Header:
     """Reads the header of a file. Raises GgufError if it is not a GGUF file, broken, or has a type that is not read."""
-    with file.open("rb") as opened:
-        size = opened.seek(0, 2)
-        if size == 0:
-            raise GgufError("It is empty.")
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(file, data, size).header()
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, 2)
+            if size == 0:
+                raise GgufError("It is empty.")
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(file, data, size).header()
+    except OSError as error:
+        raise GgufError(f"It can't be read: {error.strerror}.") from error
 
 
 class _Reader:

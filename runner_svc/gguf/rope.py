@@ -14,6 +14,7 @@ from runner_svc.gguf.keys import Keys
 from runner_svc.gguf.parts import Model
 from runner_svc.gguf.tensor_data import read_tensor
 
+_THETA = 10_000.0
 FREQUENCIES, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # The bounds of the interpolated band in Meta's models.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
@@ -28,7 +29,7 @@ def rope_parameters(
 
     Raises GgufError for a scaling that cannot be expressed exactly.
     """
-    theta = keys.number(".rope.freq_base", 10_000.0)
+    theta = keys.number(".rope.freq_base", _THETA)
     rotary_dim = keys.integer(".rope.dimension_count", head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
         raise keys.refuse(".rope.dimension_count", f"which heads of {head_dim} can't have")
@@ -72,6 +73,8 @@ def _scaling(keys: Keys, context_length: int, has_factors: bool) -> dict[str, An
         raise keys.refuse(".rope.scaling.factor", "less than 1")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn" and keys.number(".rope.freq_base", _THETA) <= 1.0:
+        raise keys.refuse(".rope.freq_base", "which yarn can't scale")
     if kind == "yarn":
         return {
             "rope_type": "yarn",

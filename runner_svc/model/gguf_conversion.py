@@ -64,9 +64,12 @@ def why_not(gguf_file: Path) -> str | None:
 
 def _digest(gguf_file: Path) -> str:
     digest = hashlib.blake2b(digest_size=8, salt=bytes([CONVERSION_VERSION]))
-    for part in part_files(gguf_file):
-        if part.is_file():
-            digest.update(sample_bytes(part))
+    try:
+        for part in part_files(gguf_file):
+            if part.is_file():
+                digest.update(sample_bytes(part))
+    except OSError as error:
+        raise UnsupportedModel(f"{gguf_file} can't be served: It can't be read: {error.strerror}.") from error
     return digest.hexdigest()
 
 
