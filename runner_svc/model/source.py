@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from runner_svc.gguf.parts import only_model
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
@@ -55,9 +56,11 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
     if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
         return folder
     gguf_files = sorted(folder.glob("*.gguf"))
-    if len(gguf_files) == 1:
-        return converted_folder(gguf_files[0], cache_folder, progress)
-    found = f"but {len(gguf_files)} .gguf files; name one of them" if gguf_files else "and no .gguf file"
+    if (first := only_model(gguf_files)) is not None:
+        return converted_folder(first, cache_folder, progress)
+    found = (
+        f"but {len(gguf_files)} .gguf files of several models; name one of them" if gguf_files else "and no .gguf file"
+    )
     raise ModelNotFound(f"{folder} has no config.json {found}.{pickled_weights_sentence(folder)}")
 
 

@@ -212,7 +212,7 @@ def make_tiny_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _randomize(model)
+        randomize(model)
         model.to(rounded_to).to(torch.float32)
     model.generation_config.eos_token_id = IM_END_ID
     model.save_pretrained(folder)
@@ -228,7 +228,8 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, dict | list) else value
 
 
-def _randomize(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
+    """Draws all weights from torch's generator."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 3:  # of all experts
