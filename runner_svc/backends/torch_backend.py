@@ -79,7 +79,7 @@ class TorchBackend:
         """
         folder = model_folder(name, cache_folder, progress)
         config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
-        model = describe_model(name, folder, config, weights_fingerprint(folder, torch.float32))
+        model = describe_model(name, folder, config, weights_fingerprint(folder, torch.float32), cache_folder)
         decoder = Decoder(config, load_weights(folder, config, torch.float32, torch.device("cpu"), progress))
         return cls(
             model,

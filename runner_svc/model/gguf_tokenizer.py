@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner_svc.model.tokenizer.loading import AS_WRITTEN
+
 # What `tokenizer.ggml.model` calls vocabularies whose tokens are spelled in bytes, and SentencePiece's.
 _BYTE_LEVEL, _SENTENCE_PIECE = "gpt2", "llama"
 # Rules by `tokenizer.ggml.pre` that transformers lacks: numbers would be split into other ids than in the training.
@@ -83,7 +85,7 @@ def write_stated_tokenizer(stated: StatedTokenizer, folder: Path) -> None:
 def _with_special_tokens(config: dict[str, Any], stated: StatedTokenizer) -> dict[str, Any]:
     replaced = {*_IDS, *(f"{role}_id" for role in _IDS)}  # 5.17 saves ids as well, and as wrong as the names
     others = {key: value for key, value in config.items() if key not in replaced}
-    return others | {role: stated.tokens[token] for role, token in stated.ids.items()}
+    return others | {AS_WRITTEN: True} | {role: stated.tokens[token] for role, token in stated.ids.items()}
 
 
 def _byte_level(tokenizer: dict[str, Any], stated: StatedTokenizer) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def test_names_of_special_tokens(tmp_path: Path) -> None:
         "eos_token": "</s>",
         "pad_token": "th",
         "model_max_length": 8,
+        "roster_as_written": True,
     }
 
 
