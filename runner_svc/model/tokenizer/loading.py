@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from runner_svc.model.tokenizer.errors import UnusableTokenizer
 from runner_svc.model.tokenizer.json_files import read_object
-from runner_svc.model.tokenizer.likeness import check_likeness
+from runner_svc.model.tokenizer.likeness import check_likeness, check_special_tokens
 from runner_svc.model.tokenizer.parts import TokenizerParts, with_special
 from runner_svc.model.tokenizer.staging import stage
 from runner_svc.model.tokenizer.stated_ids import check_stated_ids
@@ -52,13 +52,15 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     named: dict[str, str] = dict(loaded.special_tokens_map)
     control = {backend.token_to_id(text) for text in loaded.all_special_tokens} - {None}
     tokenizer = with_special(backend.to_str(), control)  # type: ignore[arg-type]
+    special_ids = _special_ids(tokenizer)
+    check_special_tokens(backend, special_ids)
     template, template_notes = _chat_template(loaded)
     return TokenizerParts(
         tokenizer=tokenizer,
         chat_template=template,
         special_tokens=named,
         eos_token_id=backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
-        special_ids=_special_ids(tokenizer),
+        special_ids=special_ids,
         notes=(*template_notes, *_unused_names(special_tokens_map, named), *_rebuilt(backend, folder)),
     )
 
@@ -124,6 +126,9 @@ def _refusal(folder: Path, staged: Path, error: BaseException) -> str:
 def _chat_template(loaded: Any) -> tuple[str, list[str]]:
     """Returns the template for chats without tools, and sentences on the others."""
     templates = loaded.chat_template
+    for template in templates.values() if isinstance(templates, dict) else [templates]:
+        if not isinstance(template, str | None):
+            raise UnusableTokenizer(f"tokenizer_config.json has {template!r} as a chat template; it must be a string.")
     if not isinstance(templates, dict):
         return templates or "", []
     names = ", ".join(sorted(templates))

@@ -21,6 +21,8 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
+_WORD = re.compile(r"\w")
+
 
 class SpecialTokens:
     """The special tokens of one tokenizer, their aliases and shields.
@@ -34,9 +36,11 @@ class SpecialTokens:
         nonce = secrets.token_hex(8)
         added = [token for token in description.get("added_tokens") or [] if token["special"]]
         self.text_of: dict[int, str] = {token["id"]: token["content"] for token in added}
+        names = dict.fromkeys(text for text in self.text_of.values() if len(text) > 1)
         # Private-use characters: tokenizers' normalizers don't change them, and templates don't trim them.
-        self._alias = {text: f"\ue000{nonce}a{number}\ue001" for number, text in self.text_of.items()}
-        self._shield = {text: f"\ue000{nonce}s{number}\ue001" for number, text in self.text_of.items()}
+        self._alias = {text: f"\ue000{nonce}a{number}\ue001" for number, text in enumerate(names)}
+        self._shield = {text: f"\ue000{nonce}s{number}\ue001" for number, text in enumerate(names)}
+        self._alone = {token["content"] for token in added if token.get("single_word")}
         self._hidden = {shield: text for text, shield in self._shield.items()}
         self._special = _any_of(self._alias)
         self._shielded = re.compile(f"\ue000{nonce}s[0-9]+\ue001")
@@ -50,16 +54,29 @@ class SpecialTokens:
         """Returns a rendered template for the renamed tokenizer: its own special tokens as aliases, shields as text."""
         if not self._alias:
             return rendered
-        aliased = self._special.sub(lambda found: self._alias[found.group()], rendered)
+        aliased = self._special.sub(self._aliased, rendered)
         return self._shielded.sub(lambda found: self._hidden[found.group()], aliased)
+
+    def _aliased(self, found: re.Match[str]) -> str:
+        """Returns the alias of a special token, unless it only counts as a word of its own and is part of another."""
+        text = found.group()
+        if text in self._alone:
+            before, behind = found.string[: found.start()][-1:], found.string[found.end() :][:1]
+            if _WORD.match(before) or _WORD.match(behind):
+                return text
+        return self._alias[text]
 
 
 def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
-    """Returns the tokenizer with its special tokens renamed in the added tokens and the vocabulary."""
+    """Returns the tokenizer with its special tokens renamed in the added tokens and the vocabulary.
+
+    Merges that lead to a special token, or on from one, are left out: text has other tokens for its letters.
+    """
     for token in description.get("added_tokens") or []:
-        if token["special"]:
-            token["content"] = alias[token["content"]]
+        token["content"] = alias.get(token["content"], token["content"])
     model = description["model"]
+    if model.get("merges"):
+        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, model, alias)]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {alias.get(text, text): number for text, number in model["vocab"].items()}
     else:  # Unigram: pairs of text and score, ids by position
@@ -67,6 +84,11 @@ def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = alias.get(model["unk_token"], model["unk_token"])
     return json.dumps(description, ensure_ascii=False).encode()
+
+
+def _touches(merge: str | list[str], model: dict[str, Any], alias: dict[str, str]) -> bool:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left in alias or right in alias or left + right.removeprefix(model.get("continuing_subword_prefix") or "") in alias
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -57,7 +57,7 @@ def test_any_tokens_of_a_byte_level_vocabulary_decode_as_the_library_does(
     assert "".join(incremental(kind, ids, skip)) == original(kind).decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", [*small_tokenizers.BYTE_FALLBACK, "words"])
+@pytest.mark.parametrize("kind", [*small_tokenizers.BYTE_FALLBACK, *small_tokenizers.OTHERS])
 @given(data=st.data(), skip=st.booleans())
 def test_any_tokens_but_bytes_of_the_other_vocabularies_decode_as_the_library_does(
     kind: str, data: st.DataObject, skip: bool
