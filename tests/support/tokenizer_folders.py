@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from runner_svc.model.tokenizer import generation_keys, tokenizer_keys
 from tests.support import small_tokenizers
 
 TEMPLATE = (
@@ -20,6 +21,23 @@ TEMPLATE = (
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "image_token")
 TOKENS = ("<|im_start|>", "<|im_end|>", "<eot>", "<tool>", "<sep>", "<cls>", "<mask>")
 """Added tokens of each kind; the first two are special."""
+
+HARMLESS_VALUES = {
+    "backend": "tokenizers",
+    "errors": "strict",
+    "files_loaded": ["tokenizer.json"],
+    "init_inputs": [],
+    "is_local": True,
+    "model_input_names": ["input_ids"],
+    "model_max_length": 7,
+    "never_split": ["the"],
+    "padding_side": "left",
+    "sp_model_kwargs": {"enable_sampling": True},
+    "truncation_side": "left",
+    **dict.fromkeys(("max_len", "max_length", "pad_to_multiple_of", "pad_token_type_id", "stride"), 4),
+    **dict.fromkeys(("do_lower_case", "strip_accents", "from_slow", "trust_remote_code", "use_fast"), True),
+}
+"""Values of harmless keys of tokenizer_config.json with which transformers loads a tokenizer; others get "x"."""
 
 
 def _with_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -250,18 +268,9 @@ def _settings() -> Iterator[Fact]:
             ends = _set("tokenizer_config.json", bos_token="<|im_start|>", eos_token="<|im_end|>")
             yield Fact(f"{key} {value}", _both(ends, _set("tokenizer_config.json", **{key: value})))
     for key, value in {
+        **{key: HARMLESS_VALUES.get(key, "x") for key in tokenizer_keys.HARMLESS},
         "split_special_tokens": True,
-        "model_max_length": 7,
-        "padding_side": "left",
-        "truncation_side": "left",
         "padding_side ": "left",
-        "sp_model_kwargs": {"enable_sampling": True},
-        "spaces_between_special_tokens": True,
-        "errors": "strict",
-        "use_default_system_prompt": True,
-        "name_or_path": "somewhere/else",
-        "tokenizer_file": "/nonexistent/tokenizer.json",
-        "vocab_file": "/etc/passwd",
         "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]},
         "foreign": 1,
         "chat_template": 3,
@@ -312,7 +321,8 @@ def _ends() -> Iterator[Fact]:
         _set("generation_config.json", eos_token_id=token)(folder)
 
     yield Fact("generation_config.json: an added token that isn't special", not_special)
-    for key, value in {"temperature": 0.5, "suppress_tokens": [3], "stop_strings": ["a"], "foreign": 1}.items():
+    ignored = dict.fromkeys((*generation_keys.SUGGESTED, *generation_keys.HARMLESS), 1)
+    for key, value in {**ignored, "suppress_tokens": [3], "stop_strings": ["a"], "foreign": 1}.items():
         yield Fact(f"generation_config.json: {key}", _set("generation_config.json", **{key: value}))
 
 

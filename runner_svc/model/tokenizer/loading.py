@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,9 @@ from runner_svc.model.tokenizer.tokenizer_keys import check_keys, named_tokens
 
 AS_WRITTEN = "roster_as_written"
 """Key of a tokenizer_config.json that Roster wrote itself: tokenizer.json is complete, and transformers isn't asked."""
+
+# A token in base64 and its rank, as tiktoken has one on each line.
+_RANKED = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
 def load_tokenizer(folder: Path) -> TokenizerParts:
@@ -83,7 +87,7 @@ def _as_written(folder: Path, tokenizer_config: Mapping[str, Any]) -> TokenizerP
 def _loaded_by_transformers(folder: Path, staged: Path) -> Any:
     """Returns transformers' tokenizer of the staged files. `folder`: for messages."""
     if not (staged / "tokenizer.json").exists() and any(staged.glob("*.model")):
-        _require_sentencepiece(folder)
+        _require_converter(folder)
     from transformers import AutoTokenizer
 
     try:
@@ -109,11 +113,15 @@ def _loaded_by_transformers(folder: Path, staged: Path) -> Any:
     return loaded
 
 
-def _require_sentencepiece(folder: Path) -> None:
-    if importlib.util.find_spec("sentencepiece") is None:
+def _require_converter(folder: Path) -> None:
+    """Raises UnusableTokenizer if the package that reads the folder's .model file isn't installed."""
+    path = next(iter(sorted(folder.glob("*.model"))))
+    with path.open("rb") as file:
+        package, form = ("tiktoken", "tiktoken's") if _RANKED.match(file.read(4096)) else ("sentencepiece", "SentencePiece's")
+    if importlib.util.find_spec(package) is None:
         raise UnusableTokenizer(
-            f"{folder} has a tokenizer in SentencePiece's format only, and the package sentencepiece, which converts it, "
-            "is not installed; run: pip install sentencepiece"
+            f"{path} is a tokenizer in {form} format without a tokenizer.json, and the package {package}, which converts "
+            f"it, is not installed; run: pip install {package}"
         )
 
 
