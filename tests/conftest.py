@@ -1,4 +1,4 @@
-"""What holds for all tests: property tests are bounded by pytest's timeout, and the longest files come first.
+"""Settings for all tests: only pytest's timeout bounds property tests, and the longest files run first.
 
 CI machines are shared, and an example that takes 10 ms alone takes 300 ms beside a compiler.
 """
@@ -48,12 +48,12 @@ LONGEST = (
     "scheduler_svc/policies/test_deadline.py",
     "compose/test_compose.py",
 )
-"""Files that take 10 seconds and more, those that compute and those that wait in turns."""
+"""Files that take 10 seconds or more, alternating between those that compute and those that wait."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays, as in the services: no collection of garbage looks at it, now or later."""
+    """Freezes everything imported and collected, as the services do, so that no garbage collection scans it."""
     gc.disable()
     try:
         return (yield)
@@ -63,16 +63,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts them first: xdist hands files out in this order, and nobody is left alone with a long one at the end."""
+    """Puts the longest files first: xdist assigns files in this order, and no worker ends with a long file alone."""
     folder = Path(__file__).parent
     places = {folder / name: place for place, name in enumerate(LONGEST)}
     if missing := [path for path in places if not path.exists()]:
-        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {missing}")
+        raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {missing}")
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """A command called in this process configures the logs, on the stderr that pytest closes after the test."""
+    """Resets the logs, which a command called in this process configures for a stderr that pytest closes afterwards."""
     yield
     structlog.reset_defaults()

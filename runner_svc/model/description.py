@@ -1,4 +1,4 @@
-"""What the scheduler is told of a model: tokenizer, chat template, special tokens, sizes (plan.proto's Model)."""
+"""A model's description for the scheduler: tokenizer, chat template, special tokens, sizes (plan.proto's Model)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def describe_model(
 ) -> plan_pb2.Model:
     """Returns what the scheduler needs to speak the model's language.
 
-    `name`: as the runner was told. `cache_folder`: keeps the tokenizer there for the next start. Raises ModelNotFound
-    if the folder has no tokenizer, UnsupportedModel if its tokenizer or ends of answers can't be served as stated.
+    `name`: the runner's setting `model`. `cache_folder`: keeps the tokenizer there for the next start. Raises
+    ModelNotFound if the folder has no tokenizer, UnsupportedModel if its tokenizer or ends of answers can't be served.
     """
     try:
         parts = read_tokenizer(folder, cache_folder)

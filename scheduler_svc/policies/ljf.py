@@ -15,7 +15,7 @@ from scheduler_svc.policy import LedgerView, Policy, RequestView, StepReport
 
 
 class Ljf(Policy):
-    """Longest predicted job first; a short job is overtaken only by jobs that arrive within `ageing_s` after it."""
+    """Longest predicted job first; `ageing_s` limits the delay of short jobs."""
 
     name = "ljf"
     Parameters = JobLengthParameters

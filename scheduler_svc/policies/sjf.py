@@ -13,7 +13,7 @@ from scheduler_svc.policy import LedgerView, Policy, RequestView, StepReport
 
 
 class Sjf(Policy):
-    """Shortest predicted job first; a long job is overtaken only by jobs that arrive within `ageing_s` after it."""
+    """Shortest predicted job first; `ageing_s` limits the delay of long jobs."""
 
     name = "sjf"
     Parameters = JobLengthParameters

@@ -1,8 +1,8 @@
-"""Everything dies, drains or falls ill under load, again and again: every answer is the one its request gets alone.
+"""Every process is repeatedly killed, drained or made faulty: every answer equals that of the request alone.
 
     ROSTER_TEST_REQUESTS=20000 ROSTER_CHAOS_RESULT=bench/results/DATE-cpu-chaos.json pytest tests/chaos/test_chaos.py
 
-runs the full count and writes how long streams stood still after a kill.
+runs the full count and records how long streams stalled after a kill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUNNER = {
     "test_backend": {"step_ms": 8, "eos_probability": EOS_PROBABILITY},
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
-"""The third runner: its sequences displace one another, and large requests don't fit."""
+"""Settings of the third runner: its sequences preempt each other, and large requests do not fit."""
 SCHEDULER = {
     "retention_s": 5, "attach_s": 5, "flush_ms": 5, "runner_timeout_s": 5, "front_workers": 2, "drain_s": 0.5,
 }  # fmt: skip
@@ -59,7 +59,7 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
             outcome = await load.run()
         await settled(roster, len(RUNNERS))
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
-    # What is alone on trial on two runners when each is killed is taken for the culprit: rare, and no wrong answer.
+    # A request isolated on two runners just as each is killed is refused as the cause: rare, and no wrong answer.
     assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused
     kinds = {what.partition(" ")[0] for what in outcome.troubles}
     assert kinds == {"runner", "scheduler", "front", "mask", "policy"} or NUM_REQUESTS < 300, outcome.troubles
@@ -67,7 +67,10 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
 
 
 def percentiles(times_s: list[float]) -> dict[str, float]:
-    """Seconds from the kill to the next token; streams of other runners are among those of a runner's death."""
+    """Returns percentiles of the seconds from a kill to the next token.
+
+    After a runner's kill, streams of other runners are included.
+    """
     if not times_s:
         return {"streams": 0}
     values = {f"p{q}": round(float(np.percentile(times_s, q)), 3) for q in (50, 90, 99, 100)}

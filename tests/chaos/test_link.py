@@ -1,4 +1,4 @@
-"""Stopped processes, a cut network, messages that are lost, doubled, overtaken or truncated: every answer is right."""
+"""Stopped processes, a broken network, and messages lost, duplicated, reordered or truncated: every answer is right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def new_seed() -> int:
 
 
 async def loaded(roster: RosterProcesses, count: int, seed: int, *steps: tuple[float, Any]) -> None:
-    """Runs a load, and each step so many seconds after the last one; then all must be right and clean."""
+    """Runs a load, with each step some seconds after the previous one; checks that no request was refused."""
     load = Load(roster, count, concurrency=24, seed=seed)
     running = asyncio.create_task(load.run())
     for wait_s, step in steps:
@@ -60,8 +60,8 @@ async def test_a_stopped_runner_is_given_up_and_taken_back(tmp_path: Path) -> No
         assert "silent for" in roster.logs()
 
 
-async def test_a_stopped_scheduler_gives_nobody_up(tmp_path: Path) -> None:
-    """It wakes, starts its timers again, and goes on in the same sessions."""
+async def test_a_stopped_scheduler_gives_up_no_runner(tmp_path: Path) -> None:
+    """Once resumed, it restarts its timers and continues the same sessions."""
     with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER) as roster:
         pid = roster.pid("scheduler")
         await loaded(
@@ -98,7 +98,7 @@ async def test_messages_go_wrong(tmp_path: Path, meddle: Meddler) -> None:
 
 
 async def test_a_scheduler_that_wakes_after_its_successor_took_over_is_fenced(tmp_path: Path) -> None:
-    """The successor goes on with the sequences, the client attaches there; the old one's exit status tells it."""
+    """The successor continues the sequences, and the client attaches there; the old one exits with status FENCED."""
     ports = free_ports(2)
     prompt, tokens = [4, 5, 6], 500
     expected = expected_tokens(prompt, tokens)
@@ -127,7 +127,7 @@ async def test_a_scheduler_that_wakes_after_its_successor_took_over_is_fenced(tm
                     rest = await other.attach("moved", [len(received)]).completion()
                     assert received + rest.choices[0].token_ids == expected
                     os.kill(roster.pid("scheduler"), signal.SIGCONT)
-                    proxy.retarget(ports[0])  # the runner finds its old scheduler again, and tells it
+                    proxy.retarget(ports[0])  # the runner reconnects to its old scheduler and reports the newer term
                     assert await asyncio.to_thread(roster.wait, "scheduler") == FENCED
                     begin = time.monotonic()
                     proxy.retarget(ports[1])

@@ -2,9 +2,8 @@
 
     ROSTER_CHAOS_MODEL=smollm2 ROSTER_TEST_REQUESTS=60 ROSTER_CHAOS_KILLS=8 ROSTER_CHAOS_RESULT=FILE pytest ...
 
-does it with a real model; by default it is a tiny random one, whose every token is compared with transformers' as well.
-Greedy answers are compared exactly, up to ties of logits (see tests/support/ties.py). ROSTER_TEST_DEVICE=cuda serves
-from a GPU.
+uses a real model. The default is a tiny random one, whose tokens are also compared with transformers'. Greedy answers
+are compared exactly, up to ties of logits (see tests/support/ties.py). ROSTER_TEST_DEVICE=cuda serves from a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ pytestmark = NEEDS_DEVICE
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the runner serves."""
+    """Model that the runner serves."""
     if MODEL:
         return MODEL
     from tests.support.tested_backend import TESTED
@@ -59,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @dataclass
 class Trouble:
-    """What happens when so many tokens have come: thresholds in order, each with the service that is killed."""
+    """Kills at given numbers of received tokens: thresholds in order, each with the service to kill."""
 
     roster: RosterProcesses
     plan: list[tuple[int, str]]
@@ -68,7 +67,7 @@ class Trouble:
     _killing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def count(self, tokens: int) -> None:
-        """More tokens came."""
+        """Counts received tokens, and kills the next service at its threshold."""
         self.tokens += tokens
         if self.plan and self.tokens >= self.plan[0][0]:
             _, name = self.plan.pop(0)
@@ -81,19 +80,19 @@ class Trouble:
         self.roster.start_one(name)
 
     async def over(self) -> None:
-        """Returns when everything that was killed has been started again."""
+        """Returns once all killed services have been restarted."""
         await asyncio.gather(*self._killing)
 
 
 def trouble(roster: RosterProcesses, total: int) -> Trouble:
-    """Kills of the runner all along, and one restart of the scheduler in the middle."""
+    """Returns evenly spread kills of the runner, with one of the scheduler in the middle."""
     names = ["runner"] * RUNNER_KILLS
     names.insert(len(names) // 2, "scheduler")
     return Trouble(roster, [(total * (place + 1) // (len(names) + 1), name) for place, name in enumerate(names)])
 
 
 async def answer(client: RosterClient, prompt: str, watch: Trouble | None = None) -> Choice:
-    """The greedy answer to a prompt; alone (nobody watches) with the two likeliest tokens at each place."""
+    """Returns the greedy answer to a prompt; without `watch`, with the two likeliest tokens at each position."""
     more = {"logprobs": 2} if watch is None else {}
     stream = client.generate(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, **more)  # type: ignore[arg-type]
     async for event in stream:
@@ -121,13 +120,13 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
                     while True:
                         try:
                             return await answer(client, prompt, watch)
-                        except UnavailableError:  # it had not begun: to send it again is the caller's part
+                        except UnavailableError:  # it had not begun, so the caller must send it again
                             await asyncio.sleep(0.2)
 
             answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
             await watch.over()
         await settled(roster, 1, within_s=READY_S)
-    assert len(watch.done) == RUNNER_KILLS + 1, "it was over before everything had been killed"
+    assert len(watch.done) == RUNNER_KILLS + 1, "the load ended before all kills"
     partings = []
     for prompt, alone, other in zip(prompts, solo, answers, strict=True):
         parted = parting(alone.token_ids, alone.logprobs, other.token_ids)

@@ -2,7 +2,7 @@
 
     ROSTER_SOAK_S=900 ROSTER_SOAK_RESULT=bench/results/DATE-cpu-soak.json pytest tests/chaos/test_soak.py
 
-soaks a quarter of an hour and writes what it used, quarter by quarter; by default it is short.
+soaks for a quarter of an hour and writes the resources used, quarter by quarter; the default is short.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ SEED = int(os.environ.get("ROSTER_SOAK_SEED", random.randrange(1 << 32)))
 SLOTS, STEP_MS, WAITING = 8, 10, count(64, in_ci=16)
 MEAN_TOKENS = 20
 CAPACITY = SLOTS * 1000 / STEP_MS / MEAN_TOKENS
-"""Requests per second, if the machine keeps up; if it does not, the load is more than twice what it can do."""
+"""Requests per second if the machine keeps up; on a slower machine, the load exceeds twice its capacity."""
 MEMORY_SLACK = 6 << 20
-"""Bytes of a process tree. Prompts repeat: the tokenizer keeps up to 10,000 words that it saw in each thread, and would
-still be growing. Garbage that only a collection finds makes a saw of about 4 MB."""
+"""Bytes by which a process tree may grow.
+
+Prompts repeat, since the tokenizer caches up to 10,000 words per thread and would still be growing otherwise. Garbage
+that only a collection finds makes a sawtooth of about 4 MB.
+"""
 ROUNDS = 8
 LEAK_SLACK = 3 << 20
-"""Bytes between the least level of the first rounds and of the last ones. They are as many requests as the machine
-holds 50 times over, so that 1 KB a refusal is found."""
+"""Bytes by which the lowest level of the last rounds may exceed that of the first.
+
+Between them are 50 times as many requests as the machine holds, so that a leak of 1 KB per refusal shows.
+"""
 SAMPLES = max(40, int(SOAK_S / 5))
 
 
@@ -67,7 +72,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 @asynccontextmanager
 async def always_ready(client: RosterClient) -> AsyncIterator[None]:
-    """Readiness is watched meanwhile, and must never be anything but SERVING."""
+    """Watches readiness inside the block, and checks that it is always SERVING."""
     stub = health_pb2_grpc.HealthStub(client.channel)
     call = stub.Watch(health_pb2.HealthCheckRequest(service="roster.v1.InferenceService"))
     seen: list[int] = []
@@ -86,7 +91,7 @@ async def always_ready(client: RosterClient) -> AsyncIterator[None]:
 
 
 class Load:
-    """Requests of all sorts, and what became of them."""
+    """Requests of all sorts, and their outcomes."""
 
     def __init__(self, clients: list[RosterClient], rng: random.Random) -> None:
         self._clients = clients
@@ -94,7 +99,7 @@ class Load:
         self.outcomes: Counter[str] = Counter()
 
     async def one(self, number: int) -> None:
-        """One request, to whatever end."""
+        """Runs one request to whichever end it comes."""
         rng, client = self._rng, self._clients[number % len(self._clients)]
         tokens = rng.randrange(1, 2 * MEAN_TOKENS)
         prompt: str | list[Message] = "soak " * rng.randrange(1, 30)
@@ -131,7 +136,7 @@ class Load:
 
 
 def check(completion: Completion, tokens: int) -> None:
-    """A whole answer: every choice has the tokens it was promised."""
+    """Checks that every choice of a complete answer has the requested number of tokens."""
     for choice in completion.choices:
         assert choice.finish is not None and choice.finish.reason is FinishReason.LENGTH
         assert len(choice.token_ids) == tokens
@@ -171,7 +176,7 @@ async def test_twice_the_capacity(roster: RosterProcesses) -> None:
     assert load.outcomes["whole"] > 10 and load.outcomes["refused"] > number / 20
     for name, used in grown.items():
         assert used.memory_bytes < MEMORY_SLACK, f"{name} grew: {used}"
-        # A pool begins a thread when all it has are busy, maybe late.
+        # A thread pool adds a thread when all its threads are busy, possibly late.
         assert used.descriptors <= 12 and used.threads <= THREADS and used.processes == 0, f"{name} grew: {used}"
     if RESULT:
         report(number, load.outcomes, samples)
@@ -182,7 +187,7 @@ def report(requests: int, outcomes: Counter[str], samples: dict[str, list[Usage]
         "seconds": SOAK_S,
         "requests": requests,
         "outcomes": dict(outcomes),
-        "blocks_held_afterwards": 0,  # or waiting for idleness would have failed
+        "blocks_held_afterwards": 0,  # otherwise waiting for idleness would have failed
         "bound_on_growth_bytes": MEMORY_SLACK,
         "medians_by_quarter": {name: [asdict(usage) for usage in quarters(found)] for name, found in samples.items()},
         "growth": {name: asdict(growth(found)) for name, found in samples.items()},
@@ -194,13 +199,14 @@ def report(requests: int, outcomes: Counter[str], samples: dict[str, list[Usage]
 async def test_a_hundred_times_the_capacity(roster: RosterProcesses) -> None:
     """Every request is answered at once, and a refused one leaves nothing behind.
 
-    What one burst leaves depends on when garbage was collected last; what refusals leave adds up over the rounds.
+    A single burst's residue depends on when garbage was last collected; the residue of refusals adds up over the
+    rounds.
     """
     flood = 100 * (SLOTS + WAITING)
     outcomes: Counter[str] = Counter()
     levels: list[Usage] = []
     async with RosterClient(roster.address) as client, always_ready(client):
-        await burst(client, flood, outcomes)  # warms up: buffers have grown to what they need
+        await burst(client, flood, outcomes)  # warms up: buffers grow to their final size
         for _ in range(ROUNDS):
             await burst(client, flood // ROUNDS, outcomes)
             await wait_idle_at(roster.admin_address)
@@ -213,12 +219,12 @@ async def test_a_hundred_times_the_capacity(roster: RosterProcesses) -> None:
 
 
 def lowest(levels: list[Usage]) -> Usage:
-    """The least of each: garbage that waits for a collection is in none of them."""
+    """Returns the minimum of each resource, which excludes garbage that awaits a collection."""
     return Usage(*map(min, zip(*map(astuple, levels), strict=True)))
 
 
 async def burst(client: RosterClient, count: int, outcomes: Counter[str]) -> None:
-    """So many requests at once over one session."""
+    """Sends `count` requests at once over one session."""
     async with client.session() as session:
 
         async def one(number: int) -> None:

@@ -32,16 +32,16 @@ def words(root: Path, name: str, source: str) -> list[str]:
 
 
 def test_docstrings_and_comments_are_read_and_code_is_not(root: Path) -> None:
-    assert words(root, "bench/a.py", PYTHON) == ["whoever", "nobody"]
+    assert words(root, "a.py", PYTHON) == ["whoever", "nobody"]
 
 
 def test_messages_of_the_product_are_read(root: Path) -> None:
-    assert words(root, "scheduler_svc/a.py", PYTHON) == ["whoever", "nobody", "nobody"]
+    assert words(root, f"{check_prose.PRODUCT[0]}/a.py", PYTHON) == ["whoever", "nobody", "nobody"]
 
 
 def test_pages_are_read_outside_fences_and_backquotes(root: Path) -> None:
-    page = "It is told `anew` of [a seat](who.md).\n```sh\nwho\n```\nNobody.\n"
-    assert words(root, "docs/a.md", page) == ["is told", "seat", "Nobody"]
+    page = "It is told `anew` of [a seat](https://who.example).\n```sh\nwho\n```\nNobody.\n"
+    assert words(root, "a.md", page) == ["is told", "seat", "Nobody"]
 
 
 @pytest.mark.parametrize("name", ["a.proto", "a.cu", "compose.yaml", "Makefile", "Dockerfile.runner"])

@@ -12,5 +12,5 @@ WaitIdle = Callable[[str], Awaitable[admin_pb2.GetStatusResponse]]
 
 @pytest.fixture
 def wait_idle() -> WaitIdle:
-    """Waits until nothing waits, runs or holds a block at an admin address, and returns the status then."""
+    """Waits until nothing waits, runs or holds a block at an admin address, and returns the status."""
     return wait_idle_at

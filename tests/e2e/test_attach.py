@@ -1,4 +1,4 @@
-"""A stream that is cut and attached again, by any worker, joins without a gap and without a repetition."""
+"""A stream that is cut and attached again through any worker continues without a gap or a repetition."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kept(request_id: str, n: int = 1) -> Options:
 
 
 async def read_some(stream: EventStream, tokens: dict[int, list[int]], texts: dict[int, str], deltas: int) -> bool:
-    """Reads at most so many deltas; True if the stream ended before that."""
+    """Reads at most `deltas` deltas; returns True if the stream ended before that."""
     async for event in stream:
         if isinstance(event, Delta):
             got = tokens.setdefault(event.index, [])
@@ -60,7 +60,7 @@ async def test_a_stream_cut_many_times_is_whole(roster: RosterProcesses, wait_id
         request_id = f"cut-{n}-{number}"
         tokens: dict[int, list[int]] = {}
         texts: dict[int, str] = {}
-        # Each connection may land on the other worker.
+        # Each connection may reach another worker.
         async with RosterClient(roster.address) as client:
             done = await read_some(client.generate(prompt, **kept(request_id, n)), tokens, texts, rng.randrange(1, 30))
         while not done:
@@ -86,12 +86,12 @@ async def test_a_finished_request_stays_attachable(roster: RosterProcesses) -> N
         finish = again.choices[0].finish
         assert finish is not None and (finish.reason, finish.num_tokens) == (FinishReason.LENGTH, TOKENS)
         assert again.usage == first.usage
-        # The same id with the same body attaches, too.
+        # A request with the same id and body attaches, too.
         same = await client.generate([5], **kept("finished")).completion()
         assert same.choices[0].token_ids == first.choices[0].token_ids
 
 
-async def test_the_former_stream_is_told(roster: RosterProcesses) -> None:
+async def test_the_former_stream_is_aborted(roster: RosterProcesses) -> None:
     async with RosterClient(roster.address) as client, RosterClient(roster.address) as other:
         former = client.generate([6], **kept("taken"))
         assert isinstance(await anext(aiter(former)), Started)
@@ -102,7 +102,7 @@ async def test_the_former_stream_is_told(roster: RosterProcesses) -> None:
         assert caught.value.code is grpc.StatusCode.ABORTED
 
 
-async def test_what_can_not_be_attached(roster: RosterProcesses, wait_idle: Any) -> None:
+async def test_attaches_that_are_refused(roster: RosterProcesses, wait_idle: Any) -> None:
     async with RosterClient(roster.address) as client, RosterClient(roster.address, tenant="other") as other:
         with pytest.raises(NotFoundError):
             await client.attach("never-sent").completion()
@@ -111,7 +111,7 @@ async def test_what_can_not_be_attached(roster: RosterProcesses, wait_idle: Any)
             await other.attach("mine").completion()
         with pytest.raises(InvalidRequestError):
             await client.attach("mine", [TOKENS + 1]).completion()
-        # Without keep, cutting the stream is the end of it.
+        # Without KEEP, cutting the stream ends the request.
         stream = client.generate([8], request_id="brief", max_tokens=4000, ignore_eos=True)
         await anext(aiter(stream))
         stream.cancel()

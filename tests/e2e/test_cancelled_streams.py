@@ -1,4 +1,4 @@
-"""Streams that are cut at any point leave the service as it was: pool, queue and memory."""
+"""Streams cut at any point leave the service's pool, queue and memory as they were."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
         "max_step_tokens": 64,
         "test_backend": {"eos_probability": 0},
     }
-    # Finished requests are kept for Attach on purpose: not here, where memory is looked at.
+    # No retention: finished requests kept for Attach would distort the memory measured here.
     scheduler = {"check": True, "retention_s": 0, "flush_ms": 0}
     with roster_processes(tmp_path_factory.mktemp("cancel"), scheduler=scheduler, runner=runner) as processes:
         processes.wait_for_mask_processes()
@@ -50,7 +50,7 @@ async def cut_one(client: RosterClient, rng: random.Random, number: int) -> None
     cancelled = False
     async with stream:
         if deltas == 0 and way == "cut":
-            return  # perhaps before the server has even seen it
+            return  # possibly before the server has received it
         async for event in stream:
             seen += isinstance(event, Delta)
             if isinstance(event, Finish):
@@ -95,7 +95,7 @@ async def test_cut_streams_leave_nothing_behind(roster: RosterProcesses, wait_id
     print(f"seed {seed}")
     rng = random.Random(seed)
     async with RosterClient(roster.address) as client:
-        await cut_many(client, rng, range(100))  # allocators and caches reach their size
+        await cut_many(client, rng, range(100))  # allocators and caches reach their final size
         await wait_idle(roster.admin_address)
         levels: dict[str, list[int]] = {"scheduler": [], "runner": []}
         for number in range(ROUNDS):
@@ -106,9 +106,9 @@ async def test_cut_streams_leave_nothing_behind(roster: RosterProcesses, wait_id
                 found.append(roster.memory_bytes(name))
         assert status.totals.finished >= STREAMS // ROUNDS * ROUNDS
         print(f"bytes {levels}")
-        for name, found in levels.items():  # the least of each half: garbage that waits for a collection is in neither
+        for name, found in levels.items():  # the minimum of each half excludes garbage that awaits a collection
             assert min(found[ROUNDS // 2 :]) - min(found[: ROUNDS // 2]) < MEMORY_SLACK, (name, found)
-        # And it still serves.
+        # The service still works.
         completion = await client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).completion()
         assert len(completion.choices[0].token_ids) == 5
         with pytest.raises(NotFoundError):

@@ -1,4 +1,4 @@
-"""A client that stops without a word: its connection is asked for a sign of life, and its streams leave."""
+"""A client that hangs: keepalive pings detect it, and its streams are cancelled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_stopped_client_does_not_hold_its_slot(tmp_path: Path, wait_idle
         try:
             assert client.stdout is not None and client.stdout.readline() == b"event\n"
             client.send_signal(signal.SIGSTOP)
-            # 8,000 tokens take 40 s and more; the one slot is free again long before.
+            # 8,000 tokens take at least 40 s; the only slot is free long before.
             status = await wait_idle(roster.admin_address)
             assert 0 < status.totals.sampled_tokens < 7000
             with SyncRosterClient(roster.address) as other:

@@ -1,4 +1,4 @@
-"""The doors of both services as processes: TLS, client certificates, tokens, CURVE; the command that passes them."""
+"""Access to both services as processes: TLS, client certificates, tokens, CURVE, and the command with credentials."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK = {"device": "hash", "slots": 2}
 
 @dataclass
 class Fortress:
-    """Services behind every lock, and the credentials that open them."""
+    """Services with all protections on, and credentials for them."""
 
     processes: RosterProcesses
     acme: Credentials
@@ -65,13 +65,13 @@ def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
 
 
 def call(fortress: Fortress, credentials: Credentials, tenant: str = "") -> str:
-    """The text of an answer, through every lock of the public API."""
+    """Returns the text of an answer from the public API."""
     with SyncRosterClient(fortress.processes.address, tenant=tenant, credentials=credentials) as client:
         completion = client.generate("hello", max_tokens=4, seed=1, deadline_s=10).completion()
         return completion.choices[0].text
 
 
-def test_who_has_every_key_is_served(fortress: Fortress) -> None:
+def test_a_client_with_every_credential_is_served(fortress: Fortress) -> None:
     assert call(fortress, fortress.acme) == call(fortress, fortress.acme, tenant="acme")
 
 
@@ -85,7 +85,7 @@ def test_who_has_every_key_is_served(fortress: Fortress) -> None:
         (ACME, "zen", grpc.StatusCode.PERMISSION_DENIED),
     ],
 )
-def test_a_token_is_needed_and_says_the_tenant(
+def test_a_token_is_required_and_determines_the_tenant(
     fortress: Fortress, token: str, tenant: str, code: grpc.StatusCode
 ) -> None:
     credentials = replace(fortress.acme, token=token)
@@ -104,7 +104,7 @@ def test_a_token_is_needed_and_says_the_tenant(
             assert ACME not in caught.value.message
 
 
-def test_a_gateways_calls_pass_the_same_doors(fortress: Fortress) -> None:
+def test_a_gateways_calls_need_the_same_credentials(fortress: Fortress) -> None:
     with fortress.acme.channel(fortress.processes.address) as channel:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         asked = vllm_engine_pb2.GenerateRequest(request_id="g", text="hello")
@@ -118,7 +118,7 @@ def test_a_gateways_calls_pass_the_same_doors(fortress: Fortress) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest(), timeout=10)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        with pytest.raises(grpc.RpcError) as refused:  # it would tell one tenant the prompts of all
+        with pytest.raises(grpc.RpcError) as refused:  # it would reveal all tenants' prompts to one
             next(stub.SubscribeKvEvents(SubscribeKvEventsRequest(), metadata=fortress.acme.metadata, timeout=10))
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
@@ -134,7 +134,7 @@ def test_a_tenant_can_not_reach_the_requests_of_another(fortress: Fortress) -> N
             client.cancel("mine", deadline_s=10)
 
 
-def test_without_the_right_certificate_nobody_gets_as_far_as_a_token(fortress: Fortress) -> None:
+def test_a_wrong_certificate_fails_before_the_token(fortress: Fortress) -> None:
     without = replace(fortress.acme, cert=None, key=None)
     for credentials in (IN_THE_CLEAR, without, fortress.strange_certificate):
         with SyncRosterClient(fortress.processes.address, credentials=credentials) as client:
@@ -148,7 +148,7 @@ def test_health_needs_no_token(fortress: Fortress) -> None:
     for address in (fortress.processes.address, fortress.processes.admin_address):
         with SyncRosterClient(address, credentials=replace(fortress.acme, token="")) as client:
             for service in ("", "roster.v1.InferenceService", "roster.engine", "roster.runner"):
-                # One door may hear of the runner a moment after the other.
+                # One listener may learn of the runner a moment after the other.
                 deadline = time.monotonic() + 10
                 while (status := check_health(client.channel, 5, service)) != "SERVING":
                     assert time.monotonic() < deadline, (service, status)
@@ -170,7 +170,7 @@ async def test_the_admin_api_has_tokens_of_its_own(fortress: Fortress) -> None:
                     pass
 
 
-def test_the_command_passes_them(fortress: Fortress) -> None:
+def test_the_command_takes_credentials(fortress: Fortress) -> None:
     credentials = fortress.acme
     flags = ["--tls-ca", credentials.tls_ca, "--cert", credentials.cert, "--key", credentials.key]
 
@@ -188,7 +188,7 @@ def test_the_command_passes_them(fortress: Fortress) -> None:
     assert json.loads(status.stdout)["runners"][0]["device"] == "hash", status.stderr
 
 
-def test_a_runner_with_another_key_is_not_heard(fortress: Fortress, tmp_path: Path) -> None:
+def test_a_runner_with_another_key_is_ignored(fortress: Fortress, tmp_path: Path) -> None:
     key, _ = generate(tmp_path, "stranger")
     settings = fortress.processes.settings("runner")
     link, scheduler_public = str(settings["link"]), str(settings["scheduler_key"])
@@ -204,7 +204,7 @@ def test_a_runner_with_another_key_is_not_heard(fortress: Fortress, tmp_path: Pa
         while "a key that is not allowed" not in fortress.processes.logs():
             assert time.monotonic() < deadline, fortress.processes.logs()
             time.sleep(0.05)
-        time.sleep(0.5)  # nothing tells of the one without a key: it has begun as the other one has
+        time.sleep(0.5)  # the runner without a key leaves no log line; it started at the same time as the other
         assert [stranger.poll() for stranger in strangers] == [None, None]
     finally:
         for stranger in strangers:
@@ -216,7 +216,7 @@ def test_a_runner_with_another_key_is_not_heard(fortress: Fortress, tmp_path: Pa
     assert "stranger" not in fortress.processes.logs()
 
 
-def test_files_that_can_not_be_used_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_unusable_files_are_reported_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
@@ -231,7 +231,7 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(tmp_path: Path) -> No
         (run_scheduler, ["--gateway-listen=0.0.0.0:0"], "gateway_listen is 0.0.0.0:0, which is open to the network"),
         (run_scheduler, [f"--link-key={key}", f"--link-runners={tmp_path}/empty"], "a key has 40 characters"),
         (run_runner, ["--device=hash", f"--runner-key={key}", f"--scheduler-key={key}"], "must contain one key"),
-        (run_runner, ["--device=hash", f"--runner-key={key}"], "set both, or neither"),
+        (run_runner, ["--device=hash", f"--runner-key={key}"], "set both or neither"),
     ):  # fmt: skip
         base = ["--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen="] if run is run_scheduler else []
         ended = run(*base, "--link=tcp://127.0.0.1:*", *flags)

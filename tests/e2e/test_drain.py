@@ -1,4 +1,4 @@
-"""Drains: what runs finishes, what comes is refused with a time to come back, what is left is ended with a word."""
+"""Drains: running requests finish, new ones are refused with a retry time, and unfinished ones end with a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW = {"device": "hash", "test_backend": {"step_ms": 40, "eos_probability": 0}}
 
 
 class Reader:
-    """Reads a stream in a thread: how many tokens it brought, and how it ended."""
+    """Reads a stream in a thread; records the number of tokens and how the stream ended."""
 
     def __init__(self, client: SyncRosterClient, max_tokens: int) -> None:
         self.num_tokens = 0
@@ -57,7 +57,7 @@ def drain(roster: RosterProcesses, *flags: str) -> subprocess.Popen[str]:
 
 
 def await_refusal(client: SyncRosterClient) -> UnavailableError:
-    """What a new request hears once the drain has begun."""
+    """Returns the refusal of a new request once the drain has begun."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -82,13 +82,13 @@ def test_roster_drain_waits_for_what_runs_and_ends_the_scheduler(tmp_path: Path,
             output, _ = command.communicate(timeout=60)
         assert stream.num_tokens == 60 and stream.finish is not None and stream.finish.reason is FinishReason.LENGTH
         assert command.returncode == 0, output
-        # A request of await_refusal may have come just before the drain.
+        # A request of await_refusal may have been accepted just before the drain.
         assert re.search(r"\b[12] running, 0 waiting", output) and output.endswith("Drained: every request finished.\n")
         assert roster.wait("scheduler") == 0
         assert roster.end("runner") == 0
 
 
-def test_what_does_not_finish_in_time_ends_with_a_word(tmp_path: Path) -> None:
+def test_unfinished_requests_end_with_a_message(tmp_path: Path) -> None:
     with RosterProcesses(tmp_path, runner=SLOW) as roster:
         with SyncRosterClient(roster.address) as client:
             stream = Reader(client, max_tokens=4000)

@@ -1,4 +1,4 @@
-"""What is streamed over real processes is exactly what the hash model says, however requests share a tiny pool."""
+"""Streams of real processes equal the hash model's expected tokens, while requests share a tiny pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.thoroughness import count
 REQUESTS = count(120, in_ci=50)
 LONGEST = 60
 GROWING = 8
-"""Requests that come at once and grow to more than the pool holds: whatever else is drawn, some are preempted."""
+"""Requests that arrive together and outgrow the pool, so that some are preempted whatever the other requests are."""
 
 
 # Depth, block size, KV tokens: each pool holds little more than the longest sequence, so that eight slots preempt.

@@ -1,4 +1,4 @@
-"""What tests start by the fork server: it is as if started by `python -m`, and nothing of it is left behind."""
+"""Processes of the fork server behave as if started by `python -m`, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_a_killed_test_run_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_ends_are_told_as_they_are(fresh: bool, tmp_path: Path) -> None:
+def test_exit_statuses_are_reported(fresh: bool, tmp_path: Path) -> None:
     def start(*flags: str) -> fork_server.ServiceProcess:
         return fork_server.start("runner_svc.main", flags, os.environ, tmp_path / "log", fresh=fresh)
 
@@ -58,11 +58,11 @@ def test_ends_are_told_as_they_are(fresh: bool, tmp_path: Path) -> None:
         runner.wait(0.1)
     runner.send_signal(signal.SIGKILL)
     assert runner.wait(60) == -signal.SIGKILL
-    runner.send_signal(signal.SIGTERM)  # to nobody
+    runner.send_signal(signal.SIGTERM)  # has no effect: the process has ended
 
 
 def test_nothing_of_rosters_is_imported_beforehand() -> None:
-    """Else a process would begin with what an earlier one had: the secret of its block hashes, say."""
+    """Otherwise processes would share state of an earlier one, for example the secret of its block hashes."""
     code = f"import sys, importlib\nfor name in {fork_server.LIBRARIES}: importlib.import_module(name)\n"
     ours = "[name for name in sys.modules if name.startswith(('scheduler_svc', 'runner_svc', 'roster_'))]"
     done = subprocess.run([sys.executable, "-c", f"{code}print({ours})"], capture_output=True, text=True, check=True)

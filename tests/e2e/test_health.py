@@ -1,4 +1,4 @@
-"""Health tells the truth about stopped processes: liveness, readiness, hangs of the engine and of the runner."""
+"""Health reports stopped processes: liveness, readiness, hangs of the engine and of the runner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Watches:
-    """One Watch call per health service, read by a thread each."""
+    """One Watch call per health service, each read by a thread."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -43,10 +43,10 @@ class Watches:
             for answer in self._calls[service]:
                 self.seen[service].append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
         except grpc.RpcError:
-            pass  # the end of the call
+            pass  # the call has ended
 
     def wait(self, **states: bool) -> None:
-        """Until the last word on each service named (by the constant's name) is SERVING or NOT_SERVING."""
+        """Waits until the last status of each service named (by its constant) is SERVING (True) or NOT_SERVING."""
         expected = {globals()[name]: "SERVING" if serving else "NOT_SERVING" for name, serving in states.items()}
         deadline = time.monotonic() + PATIENCE_S
         while any(self.seen[service][-1:] != [state] for service, state in expected.items()):
@@ -63,7 +63,7 @@ class Watches:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process hangs meanwhile."""
+    """Stops the process inside the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -89,7 +89,7 @@ def watches(roster: RosterProcesses) -> Iterator[Watches]:
         watches.close()
 
 
-def test_a_stopped_engine_is_told_and_forgiven(roster: RosterProcesses, watches: Watches) -> None:
+def test_a_stopped_engine_is_reported_until_it_resumes(roster: RosterProcesses, watches: Watches) -> None:
     with stopped(roster.pid("scheduler")):
         watches.wait(LIVENESS=True, READINESS=False, ENGINE=False)
     watches.wait(LIVENESS=True, READINESS=True, ENGINE=True, RUNNER=True)
@@ -98,19 +98,19 @@ def test_a_stopped_engine_is_told_and_forgiven(roster: RosterProcesses, watches:
         assert client.generate("after it", max_tokens=3, deadline_s=20).completion().choices[0].token_ids
 
 
-def test_a_stopped_runner_is_told_while_a_plan_waits(roster: RosterProcesses, watches: Watches) -> None:
+def test_a_stopped_runner_is_reported_while_a_plan_waits(roster: RosterProcesses, watches: Watches) -> None:
     with SyncRosterClient(roster.address) as client:
         stream = client.generate("a stream", max_tokens=50, temperature=0)
         next(iter(stream))
         with stopped(roster.pid("runner")):
             watches.wait(RUNNER=False, READINESS=False)
-            # Only the runner hangs: what comes queues, the engine and this process answer.
+            # Only the runner hangs: new requests queue, and the engine and this front worker answer.
             watches.wait(LIVENESS=True, ENGINE=True)
         watches.wait(RUNNER=True, READINESS=True)
         assert len(stream.completion().choices[0].token_ids) == 50
 
 
-def test_a_stopped_front_worker_accuses_nobody_when_it_wakes(roster: RosterProcesses, watches: Watches) -> None:
+def test_a_front_worker_that_was_stopped_reports_no_hang(roster: RosterProcesses, watches: Watches) -> None:
     (worker,) = roster.children("scheduler")
     seen = len(watches.seen[ENGINE])
     with stopped(worker):
@@ -126,7 +126,7 @@ def test_an_unknown_service_is_not_found(roster: RosterProcesses) -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
 
 
-def test_without_a_runner_nothing_is_ready_and_the_rest_is_well(tmp_path: Path) -> None:
+def test_without_a_runner_only_readiness_fails(tmp_path: Path) -> None:
     processes = RosterProcesses(tmp_path, scheduler={"stall_s": STALL_S}, runner={"device": "hash"})
     processes.start_one("scheduler")
     watches = Watches(processes.address)
@@ -139,7 +139,7 @@ def test_without_a_runner_nothing_is_ready_and_the_rest_is_well(tmp_path: Path) 
         processes.stop()
 
 
-def test_a_watcher_that_leaves_or_does_not_read_holds_up_nobody(roster: RosterProcesses, watches: Watches) -> None:
+def test_a_watcher_that_leaves_or_does_not_read_delays_no_other(roster: RosterProcesses, watches: Watches) -> None:
     leaving = Watches(roster.address)
     leaving.wait(ENGINE=True)
     leaving.close()

@@ -1,4 +1,4 @@
-"""One of two runners loses whatever it is sent: no client notices, operators do; once it is alone, readiness goes."""
+"""One of two runners fails every plan: clients are unaffected, operators see it; once alone, readiness ends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.support.thoroughness import choice
 
 ILL = "runner-2"
 EVERYWHERE = 0
-"""A token that is in each prompt here, and in the scheduler's probe."""
+"""A token in every prompt here and in the scheduler's probe."""
 TOKENS = 40
 AT_ONCE = 16
-"""As many as there are slots: the ill runner is sent some."""
+"""As many as there are slots, so that the faulty runner is sent some."""
 SCHEDULER = {"flush_ms": 5, "check": True}
 RUNNER = {
     "device": "hash",
@@ -35,14 +35,14 @@ RUNNER = {
 
 
 async def check(client: RosterClient, rng: random.Random) -> None:
-    """The answer is the solo one."""
+    """Checks that the answer equals the solo answer."""
     prompt = [EVERYWHERE, *(rng.randrange(200) for _ in range(rng.randrange(20)))]
     completion = await client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0).completion()
     assert completion.choices[0].token_ids == expected_tokens(prompt, TOKENS, eos_probability=0)
 
 
 async def held_back(admin: AdminClient) -> list[str]:
-    """The runners that get no work."""
+    """Returns the runners that get no work."""
     return [runner.id for runner in (await admin.get_status(deadline_s=10)).held_back]
 
 
@@ -75,7 +75,7 @@ async def test_an_ill_runner_is_held_back_and_comes_back(tmp_path: Path, effect:
 
 
 def only_the_ill_one_is_left(roster: RosterProcesses) -> None:
-    """The service says that it can't serve."""
+    """Checks that the service becomes unready without the healthy runner."""
     watches = Watches(roster.address)
     try:
         watches.wait(LIVENESS=True, READINESS=True, ENGINE=True, RUNNER=True)
@@ -86,7 +86,7 @@ def only_the_ill_one_is_left(roster: RosterProcesses) -> None:
 
 
 def is_ready_again(roster: RosterProcesses) -> None:
-    """The runner that was ill computes."""
+    """Checks that the service is ready once the runner has recovered."""
     watches = Watches(roster.address)
     try:
         watches.wait(READINESS=True, RUNNER=True)

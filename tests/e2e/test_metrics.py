@@ -1,4 +1,4 @@
-"""The metrics of a loaded Roster with the hash runner, scraped over HTTP; and the table of metrics in the docs."""
+"""The metrics of a loaded Roster with the hash runner, scraped over HTTP, and their table in the docs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 
 def load(roster: RosterProcesses) -> dict[str, Metric]:
-    """Six requests on two slots; returns a scrape from the middle of it."""
+    """Sends six requests to two slots; returns a scrape from the middle."""
 
     def ask(number: int) -> None:
         with SyncRosterClient(roster.address) as client:
@@ -89,7 +89,7 @@ def test_other_paths_are_not_found(roster: RosterProcesses) -> None:
 
 
 def exposed(families: dict[str, Metric]) -> dict[str, tuple[str, frozenset[str]]]:
-    """(type, labels) by the name that a query uses."""
+    """Returns (type, labels) by the name that a query uses."""
     table = {}
     for family in families.values():
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -99,7 +99,7 @@ def exposed(families: dict[str, Metric]) -> dict[str, tuple[str, frozenset[str]]
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """The rows of the page's table, by metric."""
+    """Returns the rows of the page's table, by metric."""
     columns = ("type", "unit", "labels", "what")
     rows = re.findall(r"^\| `([a-z_:]+)` \| (\w+) \| ([\w ]+) \| (.*?) \| (.+) \|$", PAGE, re.MULTILINE)
     return {name: dict(zip(columns, cells, strict=True)) for name, *cells in rows}

@@ -1,6 +1,6 @@
-"""The official `openai` client through the real gateway: what an application sees of Roster over HTTP.
+"""The official `openai` client through the real gateway: an application's view of Roster over HTTP.
 
-The hash backend's tokens are any bytes, so that texts are compared with each other and not with a known one.
+The hash backend's tokens are arbitrary bytes, so texts are compared with each other and not with a known one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def user(text: str) -> list[ChatCompletionMessageParam]:
 
 
 def chat(client: openai.OpenAI, text: str = "Hi", **options: object) -> ChatCompletion:
-    """A greedy answer."""
+    """Returns a greedy answer."""
     return client.chat.completions.create(model=MODEL, messages=user(text), temperature=0, **options)  # type: ignore[call-overload]
 
 
@@ -123,7 +123,7 @@ def test_choices_come_with_log_probabilities(client: openai.OpenAI) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1]
     for choice in answer.choices:
         assert choice.logprobs is not None and choice.logprobs.content is not None
-        # The gateway keeps bytes back that end within a character, with their log-probabilities.
+        # The gateway withholds bytes that end within a character, with their log-probabilities.
         assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
         assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in choice.logprobs.content)
     assert answer.usage is not None and answer.usage.completion_tokens == 24
@@ -147,8 +147,8 @@ def test_an_answer_is_an_instance_of_its_schema(client: openai.OpenAI) -> None:
     assert answer.choices[0].text in ("a", "b")
 
 
-def test_log_probabilities_are_of_what_may_come(client: openai.OpenAI) -> None:
-    """What is excluded has the number that OpenAI gives to the impossible."""
+def test_log_probabilities_are_of_allowed_tokens(client: openai.OpenAI) -> None:
+    """Excluded tokens have the number that OpenAI uses for impossible ones."""
     constrained = chat(client, max_tokens=2, extra_body={"regex": "ab"}, logprobs=True, top_logprobs=2)
     logprobs = constrained.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
@@ -236,7 +236,7 @@ def test_a_full_queue_is_429(client: openai.OpenAI, roster: RosterProcesses) -> 
 
 
 async def _refused(client: openai.OpenAI) -> None:
-    """With every slot taken: more requests than may wait, of which one at least is refused, and the others wait."""
+    """With every slot taken, sends more requests than may wait: one is refused, and the others wait."""
     async with openai.AsyncOpenAI(base_url=client.base_url, api_key="unused", max_retries=0, timeout=60) as waiting:
         request = waiting.completions.create(model=MODEL, prompt="x", max_tokens=7000)
         tasks = [asyncio.create_task(request)]
@@ -250,7 +250,7 @@ async def _refused(client: openai.OpenAI) -> None:
 
 
 def test_no_server_is_503(client: openai.OpenAI, roster: RosterProcesses) -> None:
-    """The last test: it ends the server behind the gateway."""
+    """Must be the last test: it ends the server behind the gateway."""
     assert roster.end("scheduler") == 0
     with pytest.raises(openai.InternalServerError) as failed:
         chat(client, max_tokens=2)

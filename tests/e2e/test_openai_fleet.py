@@ -1,4 +1,4 @@
-"""Several Rosters behind one gateway: a prefix goes where it is cached, and what dies is passed by."""
+"""Several Rosters behind one gateway: a prefix is routed to where it is cached, and a dead server is avoided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.roster_command import assert_gone
 
 QUESTION_BYTES = 600
 EVENTS_S = 1.0
-"""Far longer than an event takes to the gateway."""
+"""Far longer than an event takes to reach the gateway."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RosterProce
 
 @pytest.fixture(scope="module")
 def early(fleet: list[RosterProcesses]) -> list[str]:
-    """Questions that the Rosters were asked before the gateway came."""
+    """Questions sent to the Rosters before the gateway starts."""
     return asked_directly(fleet, seed=0)
 
 
@@ -57,7 +57,7 @@ def ask(client: openai.OpenAI, text: str) -> int:
 
 
 def asked_directly(fleet: list[RosterProcesses], seed: int) -> list[str]:
-    """Ten questions that the Rosters were asked in turns, past the gateway."""
+    """Sends ten questions to the Rosters in turn, without the gateway; returns them."""
     rng = random.Random(seed)
     questions = ["".join(rng.choices("abcdefgh ", k=QUESTION_BYTES)) for _ in range(10)]
     for number, question in enumerate(questions):
@@ -67,7 +67,7 @@ def asked_directly(fleet: list[RosterProcesses], seed: int) -> list[str]:
 
 
 def sent_where_they_are_cached(client: openai.OpenAI, questions: list[str]) -> int:
-    """How many of the questions the gateway sends right; by chance it would be half of them."""
+    """Returns how many of the questions the gateway routes to their cached prefix; by chance it would be half."""
     time.sleep(EVENTS_S)
     return sum(ask(client, f"{question}, and more") >= QUESTION_BYTES - 32 for question in questions)
 
@@ -75,16 +75,16 @@ def sent_where_they_are_cached(client: openai.OpenAI, questions: list[str]) -> i
 def test_a_prefix_goes_where_it_is_cached(
     client: openai.OpenAI, fleet: list[RosterProcesses], early: list[str]
 ) -> None:
-    """The gateway has sent none of these prompts anywhere: it knows by SubscribeKvEvents."""
-    assert sent_where_they_are_cached(client, early) >= 9, "the snapshot"
-    assert sent_where_they_are_cached(client, asked_directly(fleet, seed=1)) >= 9, "what came since"
+    """The gateway has routed none of these prompts: it learns of them through SubscribeKvEvents."""
+    assert sent_where_they_are_cached(client, early) >= 9, "prefixes in the snapshot"
+    assert sent_where_they_are_cached(client, asked_directly(fleet, seed=1)) >= 9, "prefixes cached since the snapshot"
 
 
-def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
+def test_a_dead_server_is_avoided_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
     victim = fleet[0]
     workers = [psutil.Process(pid) for pid in victim.children("scheduler")]
     assert victim.end("scheduler", signal.SIGKILL) == -signal.SIGKILL
-    assert_gone(workers)  # they live on for a moment, and would answer for the next one
+    assert_gone(workers)  # they live a moment longer, and would answer in place of the next scheduler's
     texts = [f"{number} of many questions" for number in range(8)]
     for text in texts:
         ask(client, text)
@@ -92,8 +92,8 @@ def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: li
     victim.wait_ready()
     for text in texts:
         ask(client, text)
-    # The gateway comes back to a worker's events in a time of its own; what it missed meanwhile it learns from others.
+    # The gateway resumes a worker's events on its own schedule; it learns missed changes from later events.
     deadline, seed = time.monotonic() + 60, 2
     while (right := sent_where_they_are_cached(client, asked_directly(fleet, seed))) < 9:
-        assert time.monotonic() < deadline, f"the new scheduler is to be followed too, but {right} of 10 went right"
+        assert time.monotonic() < deadline, f"only {right} of 10 prefixes were routed to the new scheduler's cache"
         seed += 1

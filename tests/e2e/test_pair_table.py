@@ -1,7 +1,7 @@
-"""Six of the cases of `tests/support/pair_table.py` with real processes: deaths and Attach change no answer.
+"""Six cases of `tests/support/pair_table.py` with real processes: deaths and Attach change no answer.
 
-Each answer is compared with that of the same request, undisturbed: tokens, text, log-probabilities, those of the
-prompt, and the finish.
+Each answer is compared with that of the same request, undisturbed: tokens, text, log-probabilities, the prompt's
+log-probabilities, and the finish.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 
 def answer(completion: Completion) -> dict[str, Any]:
-    """All that must not depend on what happened."""
+    """Returns everything that must not depend on events."""
     assert completion.started is not None
     started = (completion.started.prompt_token_ids, completion.started.prompt_logprobs)
     return {"prompt": started, "choices": completion.choices}
 
 
 async def undisturbed(client: RosterClient) -> dict[str, Completion]:
-    """The cases' answers; the stop string is cut out of the text that comes without it."""
+    """Returns the cases' answers; the stop string is taken from the text generated without it."""
     plain = await client.generate(PROMPT, max_tokens=TOKENS, **CASES["stop, logprobs"]).completion()
     CASES["stop, logprobs"]["stop"] = [plain.text[len(plain.text) * 3 // 4 :][:6]]
     streams = [client.generate(PROMPT, max_tokens=TOKENS, **options).completion() for options in CASES.values()]
@@ -75,7 +75,7 @@ async def undisturbed(client: RosterClient) -> dict[str, Completion]:
 
 
 async def attached_on_the_way(roster: RosterProcesses, options: Options, request_id: str) -> Completion:
-    """Cuts the stream and takes it up again from its cursors."""
+    """Cuts the stream and attaches from its cursors."""
     kept: dict[str, Any] = {"request_id": request_id, "on_disconnect": OnDisconnect.KEEP, **options}
     async with RosterClient(roster.address) as client:
         stream = client.generate(PROMPT, max_tokens=TOKENS, **kept)
@@ -103,7 +103,7 @@ async def test_six_cases(roster: RosterProcesses) -> None:
             streams = {name: client.generate(PROMPT, max_tokens=TOKENS, **CASES[name]) for name in EVENTS[event]}
             reading = [asyncio.create_task(stream.completion()) for stream in streams.values()]
             while not all(stream.received and max(stream.received) > 30 for stream in streams.values()):
-                assert not all(task.done() for task in reading), "over before anything happened"
+                assert not all(task.done() for task in reading), "all requests ended before the event"
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(roster.end, event, signal.SIGKILL)
             roster.start_one(event)

@@ -1,4 +1,4 @@
-"""A request that ends every runner process that computes it ends alone, and what runs beside it never notices."""
+"""Only the request that ends every runner process which computes it fails; requests beside it are unaffected."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ POISON = 201
 NEIGHBOURS = count(9, in_ci=6)
 TOKENS = 120
 STATUS = {"kill": -signal.SIGKILL, "hang": 3, "broken": 3}
-"""How the process ends that computes the poison."""
+"""Exit status of a process that computes the poison."""
 ENDED = "the process that computed it ended"
 TOLD = {"kill": ENDED, "hang": f"did not end its step in time|{ENDED}", "broken": "answered with a fault"}
-"""What its client hears of that; of a hang, scheduler or runner may be the first to have enough."""
+"""Reason in the client's error; for a hang, either the scheduler's or the runner's timeout may be the first."""
 EFFECTS = os.environ.get("ROSTER_TEST_POISON", "kill,hang").split(",")
 
 SCHEDULER = {"flush_ms": 5, "check": True, "plan_timeout_s": 2}
@@ -38,7 +38,7 @@ RUNNER = {
 
 
 def drawn(rng: random.Random, within: range) -> list[int]:
-    """A prompt whose greedy answer meets the poison at one of these places, or nowhere if there are none."""
+    """Returns a prompt whose greedy answer first has the poison within these positions, or nowhere if it is empty."""
     while True:
         prompt = [rng.randrange(200) for _ in range(rng.randrange(1, 24))]
         answer = expected_tokens(prompt, TOKENS, eos_probability=0)
@@ -48,14 +48,14 @@ def drawn(rng: random.Random, within: range) -> list[int]:
 
 
 async def revive(roster: RosterProcesses, ended: Counter[int]) -> None:
-    """What an orchestrator does: starts again whatever ends. Counts exit statuses."""
+    """Restarts every process that ends, as an orchestrator does, and counts exit statuses."""
     while True:
         ended.update(status for _, status in roster.revive())
         await asyncio.sleep(0.05)
 
 
 async def read(client: RosterClient, prompt: list[int]) -> tuple[list[int], Completion | RosterError]:
-    """The tokens that came, and how it ended."""
+    """Returns the tokens received, and the completion or error."""
     tokens: list[int] = []
     stream = client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0)
     try:
@@ -73,7 +73,7 @@ async def test_only_the_request_that_ends_its_runner_is_refused(tmp_path: Path, 
     print(f"seed {seed}")
     rng = random.Random(seed)
     innocent = [drawn(rng, range(0)) for _ in range(NEIGHBOURS)]
-    guilty = [[1, POISON, 2], drawn(rng, range(8, TOKENS - 1))]  # at once; after some tokens that stay valid
+    guilty = [[1, POISON, 2], drawn(rng, range(8, TOKENS - 1))]  # at once; after some tokens, which stay valid
     ended: Counter[int] = Counter()
     test_backend = {"step_ms": 5, "eos_probability": 0, "poison_token": POISON, "poison": effect}
     with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner={**RUNNER, "test_backend": test_backend}) as roster:
@@ -97,5 +97,5 @@ async def test_only_the_request_that_ends_its_runner_is_refused(tmp_path: Path, 
         assert isinstance(end, RosterError) and end.code is grpc.StatusCode.INTERNAL, end
         assert re.search(TOLD[effect], str(end)), end
         assert tokens == expected_tokens(prompt, TOKENS, eos_probability=0)[: len(tokens)]
-    assert len(refusals[1][0]) >= 8, "what it got before stays valid"
+    assert len(refusals[1][0]) >= 8, "tokens received before stay valid"
     assert set(ended) == {STATUS[effect]} and ended.total() <= 12, ended

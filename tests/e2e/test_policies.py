@@ -1,4 +1,4 @@
-"""Policies at a running service: a package from outside is installed, found, and swapped in while a stream runs."""
+"""Policies of a running service: an external package is installed, found, and swapped in while a stream runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package, installed by pip with neither network nor this environment changed."""
+    """Returns a folder with the package, installed by pip without the network and without changing this environment."""
     target = tmp_path_factory.mktemp("site")
     offline = ["--no-index", "--no-build-isolation", "--no-deps", "--disable-pip-version-check", "--no-cache-dir"]
     command = [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(target), str(PACKAGE)]
@@ -36,7 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Iterator[RosterProcesses]:
-    """Both services; the scheduler starts with the policy from outside."""
+    """Both services; the scheduler starts with the external policy."""
     settings = {"policy": "shortest", "policy_parameters": '{"tokens_per_s": 7}'}
     runner = {"device": "hash", "test_backend": {"step_ms": 5, "eos_probability": 0}, "slots": 4}
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +55,7 @@ def in_force(roster: RosterProcesses) -> tuple[str, dict[str, object]]:
     return answer["policy"], json.loads(answer["policy_parameters"])
 
 
-def test_a_policy_from_outside_is_found_by_its_entry_point(roster: RosterProcesses) -> None:
+def test_an_external_policy_is_found_by_its_entry_point(roster: RosterProcesses) -> None:
     name, parameters = in_force(roster)
     assert name == "shortest" and parameters["tokens_per_s"] == 7
     listed = policy(roster, "list").stdout
@@ -64,13 +64,13 @@ def test_a_policy_from_outside_is_found_by_its_entry_point(roster: RosterProcess
     assert all(name in listed for name in ("fcfs", "orca", "static"))
 
 
-def test_show_tells_what_parameters_take_and_their_values(roster: RosterProcesses) -> None:
+def test_show_lists_parameters_with_their_values(roster: RosterProcesses) -> None:
     policy(roster, "set", "shortest", "tokens_per_s=2.5")
     shown = policy(roster, "show").stdout
     (row,) = [line for line in shown.splitlines() if "tokens_per_s" in line]
-    assert all(word in row for word in ("number ≥ 0", "100", "2.5", "prompt tokens")) and "in force" in shown
+    assert all(word in row for word in ("number ≥ 0", "100", "2.5", "prompt tokens")) and ", current" in shown
     other = policy(roster, "show", "fcfs")
-    assert other.exit_code == ExitCode.OK and "step_tokens" in other.stdout and "in force" not in other.stdout
+    assert other.exit_code == ExitCode.OK and "step_tokens" in other.stdout and ", current" not in other.stdout
 
 
 def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> None:
@@ -90,7 +90,7 @@ def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> N
     for name in [*names, "shortest"]:
         changed = policy(roster, "set", name)
         assert changed.exit_code == ExitCode.OK, changed.stderr
-        assert f"policy {name} " in changed.stdout and "running sequences ranked anew" in changed.stdout
+        assert f"policy {name} " in changed.stdout and "running sequences were ranked again" in changed.stdout
         assert in_force(roster)[0] == name
     reader.join(60)
     assert list(completions[0].choices[0].token_ids) == expected_tokens([1, 2, 3], 300, eos_probability=0)
@@ -109,7 +109,7 @@ def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> N
         (("show", "fcsf"), ExitCode.USAGE, "installed are: "),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_errors_are_reported_in_a_sentence(
     roster: RosterProcesses, arguments: tuple[str, ...], code: ExitCode, sentence: str
 ) -> None:
     before = in_force(roster)

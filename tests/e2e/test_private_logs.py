@@ -1,4 +1,4 @@
-"""What people ask stays out of the logs, at the lowest level too, whatever goes wrong with it."""
+"""Prompts and answers stay out of the logs, at the lowest level too, even when requests fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every refusal, at once and with its field, while a neighbour streams undisturbed."""
+"""Every refusal comes at once and names its field, while a concurrent stream is undisturbed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 
 def changed(**fields: Any) -> pb.GenerateRequest:
-    """A good request with top-level fields changed."""
+    """Returns a valid request with top-level fields changed."""
     return pb.GenerateRequest(**{"prompt": pb.Prompt(text="hello"), **fields})
 
 
@@ -120,7 +120,7 @@ NOT_SUPPORTED = [
 
 @asynccontextmanager
 async def undisturbed_neighbour(client: RosterClient) -> Any:
-    """A stream that runs all the while, must bring exactly its tokens, and must not pause for long."""
+    """Runs a stream beside the block; checks that its tokens are right and that it never pauses for long."""
 
     async def stream() -> float:
         tokens: list[int] = []
@@ -138,8 +138,8 @@ async def undisturbed_neighbour(client: RosterClient) -> Any:
     try:
         yield
     finally:
-        assert not task.done(), "the neighbour ended too early to have been a neighbour"
-        # Steps take 10 ms: a pause of a second could only come from what the others do.
+        assert not task.done(), "the concurrent stream ended before the block"
+        # Steps take 10 ms: only the refused requests could cause a pause of a second.
         assert await asyncio.wait_for(task, 60) < 1.0
 
 
@@ -160,7 +160,7 @@ async def test_invalid_requests(roster: RosterProcesses, wait_idle: Any) -> None
         await refuse_all(client, REFUSED, InvalidRequestError)
         await refuse_all(client, NOT_SUPPORTED, NotSupportedError)
     after = await wait_idle(roster.admin_address)
-    # None of them cost a position of prefill: only the neighbour's prompt was computed.
+    # Refused requests cost no prefill: only the neighbour's prompt was computed.
     assert after.totals.prefill_tokens - before.totals.prefill_tokens <= len(NEIGHBOUR_PROMPT)
     assert after.totals.finished - before.totals.finished == 1
 
@@ -172,18 +172,18 @@ async def test_an_id_in_use_with_another_body(roster: RosterProcesses, wait_idle
         await anext(aiter(first))
         with pytest.raises(AlreadyExistsError, match="same"):
             await client.generate("two", request_id="same", max_tokens=50, ignore_eos=True).completion()
-        # Another tenant's ids are its own.
+        # Request ids are separate for each tenant.
         async with RosterClient(roster.address, tenant="other") as other:
             completion = await other.generate("two", request_id="same", max_tokens=2, ignore_eos=True).completion()
             assert len(completion.choices[0].token_ids) == 2
         assert len((await first.completion()).choices[0].token_ids) == 50
 
 
-async def test_a_full_queue_says_when_to_come_back(roster: RosterProcesses, wait_idle: Any) -> None:
+async def test_a_full_queue_returns_a_retry_time(roster: RosterProcesses, wait_idle: Any) -> None:
     async with RosterClient(roster.address) as client:
         await wait_idle(roster.admin_address)
         async with undisturbed_neighbour(client):
-            # One takes the free slot before the others come to wait.
+            # One takes the free slot before the others start to wait.
             streams = [client.generate([1], max_tokens=100, ignore_eos=True)]
             await anext(event async for event in streams[0] if isinstance(event, Delta))
             streams += [client.generate([2], max_tokens=100, ignore_eos=True) for _ in range(WAITING)]

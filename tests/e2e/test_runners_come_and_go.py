@@ -1,4 +1,4 @@
-"""A runner joins while streams run and takes load within a second; one is drained and its sequences go on elsewhere."""
+"""A runner joins while streams run and takes load within a second; one is drained and its sequences move on."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.support.processes import RosterProcesses
 SLOTS = 4
 TOKENS = 300
 FULL_S = 5.0
-"""A second is promised, and a tenth is usual; the rest is for machines whose cores others hold."""
+"""The promise is a second and a tenth is usual; the limit allows for machines with busy cores."""
 SCHEDULER = {"flush_ms": 5, "check": True}
 RUNNER = {"device": "hash", "slots": SLOTS, "kv_tokens": 8192, "test_backend": {"step_ms": 10, "eos_probability": 0}}
 
 
 async def check(client: RosterClient, prompt: list[int], tokens: int) -> None:
-    """The answer is the solo one."""
+    """Checks that the answer equals the solo answer."""
     completion = await client.generate(prompt, max_tokens=tokens, ignore_eos=True, temperature=0.0).completion()
     assert completion.choices[0].token_ids == expected_tokens(prompt, tokens, eos_probability=0)
 
 
 async def status_of(admin: AdminClient, runner: str) -> admin_pb2.RunnerStatus | None:
-    """The runner as the scheduler sees it; None: it is not there."""
+    """Returns the scheduler's status of the runner, or None if it is not connected."""
     status = await admin.get_status(deadline_s=10)
     return next((entry for entry in status.runners if entry.id == runner), None)
 
@@ -49,20 +49,18 @@ async def test_a_runner_joins_and_another_leaves_under_load(tmp_path: Path) -> N
             roster.start_one("runner-2")
             seconds = await join(admin, "runner-2")
             print(f"from hello to a full batch: at most {seconds:.2f} s")
-            assert (
-                roster.end("runner", signal.SIGTERM) == 0
-            )  # leaves: finishes its plans, its sequences go on elsewhere
+            assert roster.end("runner", signal.SIGTERM) == 0  # finishes its plans; its sequences continue elsewhere
             assert "a runner leaves" in roster.logs()
             while await status_of(admin, "runner") is not None:
                 await asyncio.sleep(0.02)
             await asyncio.gather(*streams)
         await settled(roster, 1)
-        # Who leaves has crashed nobody: nobody was suspected, nothing was lost.
+        # A runner that leaves is no crash: no request was suspected or lost.
         assert "a request is refused" not in roster.logs()
 
 
 async def join(admin: AdminClient, runner: str) -> float:
-    """Seconds in which a runner that is seen for the first time fills its batch, at most (the status is polled)."""
+    """Returns the most seconds that a new runner may have needed to fill its batch (the status is polled)."""
     absent_s = time.monotonic()
     while (entry := await status_of(admin, runner)) is None:
         absent_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The scheduler is killed under load: the runner keeps the sequences, the clients' streams go on by themselves."""
+"""The scheduler is killed under load: the runner keeps the sequences, and the clients' streams continue."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def restart(roster: RosterProcesses) -> None:
 
 
 async def test_streams_of_every_kind_go_on(roster: RosterProcesses, wait_idle: Any) -> None:
-    """More than the slots hold: those that wait are sent again by their clients. One has stop strings, one logprobs."""
+    """More than the slots: clients send waiting requests again. One has stop strings, another logprobs."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -77,7 +77,7 @@ async def test_streams_of_every_kind_go_on(roster: RosterProcesses, wait_idle: A
         assert len(completion.choices[0].logprobs) == TOKENS
         await asyncio.to_thread(synchronous.join)
         assert not failures
-    assert roster.pid("runner") == runner_pid, "the runner was not to be touched"
+    assert roster.pid("runner") == runner_pid, "the runner must not restart"
     status = await wait_idle(roster.admin_address)
     assert status.runners[0].running == 0
 
@@ -95,7 +95,7 @@ def _synchronously(address: str, prompt: list[int], failures: list[BaseException
 
 
 async def test_a_stop_string_across_the_restart(roster: RosterProcesses) -> None:
-    """The text is made again from the tokens: a string that begins before the cursor and ends behind it is found."""
+    """The text is rebuilt from the tokens: a string that begins before the cursor and ends after it is found."""
     prompt, seed = [3, 1, 4], 17
     tokens = expected_tokens(prompt, TOKENS, temperature=1.0, seed=seed)
     text = bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
@@ -112,7 +112,7 @@ async def test_a_stop_string_across_the_restart(roster: RosterProcesses) -> None
 
 
 async def test_the_new_scheduler_goes_on_at_once(roster: RosterProcesses) -> None:
-    """From the runner's connection to its next plan: the log tells that nothing was computed again."""
+    """The log shows that the runner's sequences resumed without being recomputed."""
     async with RosterClient(roster.address) as client:
         stream = client.generate([1] * 30, **options(1))
         completing = asyncio.create_task(stream.completion())

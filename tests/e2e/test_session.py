@@ -1,4 +1,4 @@
-"""Many requests over one bidirectional stream, with everything that can happen to them in between."""
+"""Many requests over one bidirectional stream, some refused, some cancelled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 @asynccontextmanager
 async def open_session(address: str) -> AsyncIterator[SessionClient]:
-    """A session that is cut at the end."""
+    """Opens a session and cuts it on exit."""
     async with grpc.aio.insecure_channel(address) as channel:
         session = SessionClient(inference_pb2_grpc.InferenceServiceStub(channel))
         try:
@@ -81,7 +81,7 @@ async def test_many_requests_get_exactly_their_tokens(roster: RosterProcesses, w
 
 
 def check_choice(state: TagState, index: int, prompt: list[int], options: Any, may_be_cancelled: bool) -> None:
-    """A choice brought all its tokens and their text, or the first of them if it was cancelled."""
+    """Checks that a choice has all its tokens and their text, or a prefix of the tokens if it was cancelled."""
     expected = expected_tokens(
         prompt, options["max_tokens"], temperature=options["temperature"], seed=options["seed"], sample_index=index,
         stop_ids=[IM_END_ID],

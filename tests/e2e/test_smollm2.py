@@ -1,6 +1,6 @@
-"""The same promises with a real model and a real tokenizer. Skipped where SmolLM2's package is not installed.
+"""The service with a real model and a real tokenizer. Skipped if SmolLM2's package is not installed.
 
-ROSTER_TEST_DEVICE=cuda serves it from a GPU instead of the CPU. ROSTER_TEST_SCHEMAS=200 asks for as many schemas.
+ROSTER_TEST_DEVICE=cuda serves it from a GPU instead of the CPU. ROSTER_TEST_SCHEMAS=200 tests 200 schemas.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def client(roster: RosterProcesses, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def stream_checked(client: RosterClient, prompt: Any, **options: Any) -> Completion:
-    """The whole answer; its text is that of all its tokens, and no delta holds half a character."""
+    """Returns the answer, after checks that its text is that of all its tokens and no delta splits a character."""
     stream = client.generate(prompt, **options)
     pieces = []
     async for event in stream:
@@ -97,7 +97,7 @@ async def test_texts_round_trip(roster: RosterProcesses, text: str) -> None:
     async with RosterClient(roster.address) as client:
         tokens = await client.tokenize(text)
         assert await client.detokenize(tokens, skip_special_tokens=False) == text
-        # Nothing that a user writes is a special token.
+        # A user's text never becomes special tokens.
         assert await client.detokenize(tokens) == text
         await stream_checked(client, text, temperature=0.0, max_tokens=4)
 
@@ -138,7 +138,7 @@ async def test_stop_strings_inside_and_across_tokens(roster: RosterProcesses) ->
 
 
 async def test_answers_are_instances_of_their_schemas(roster: RosterProcesses) -> None:
-    """`python -m bench.answers.constrained schemas` is the same with two hundred of them."""
+    """`python -m bench.answers.constrained schemas` does the same with 200 schemas."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)

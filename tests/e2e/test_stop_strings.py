@@ -17,13 +17,13 @@ TOKENS = 30
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    # The null backend says a pangram, one token a character: every position of every stop is known.
+    # The null backend outputs a pangram, one token per character: every position of every stop is known.
     with roster_processes(tmp_path_factory.mktemp("stop"), runner={"device": "null", "slots": 32}) as processes:
         yield processes
 
 
 def first_match(text: str, stops: list[str]) -> tuple[int, str]:
-    """Where the match that completes first ends, and the longest stop that ends there."""
+    """Returns the end of the match that completes first, and the longest stop that ends there."""
     ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
     end = min(ends.values())
     return end, max((stop for stop, at in ends.items() if at == end), key=len)
@@ -64,7 +64,7 @@ async def test_the_earliest_of_a_set_wins(roster: RosterProcesses) -> None:
         for _ in range(60):
             starts = [rng.randrange(TOKENS) for _ in range(rng.randrange(2, 9))]
             stops = [text[start : start + rng.randrange(1, 12)] for start in starts]
-            # Near misses hold text back and must give it back.
+            # Near misses hold text back, which must be sent later.
             sets.append([*stops, *[stop + "~" for stop in stops], "~" + stops[0]])
         completions = await asyncio.gather(*[ask(client, stops, False) for stops in sets])
         for stops, completion in zip(sets, completions, strict=True):

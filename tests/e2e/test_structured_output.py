@@ -1,7 +1,7 @@
-"""Constrained output over the real services: with free sequences beside it, and over the deaths of both services.
+"""Constrained output over the real services, beside unconstrained sequences and across the deaths of both services.
 
-The hash backend picks among the allowed tokens at random, so that whatever a grammar lets through comes out sooner or
-later. SmolLM2's turn is in test_smollm2.py.
+The hash backend picks allowed tokens at random, so any text that a grammar accepts comes up sooner or later. SmolLM2's
+tests are in test_smollm2.py.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def test_choices_streams_and_stops(roster: RosterProcesses) -> None:
         texts = [choice.text for choice in many.choices]
         assert len(set(texts)) > 1 and all(re.fullmatch("[ab]{8}", text) for text in texts)
         assert {choice.finish and choice.finish.reason for choice in many.choices} == {FinishReason.STOP}
-        # What cuts a text does so also before it is complete.
+        # Stop strings and limits also cut a text before it is complete.
         cut = await client.generate("x", regex="[ab]{9}c[ab]{9}", stop=["c"]).completion()
         assert re.fullmatch("[ab]{9}", cut.text) and cut.choices[0].finish is not None
         assert cut.choices[0].finish.stop_string == "c"
@@ -111,7 +111,7 @@ TIED: dict[str, Any] = {
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """To a process that may just have ended: of the one before it, killed a moment ago, say."""
+    """Sends a signal; ignores a process that has just ended, for example one killed a moment ago."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -120,8 +120,8 @@ def has_loaded_the_library(pid: int) -> bool:
     return "llguidance" in Path(f"/proc/{pid}/maps").read_text()
 
 
-async def test_mask_processes_die_and_nobody_notices(roster: RosterProcesses) -> None:
-    """Killed at a mask, at a compile, and between; scheduler and front worker stay as they are."""
+async def test_deaths_of_mask_processes_change_nothing(roster: RosterProcesses) -> None:
+    """Mask processes are killed at a mask, at a compilation, and between; scheduler and front worker live on."""
     serving = [roster.pid("scheduler"), *roster.children("scheduler")]
     loose: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "seed": 1, "temperature": 1.0}
     async with RosterClient(roster.address) as client:
@@ -132,7 +132,7 @@ async def test_mask_processes_die_and_nobody_notices(roster: RosterProcesses) ->
         for number, hold in enumerate((True, False, True)):
             await anext(stream)
             pids = roster.mask_processes()
-            for pid in pids if hold else ():  # so that its next frame is under way when it is killed
+            for pid in pids if hold else ():  # so that its next frame is in flight when it is killed
                 send(pid, signal.SIGSTOP)
             compiled = asyncio.create_task(client.generate("x", regex=f"[ab]{{{number + 3}}}").completion())
             await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Text that is more than ASCII: whole characters only, and the same text as detokenizing everything at once."""
+"""Non-ASCII text: only whole characters are sent, and the text equals that of detokenizing all tokens at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_prompts_round_trip(roster: RosterProcesses, text: str) -> None:
         assert tokens == list(text.encode())
         assert await client.detokenize(tokens) == text
         chat = await client.tokenize([Message("user", text)])
-        # The special tokens of the template are tokens, those in the user's text are not.
+        # The template's special tokens are tokens; those in the user's text are not.
         assert sum(token >= 256 for token in chat) == 3
         completion = await client.generate(text, max_tokens=8, prompt_token_ids=True).completion()
         assert completion.started is not None and list(completion.started.prompt_token_ids) == tokens
@@ -52,7 +52,7 @@ async def test_streamed_text_is_the_text_of_all_tokens(roster: RosterProcesses) 
                 text += event.text
                 tokens += event.token_ids
         assert len(tokens) == 200
-        # Random bytes: characters of 2 to 4 bytes among bytes that are no UTF-8 at all.
+        # Random bytes: characters of 2 to 4 bytes among invalid UTF-8.
         assert text == await client.detokenize(tokens)
         assert text == bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""`roster top` and `roster timeline --live` at a service under load: frames, JSON, keys, and a recording."""
+"""`roster top` and `roster timeline --live` on a service under load: frames, JSON, keys, and a recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TENANTS = ("acme", "beta")
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    """Both services, with three requests that run for as long as the tests do, on two slots."""
+    """Both services, with three requests on two slots that run as long as the tests do."""
     runner = {
         "device": "hash",
         "test_backend": {"step_ms": 20, "eos_probability": 0},
@@ -41,7 +41,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
             stream = client.generate("x" * 20, request_id=f"long-{index}", max_tokens=15_000, ignore_eos=True)
             streams.append(stream)
             if index < 2:
-                next(iter(stream))  # it runs: the third is the one that waits
+                next(iter(stream))  # it runs, so that the third is the one that waits
         readers = [threading.Thread(target=_drain, args=(stream,), daemon=True) for stream in streams]
         for reader in readers:
             reader.start()
@@ -97,7 +97,7 @@ def test_keys_change_the_policy_and_leave(roster: RosterProcesses) -> None:
         terminal.press("p")
         number = terminal.wait_for(r"(\d) +fair ")[1]
         terminal.press(number)
-        terminal.wait_for("fair is in force, fcfs was")
+        terminal.wait_for("policy fair replaced fcfs")
         terminal.wait_for("policy fair")
         look = json.loads(command(roster, "top", "--once", "--json"))
         assert look["policy"] == "fair" and len(look["running"]) == 2, "streams run on"
@@ -122,7 +122,7 @@ def test_a_live_recording(roster: RosterProcesses, tmp_path: Path) -> None:
     assert all(a.end_s <= b.begin_s + 2e-6 for a, b in zip(recording.steps, recording.steps[1:], strict=False))
 
 
-def test_a_pipe_is_told_what_to_use(roster: RosterProcesses) -> None:
+def test_a_pipe_is_refused_with_the_flags_to_use(roster: RosterProcesses) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "roster_client.cli", "top", "--admin", roster.admin_address],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Whom a scheduler takes: each runner of a host by its own id, of two of one id the first, and none that is unlike."""
+"""Runners that a scheduler accepts: one per id, with ids made unique on a host, and none with another model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOST = socket.gethostname()
 
 
 class Machine:
-    """A host with runner processes, and a scheduler of theirs in this process."""
+    """A host with runner processes, and their scheduler in this process."""
 
     def __init__(self, folder: Path) -> None:
         self.stack = LinkedStack()
@@ -32,7 +32,7 @@ class Machine:
         self.runners: list[subprocess.Popen[str]] = []
 
     def start(self, *, vocab_size: int = 259, **flags: object) -> subprocess.Popen[str]:
-        """A runner that has these settings besides the usual ones."""
+        """Starts a runner that has these settings besides the usual ones."""
         test_backend = {"step_ms": 5, "eos_probability": 0, "vocab_size": vocab_size}
         settings = {
             "link": self.stack.endpoint, "device": "hash", "slots": 4, "cache-dir": self._folder,
@@ -44,15 +44,15 @@ class Machine:
 
     @property
     def ids(self) -> list[str]:
-        """Those of the runners that are there."""
+        """Ids of the connected runners."""
         return sorted(scheduler.hello.runner_id for scheduler in self.stack.engine.pool.schedulers.values())
 
     def tick(self) -> None:
-        """The scheduler's time goes on."""
+        """Advances the scheduler's clock to real time."""
         self.stack.now_s = time.monotonic() - self._begin_s
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all processes."""
         for runner in self.runners:
             runner.kill()
             runner.communicate()
@@ -66,7 +66,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine.close()
 
 
-def test_who_may_join(machine: Machine) -> None:
+def test_taken_ids_and_unlike_runners_are_refused(machine: Machine) -> None:
     stack = machine.stack
     first = machine.start()
     stack.step_until(lambda: machine.ids == [HOST], machine.tick)
@@ -88,7 +88,7 @@ def test_who_may_join(machine: Machine) -> None:
     stack.step_until(lambda: ended(requests), machine.tick)
     for number, request in enumerate(requests):
         assert request.streams[0].tokens == expected_tokens([number], 150, eos_probability=0)
-    assert not any(stack.engine.requests.totals.losses.values()), "one that was there was given up"
+    assert not any(stack.engine.requests.totals.losses.values()), "a connected runner was given up"
     first.send_signal(signal.SIGKILL)
     first.wait()
     machine.start()

@@ -1,6 +1,6 @@
-"""Random plans against the runner's decoder and checker; the coverage-guided twin is bench/fuzz_plan.py.
+"""Random plans against the runner's decoder and checker; the coverage-guided version is bench/fuzz_plan.py.
 
-`ROSTER_FUZZ_PLANS=1000000 pytest tests/fuzz/test_plans.py` runs it longer.
+`ROSTER_FUZZ_PLANS=1000000 pytest tests/fuzz/test_plans.py` runs longer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_random_plans_are_executed_or_refused() -> None:
 
 
 def test_more_logprobs_than_tokens_fail_the_sequence_and_not_the_runner() -> None:
-    """Found here: a count of 2**31 kept the backend busy for ever."""
+    """A bug found by this test: a count of 2**31 kept the backend busy forever."""
     runner = Runner(HashBackend(num_slots=2, block_size=4, num_blocks=4, max_step_tokens=8, context_length=16))
     for field in ("logprobs", "prompt_logprobs"):
         runner.reset()

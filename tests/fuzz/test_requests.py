@@ -1,6 +1,6 @@
-"""Generated requests against validation: each is served or refused with a sentence and a field, never anything else.
+"""Generated requests against validation: each is accepted, or refused with a sentence and a field.
 
-20,000 of them by default; by hand a million: `ROSTER_FUZZ_REQUESTS=1000000 pytest tests/fuzz/test_requests.py`.
+The default is 20,000; a million: `ROSTER_FUZZ_REQUESTS=1000000 pytest tests/fuzz/test_requests.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Request = inference_pb2.GenerateRequest
 
 
 def plausible(rng: random.Random) -> Request:
-    """A request that a client might mean."""
+    """Returns a request that a client might send."""
     request = Request(request_id=rng.choice(("", "mine")))
     kind = rng.randrange(3)
     if kind == 0:
@@ -51,7 +51,7 @@ def plausible(rng: random.Random) -> Request:
 
 
 def generated(rng: random.Random) -> Request:
-    """A hostile request. Raises DecodeError where not even protobuf takes it."""
+    """Returns a hostile request. Raises DecodeError if protobuf cannot parse it."""
     way = rng.random()
     if way < 0.35:
         return random_message(rng, Request, density=rng.choice((0.05, 0.15, 0.4)))
@@ -62,13 +62,13 @@ def generated(rng: random.Random) -> Request:
 
 
 def check_valid(valid: ValidRequest) -> None:
-    """What the engine and the runner rely on."""
+    """Checks the properties on which the engine and the runner rely."""
     submit = engine_pb2.Submit.FromString(valid.to_submit(1, "tenant").SerializeToString())
     prompt, received = np.frombuffer(submit.prompt, "<i4"), np.frombuffer(submit.received, "<i4")
     assert len(prompt) >= 1 and prompt.min() >= 0 and prompt.max() < VOCAB
     assert not len(received) or (received.min() >= 0 and received.max() < VOCAB and submit.n == 1)
     assert len(received) <= submit.max_tokens and submit.max_tokens >= 1
-    # One that was begun elsewhere may wait for a runner that holds it, if its client had set its length.
+    # A request with received tokens may wait for a runner that can hold it, if its client has set its length.
     assert len(prompt) + submit.max_tokens <= (CONTEXT if len(received) else min(CONTEXT, POOL))
     assert 1 <= submit.n <= 64 and -100 <= submit.priority <= 100 and 1 <= len(submit.request_id.encode()) <= 128
     sampling = submit.sampling
@@ -109,7 +109,7 @@ def test_generated_requests_are_served_or_refused_cleanly() -> None:
 
 
 async def test_bytes_on_every_method_get_a_clean_status() -> None:
-    """Over gRPC: whatever the bytes, the status blames the request, and the next one is served."""
+    """Over gRPC, arbitrary bytes get a client error, and the next request is served."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     kinds: dict[str, type[Message]] = {

@@ -1,6 +1,6 @@
-"""Generated schemas, regular expressions and grammars: each is refused with a sentence or works, and ends nothing.
+"""Generated schemas, regular expressions and grammars: each is refused with a sentence or works, and crashes nothing.
 
-2,000 of them in CI; by hand, for at most 25 minutes: `ROSTER_FUZZ_SCHEMAS=100000 pytest -s tests/fuzz/test_schemas.py`.
+CI runs 2,000; for at most 25 minutes: `ROSTER_FUZZ_SCHEMAS=100000 pytest -s tests/fuzz/test_schemas.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMAS = int(os.environ.get("ROSTER_FUZZ_SCHEMAS", "2000"))
 SEED = int(os.environ.get("ROSTER_FUZZ_SEED", "17"))
 LIMIT_S = float(os.environ.get("ROSTER_FUZZ_SECONDS", "1500"))
 SERVED = max(40, SCHEMAS // 100)
-"""Through the services; the others through what compiles them."""
+"""Number of cases sent through the services; the others only go to the compiler."""
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 300)
 
@@ -42,7 +42,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 
 def test_none_ends_the_process_that_compiles_it() -> None:
-    """But for those that take too long: they are few, and the kernel ends them."""
+    """Except those that take too long: they are few, and SIGALRM ends their process."""
     print(f"seed {SEED}")
     rng, until = random.Random(SEED), time.monotonic() + LIMIT_S
     counts: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def test_none_ends_the_process_that_compiles_it() -> None:
         assert min(counts[f"{kind} works"], counts[f"{kind} refused"]) > sum(counts.values()) / 200, counts
 
 
-async def test_services_serve_or_refuse_each_and_a_bystander_notices_nothing(roster: RosterProcesses) -> None:
+async def test_services_serve_or_refuse_each_and_a_bystander_is_unaffected(roster: RosterProcesses) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED + 1)
     cases = [random_constraint(rng) for _ in range(SERVED)]
@@ -92,7 +92,7 @@ async def bystander(client: RosterClient) -> Completion:
 
 
 async def served(client: RosterClient, kind: str, text: str) -> str:
-    """How a constraint ends: "refused", or the finish reason."""
+    """Returns a constraint's outcome: "refused", or the finish reason."""
     request = inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="x"))
     request.stop.max_tokens = 12
     setattr(request.constraint, kind, text)

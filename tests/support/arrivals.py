@@ -1,4 +1,4 @@
-"""Arrival times for traces that tests make."""
+"""Arrival times for traces made by tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 
 def poisson(rng: random.Random, rate: float, start_s: float, end_at: float) -> list[float]:
-    """Times of a Poisson process of `rate` a second in [start_s, end_at)."""
+    """Returns the times of a Poisson process of `rate` per second in [start_s, end_at)."""
     times, now_s = [], start_s + rng.expovariate(rate)
     while now_s < end_at:
         times.append(now_s)
@@ -17,5 +17,5 @@ def poisson(rng: random.Random, rate: float, start_s: float, end_at: float) -> l
 
 
 def merged(*requests: list[TraceRequest]) -> Trace:
-    """One trace of all, in order of arrival."""
+    """Returns one trace of all requests, in order of arrival."""
     return Trace("test", tuple(sorted((r for group in requests for r in group), key=lambda r: r.arrival_s)))

@@ -1,4 +1,4 @@
-"""Random batches over a paged cache, and what attention gives for them in float32: the kernels' slow twin."""
+"""Random batches over a paged cache, and the float32 attention over them: the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner_svc.interface.kv_cache import FP8, KVCache
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """Rows with `counts` queries each at the end of `lengths` positions, and how the model attends."""
+    """Rows with `counts` queries each at the end of `lengths` positions, and the model's kind of attention."""
 
     lengths: tuple[int, ...]
     counts: tuple[int, ...]
@@ -24,17 +24,17 @@ class AttentionCase:
     block_size: int = 16
     window: int | None = None
     soft_cap: float | None = None
-    # Of the scores; 1 / sqrt(head_dim) unless given.
+    # Scale of the scores; None: 1 / sqrt(head_dim).
     scale: float | None = None
-    # Of queries and output, and of the cache unless that is FP8.
+    # Dtype of queries and output, and of the cache unless that is FP8.
     dtype: torch.dtype = torch.bfloat16
     fp8_cache: bool = False
-    # How much larger a row's first key is than its last, with those between on a line: scores grow towards the first.
+    # Factor of a row's first key; falls linearly to 1 at the last, so that scores grow towards the first.
     first_key: float = 1.0
 
 
 class AttentionBatch:
-    """A case with its tensors: a cache that holds NaN wherever no position of a row lies, and shuffled block tables."""
+    """A case with its tensors: a cache that is NaN outside the rows' positions, and shuffled block tables."""
 
     def __init__(self, case: AttentionCase, seed: int, device: torch.device) -> None:
         self.case = case
@@ -64,7 +64,7 @@ class AttentionBatch:
         self.host_tables = tables
         self.block_tables = torch.from_numpy(tables).to(device)
         shape = (sum(case.counts), case.num_heads, case.head_dim)
-        # Three times the usual size: some keys stand out, which a flat softmax would hide.
+        # Three times the usual size makes some keys stand out; a flat softmax would hide errors.
         self.queries = 3 * torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
         self.output = torch.full_like(self.queries, float("nan"))
 
@@ -86,7 +86,7 @@ class AttentionBatch:
         return np.arange(len(self.case.lengths), dtype=np.int32)
 
     def expected(self) -> Tensor:
-        """float32 [T, num_heads, head_dim]."""
+        """Returns the expected output, float32 [T, num_heads, head_dim]."""
         outputs, first = [], 0
         for row, (length, count) in enumerate(zip(self.case.lengths, self.case.counts, strict=True)):
             outputs.append(self._attend(row, length, self.queries[first : first + count].float()))

@@ -1,4 +1,4 @@
-"""Runs the attention kernels over a random batch, on its device, and holds them to their slow twin."""
+"""Runs the attention kernels over a random batch, on its device, and compares them with the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runner_svc.attention.cuda import CudaAttention
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from tests.support.attention_cases import AttentionBatch
 
-# bf16 operands and output round to 2 ** -9; a wrong row or mask is far above.
+# bf16 operands and output round to 2 ** -9; a wrong row or mask has a far larger error.
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 
@@ -32,7 +32,7 @@ def to_device(plan: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def stream_of(device: torch.device) -> int:
-    """0 for the CPU, which has none."""
+    """Returns 0 for the CPU, which has no streams."""
     return torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
 
 
@@ -54,7 +54,7 @@ def run_decode(attention: CudaAttention, batch: AttentionBatch, repeats: int = 1
 
 
 def run_prefill(attention: CudaAttention, batch: AttentionBatch, blocks: int | None = None) -> None:
-    """Given `blocks`, Hopper's kernel deals all pieces to so many."""
+    """With `blocks`, Hopper's kernel deals all pieces to that many blocks."""
     words = attention.prefill_plan_words(len(batch.queries) + 7, len(batch.lengths) + 1)
     plan = np.empty(words, np.int32)
     starts = batch.lengths - batch.counts
@@ -68,7 +68,7 @@ def run_prefill(attention: CudaAttention, batch: AttentionBatch, blocks: int | N
 
 
 def run_mixed(attention: CudaAttention, batch: AttentionBatch, room: int = 0) -> None:
-    """Rows of one position decode, the others are prompts; with room for more rows and positions."""
+    """Decodes rows of one position and prefills the others; the plan has room for `room` more rows and positions."""
     ones, more = np.flatnonzero(batch.counts == 1), np.flatnonzero(batch.counts > 1)
     num_rows = len(ones) + room
     prefill_words = attention.prefill_plan_words(len(batch.queries) + room, len(more) + room) if len(more) + room else 0
@@ -87,7 +87,7 @@ def run_mixed(attention: CudaAttention, batch: AttentionBatch, room: int = 0) ->
     for _ in range(3):
         batch.output.fill_(float("nan"))
         attention.run_mixed(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), num_rows, prefill_words)
-        # Waits for the kernel launched last alone.
+        # Waits only for the kernel launched last.
         copied = batch.output.clone()
     wait_for(device)
     batch.output.copy_(copied)
@@ -98,7 +98,7 @@ def check(batch: AttentionBatch, seed: int) -> None:
     assert batch.output.isfinite().all(), f"seed {seed}: NaN in {batch.case}"
     error = (batch.output.float() - expected).norm() / expected.norm().clamp(min=1e-6)
     assert error < TOLERANCE[batch.case.dtype], f"seed {seed}: error {error:.1e} in {batch.case}"
-    # No single head may hide behind the others.
+    # A single head's error must not disappear in the norm over all heads.
     norms = expected.norm(dim=-1).clamp(min=1e-3)
     worst = ((batch.output.float() - expected).norm(dim=-1) / norms).max()
     assert worst < 5 * TOLERANCE[batch.case.dtype], f"seed {seed}: a head's error {worst:.1e} in {batch.case}"

@@ -1,4 +1,4 @@
-"""An authority of a test's own: certificates for 127.0.0.1 and for clients, written as PEM."""
+"""A certificate authority for a test: certificates for 127.0.0.1 and for clients, written as PEM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Signs certificates; its own is `ca`."""
+    """Signs certificates; `ca` is the path of its own."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -28,7 +28,7 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """Paths of a certificate, good for 127.0.0.1 and localhost, and of its key."""
+        """Returns the paths of a certificate, valid for 127.0.0.1 and localhost, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")])
         certificate = (

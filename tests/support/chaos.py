@@ -1,6 +1,6 @@
-"""A load of mixed requests that must all come to their right ends, whatever breaks meanwhile; and the rest afterwards.
+"""A load of mixed requests, each of which must end correctly despite failures, and a wait for the idle state.
 
-What breaks things is in `havoc.py`, what the requests are in `chaos_requests.py`.
+`havoc.py` causes the failures; `chaos_requests.py` defines the requests.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from tests.support.processes import RosterProcesses
 
 PATIENCE_S = 120.0
 ON_ITS_WAY_S = 0.3
-"""What comes sooner after a scheduler's death is what it had sent: the next one has not even started."""
+"""Tokens that arrive within this time of a scheduler's death are its own: the next one has not even started."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the load."""
+    """Results of the load."""
 
     completed: int = 0
     cancelled: int = 0
     refused: list[str] = field(default_factory=list)
-    """Refused as poison: two runners ended while it was alone on each."""
+    """Messages of requests refused as poison: two runners were lost while each computed only that request."""
     cut_short: int = 0
-    """Answers that a scheduler's drain ended; each was asked for once more."""
+    """Answers ended by a scheduler's drain; each request was sent once more."""
     too_large: int = 0
-    """Refusals of large requests while no large runner was there; each was sent once more."""
+    """Refusals of large requests while no large runner was connected; each request was sent once more."""
     troubles: Counter[str] = field(default_factory=Counter)
-    """What happened, and how often."""
+    """Number of failures of each kind."""
     resumed_s: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "scheduler": []})
-    """Of each stream that had tokens when something was killed, from then to its next token."""
+    """Seconds from a kill to the next token, for each stream that had tokens at that moment."""
     kills: list[tuple[float, str]] = field(default_factory=list)
-    """When each runner and scheduler was killed, on the monotonic clock."""
+    """Time on the monotonic clock at which each runner or scheduler was killed."""
 
 
 class Load:
-    """Sends `count` requests, `concurrency` at a time, each until it has its answer."""
+    """Sends `count` requests, `concurrency` at a time, each until it is answered."""
 
     def __init__(self, roster: RosterProcesses, count: int, concurrency: int, seed: int, large: float = 0.0) -> None:
         """`large`: see `RequestSpec.of`."""
@@ -71,11 +71,11 @@ class Load:
 
     @property
     def taken(self) -> int:
-        """Requests that have been taken up."""
+        """Number of requests started."""
         return self._next
 
     async def run(self) -> Outcome:
-        """Returns once all are done. Raises AssertionError at the first wrong answer."""
+        """Returns once all requests are done. Raises AssertionError at the first wrong answer."""
         async with RosterClient(self._roster.address, reconnect_s=60) as client, client.session() as session:
             await asyncio.gather(*[self._work(client, session) for _ in range(self._concurrency)])
         return self.outcome
@@ -86,11 +86,11 @@ class Load:
             self._next += 1
             deadline = time.monotonic() + PATIENCE_S
             while (failure := await self._attempt(spec, client, session)) is not None:
-                assert time.monotonic() < deadline, f"{spec} was never taken: {failure!r}"
+                assert time.monotonic() < deadline, f"{spec} was never accepted: {failure!r}"
                 await asyncio.sleep(0.1)
 
     async def _attempt(self, spec: RequestSpec, client: RosterClient, session: Session) -> RosterError | None:
-        """One try; why it never began, or None: it has come to its end."""
+        """Makes one attempt; returns None if the request has ended, otherwise the error for which it never began."""
         stream = (session if spec.in_session else client).generate(spec.prompt, **spec.options)
         prompts = recorded_prompts(stream)
         try:
@@ -101,8 +101,9 @@ class Load:
         except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError) as error:
             return error
         except InvalidRequestError as error:
-            # The runners that hold it are away, and one is there that does not. What has tokens waits aside for them,
-            # also where it is sent again to a new scheduler; unless there are several choices, which begin again.
+            # The runners that can hold it are gone, and a smaller one is connected. A request with tokens waits for a
+            # large runner instead, even if it is sent again to a new scheduler, unless it has several choices, which
+            # start over.
             about_size = any(reason in str(error) for reason in ("the largest", "the model's context"))
             assert spec.is_large and about_size, f"{spec}: {error}"
             assert spec.n > 1 or not any(stream.received) or "context" in str(error), f"{spec}: {error}"
@@ -124,7 +125,7 @@ class Load:
         return None
 
     async def _follow(self, spec: RequestSpec, client: RosterClient, stream: EventStream | SessionStream) -> bool:
-        """Reads the stream, and cancels where the request says so; False when it was cut."""
+        """Reads the stream and cancels it where the request says so; returns False if the stream was cut."""
         tokens, heard_s, cancelled = 0, None, spec.cancel_after is None
         async for event in stream:
             if isinstance(event, Delta):
@@ -138,12 +139,12 @@ class Load:
             cancelled = True
             with contextlib.suppress(
                 NotFoundError, UnavailableError, RequestCancelledError
-            ):  # gone, or just restarting
+            ):  # it has ended, or the scheduler is restarting
                 await client.cancel(stream.request_id, deadline_s=PATIENCE_S)
         return True
 
     def _note(self, heard_s: float | None) -> float:
-        """A delta came; `heard_s` is when the last one did. Counts from the first kill in between, if there was any."""
+        """Records a delta; `heard_s` is the previous one's time. Measures from the first kill between the two."""
         now_s = time.monotonic()
         since = [kill for kill in self.outcome.kills if heard_s is not None and kill[0] >= heard_s]
         if since and heard_s is not None:
@@ -155,7 +156,7 @@ class Load:
 
 
 def recorded_prompts(stream: EventStream | SessionStream) -> list[ToldPrompt]:
-    """Fills with what each of the stream's connections tells of the prompt; the client itself takes the first."""
+    """Returns a list that receives the prompt information of each connection; the client itself keeps the first."""
     assembler, told = stream._assembler, list[ToldPrompt]()
     events = assembler.events
 
@@ -169,7 +170,7 @@ def recorded_prompts(stream: EventStream | SessionStream) -> list[ToldPrompt]:
 
 
 async def settled(roster: RosterProcesses, runners: int, within_s: float = 30.0) -> admin_pb2.GetStatusResponse:
-    """The status once nothing waits, runs or holds a block on any of so many runners."""
+    """Returns the status once `runners` runners are connected and nothing waits, runs or holds a block."""
     deadline = time.monotonic() + within_s
     async with AdminClient(roster.admin_address) as admin:
         while True:

@@ -1,6 +1,7 @@
-"""Requests of a mixed load, each made from its number and a seed, and their known answers.
+"""Requests of a mixed load, each generated from its number and a seed, with their expected answers.
 
-`RequestSpec.check` compares an answer exactly: tokens, text, log-probabilities, those of the prompt, and the finish.
+`RequestSpec.check` compares an answer exactly: tokens, text, log-probabilities, the prompt's log-probabilities and the
+finish.
 """
 
 from __future__ import annotations
@@ -24,23 +25,22 @@ from tests.support.constraints import CONSTRAINTS
 EOS_PROBABILITY = 1 / 64
 MAX_TOKENS = 60
 EVERYWHERE = 0
-"""The first token of each prompt, and one of the scheduler's probe: a runner that it is poison to loses whatever it is
-sent."""
+"""First token of each prompt, and part of the scheduler's probe: a runner that crashes on it loses every plan."""
 STEM = [7, 3, 1, 4] * 8
 LONG = 200
-"""Tokens that the prompts of large requests begin with: they fit only large runners."""
+"""Tokens with which the prompts of large requests begin; they fit only large runners."""
 MODEL: plan_pb2.Model = byte_model("hash", "HashModel", NUM_TOKENS, 2048)
 SCHEMAS = [*CONSTRAINTS, ("regex", "([a-d]{3}-){4,14}[0-9]{2,6}"), ("json_schema", '{"type": "integer"}')]
 _COMPILER = GrammarCompiler(MODEL)
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """What the byte tokenizer makes of tokens."""
+    """Returns the byte tokenizer's text of tokens."""
     return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
 
 
 def follower(kind: str, text: str) -> Callable[[list[int]], list[int]]:
-    """As `allowed_after`, but for one sequence whose tokens grow from call to call, which is much quicker."""
+    """Like `allowed_after`, but for one sequence whose tokens grow from call to call, which is much faster."""
     matcher, told = _COMPILER.compile(grammar_text(kind, text)), 0
 
     def allowed(generated: list[int]) -> list[int]:
@@ -54,7 +54,7 @@ def follower(kind: str, text: str) -> Callable[[list[int]], list[int]]:
 
 
 def scored(tokens: Sequence[int], position: int, top: int) -> list[TokenLogprobs]:
-    """The log-probabilities of tokens from a position on, as a client gets them."""
+    """Returns the log-probabilities of tokens from a position on, as a client receives them."""
     values = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
     message = pb.Logprobs(top=top)
     for value, ids, tops in values:
@@ -66,7 +66,7 @@ def scored(tokens: Sequence[int], position: int, top: int) -> list[TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class ToldPrompt:
-    """What a connection told of the prompt, and the tokens of each choice that the client had by then."""
+    """A connection's prompt information, with the tokens of each choice that the client had by then."""
 
     info: pb.PromptInfo
     received: list[int]
@@ -74,7 +74,7 @@ class ToldPrompt:
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """One request of the load, made from its number."""
+    """One request of the load, generated from its number."""
 
     number: int
     prompt: list[int]
@@ -85,17 +85,17 @@ class RequestSpec:
     logprobs: int | None
     prompt_logprobs: int | None
     constraint: tuple[str, str] | None
-    """Its kind and text."""
+    """Kind and text of the constraint."""
     stop: str | None
     in_session: bool
     cancel_after: int | None
     """Tokens after which the request is cancelled; None: never."""
     cancel_by_id: bool
-    """By a call of its own, while the stream stays open; else the client cuts the stream."""
+    """Whether to cancel with a separate call while the stream stays open; otherwise the client closes the stream."""
 
     @classmethod
     def of(cls, number: int, seed: int, large: float = 0.0) -> RequestSpec:
-        """The request of this number. `large`: the part of requests whose prompts have more than `LONG` tokens."""
+        """Returns the request of this number. `large`: fraction of requests with prompts of more than `LONG` tokens."""
         rng = random.Random(f"{seed}-{number}")
         stem = STEM if rng.random() < 0.3 else []
         spec = cls(
@@ -122,7 +122,7 @@ class RequestSpec:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """Each choice's tokens where no stop string cuts them."""
+        """Each choice's tokens before a stop string cuts them."""
         return [
             expected_tokens(
                 self.prompt,
@@ -139,12 +139,12 @@ class RequestSpec:
 
     @property
     def is_large(self) -> bool:
-        """Only large runners hold it."""
+        """Whether only large runners can hold it."""
         return len(self.prompt) > LONG
 
     @property
     def options(self) -> Options:
-        """As the client sends it."""
+        """Options with which the client sends it."""
         options: Options = {
             "request_id": f"chaos-{self.number}", "max_tokens": self.max_tokens, "n": self.n, "seed": self.seed,
             "temperature": self.temperature,
@@ -161,10 +161,10 @@ class RequestSpec:
         return options
 
     def check(self, completion: Completion, prompts: Sequence[ToldPrompt]) -> None:
-        """A whole answer is the one that it would have been alone; part of one, cancelled or cut by a drain of the
-        service, is its beginning.
+        """Checks that a complete answer equals that of the request alone, and that a partial one is a prefix of it.
 
-        `prompts`: what each connection told of the prompt.
+        An answer is partial if it was cancelled or cut by the service's shutdown. `prompts`: each connection's prompt
+        information.
         """
         assert len(completion.choices) == self.n, f"{self}: {completion}"
         finishes = [choice.finish for choice in completion.choices]
@@ -178,14 +178,17 @@ class RequestSpec:
             self._check_end(choice, expected, told)
 
     def _check_prompt(self, completion: Completion, prompts: Sequence[ToldPrompt]) -> None:
-        """All of it comes once, and again with each connection that brings tokens."""
+        """Checks that the prompt's log-probabilities are complete in the answer and from each connection.
+
+        A connection that adds no tokens may send none.
+        """
         wanted = [] if self.prompt_logprobs is None else scored(self.prompt[1:], 1, self.prompt_logprobs)
         assert completion.started is not None and not completion.started.prompt_token_ids
         assert list(completion.started.prompt_logprobs) == wanted, f"{self}: {completion.started}"
         assert bool(prompts) == (self.prompt_logprobs is not None), f"{self}: {prompts}"
         received = [len(choice.token_ids) for choice in completion.choices]
         for told in prompts:
-            # An answer of which the client has everything but the end is not computed again for the prompt's sake.
+            # If the client lacks only the end, the prompt is not recomputed for its log-probabilities.
             nothing_left = self.n == 1 and told.received == received and not told.info.logprobs.sampled
             assert nothing_left or list(token_logprobs(told.info.logprobs)) == wanted, f"{self}: {told}"
 

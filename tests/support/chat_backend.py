@@ -1,4 +1,4 @@
-"""What both example backends promise, as checks of any program that prints the port it listens on."""
+"""Checks of both example backends, for any program that prints the port on which it listens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 60
 
 @contextmanager
 def roster_for_backends(folder: Path) -> Iterator[RosterProcesses]:
-    """Slow enough to be killed in the middle of an answer, small enough to be full with two."""
+    """Runs a service slow enough to be killed during an answer, and full with two requests."""
     runner = {"device": "hash", "slots": 1, "test_backend": {"step_ms": 10, "eos_probability": 0}, "silence_s": 1.0}
     with RosterProcesses(folder, scheduler={"max_waiting_requests": 1}, runner=runner) as roster:
         yield roster
@@ -46,12 +46,12 @@ class ChatBackend:
         return connection.getresponse()
 
     def ask(self, **options: Any) -> http.client.HTTPResponse:
-        """A greedy chat of TOKENS tokens, which the hash model answers alike each time."""
+        """Sends a greedy chat of TOKENS tokens, to which the hash model always gives the same answer."""
         body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS, "temperature": 0}
         return self.post(body | options)
 
     def check_answer(self, response: http.client.HTTPResponse) -> None:
-        """Is it, to the letter, what our own client gets?"""
+        """Checks that the answer is exactly what our own client receives."""
         assert response.status == 200, response.read()
         assert response.headers["content-type"] == "text/event-stream"
         *pieces, end = events(response)
@@ -64,7 +64,7 @@ class ChatBackend:
         assert end == {"kind": "end", "reason": "length", **usage}
 
     def check_restart(self) -> None:
-        """The scheduler dies in the middle of a stream."""
+        """Kills the scheduler during a stream."""
         response = self.ask()
         first = response.readline()
         assert first.startswith(b"data: ")
@@ -78,12 +78,12 @@ class ChatBackend:
         assert end == whole[-1]
 
     def check_overload(self) -> None:
-        """More than may wait: each is tried again until it is served."""
+        """Sends more requests than may wait; the backend retries each until it is served."""
         responses = [self.ask(max_tokens=20) for _ in range(4)]
         assert [events(response)[-1]["completionTokens"] for response in responses] == [20] * 4
 
     def check_refusal(self) -> None:
-        """What the server refuses is a 400 that names the field; what is no chat at all never gets there."""
+        """Checks that a refusal by the server becomes a 400 that names the field; a malformed chat is never sent."""
         refused = self.ask(temperature=1000)
         assert refused.status == 400
         assert "sampling.temperature" in json.loads(refused.read())["error"]
@@ -92,14 +92,14 @@ class ChatBackend:
             assert response.status == 400 and "messages" in json.loads(response.read())["error"]
 
     def check_client_that_leaves(self) -> None:
-        """Its request ends long before it would have by itself, or by the time that a cut stream is kept."""
+        """Checks that the request ends long before its last token, and before a cut stream's retention time is over."""
         response = self.ask(max_tokens=10_000)
         response.readline()
         assert self._running() == 1
         response.close()
         deadline = time.monotonic() + 8  # a cut stream is kept for 10 s
         while self._running():
-            assert time.monotonic() < deadline, "the request goes on without a reader"
+            assert time.monotonic() < deadline, "the request continues without a reader"
             time.sleep(0.05)
 
     def _running(self) -> int:
@@ -112,7 +112,7 @@ class ChatBackend:
 
 
 def events(response: http.client.HTTPResponse) -> list[dict[str, Any]]:
-    """The server-sent events of an answer."""
+    """Returns the server-sent events of an answer."""
     return _events(response.read())
 
 
@@ -121,7 +121,7 @@ def _events(stream: bytes) -> list[dict[str, Any]]:
 
 
 class ChatBackendTests:
-    """What every example backend is held to. A subclass in a test file has the fixture `backend` beside it."""
+    """Tests for every example backend. A subclass in a test file adds the fixture `backend`."""
 
     def test_an_answer_is_what_our_client_gets(self, backend: ChatBackend) -> None:
         backend.check_answer(backend.ask())

@@ -1,4 +1,4 @@
-"""compose.yaml as data: what each service of a profile runs, in which environment, and which ports it publishes."""
+"""compose.yaml as data: each service's command, environment and published ports in a profile."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class ComposeService:
     environment: dict[str, str]
     ports: dict[int, int]
     networks: dict[str, list[str]]
-    """Those that it is on, and its further names there."""
+    """Its networks, each with the service's aliases there."""
     built: bool
-    """Its image comes from this repository."""
+    """Whether its image is built from this repository."""
 
     @property
     def aliases(self) -> list[str]:
-        """Its further names on any network."""
+        """Its aliases on all networks."""
         return [alias for aliases in self.networks.values() for alias in aliases]
 
 
 def read_compose(path: Path, profile: str, variables: Mapping[str, str]) -> list[ComposeService]:
-    """The services that `--profile PROFILE` starts, those without a profile first; variables filled in."""
+    """Returns the services that `--profile PROFILE` starts, those without a profile first, with variables filled in."""
     document = yaml.safe_load(_interpolate(path.read_text("utf-8"), variables))
     chosen = {
         name: service for name, service in document["services"].items() if profile in service.get("profiles", [profile])
@@ -43,7 +43,7 @@ def read_compose(path: Path, profile: str, variables: Mapping[str, str]) -> list
 
 
 def compose_variables(path: Path) -> dict[str, str]:
-    """The variables of the file with their defaults. Raises ValueError if one has several."""
+    """Returns the file's variables with their defaults. Raises ValueError if a variable has several."""
     found: dict[str, str] = {}
     for match in _VARIABLE.finditer(path.read_text("utf-8")):
         if match["name"] and found.setdefault(match["name"], match["default"]) != match["default"]:
@@ -64,7 +64,7 @@ def _service(name: str, service: dict[str, Any]) -> ComposeService:
 
 
 def _networks(networks: list[str] | dict[str, dict[str, list[str]] | None]) -> dict[str, list[str]]:
-    """Either form of a service's networks, each with the service's aliases there."""
+    """Converts either form of a service's networks to aliases by network."""
     if isinstance(networks, list):
         return {name: [] for name in networks}
     return {name: (own or {}).get("aliases", []) for name, own in networks.items()}
@@ -72,7 +72,7 @@ def _networks(networks: list[str] | dict[str, dict[str, list[str]] | None]) -> d
 
 def _interpolate(text: str, variables: Mapping[str, str]) -> str:
     if left := re.search(r"\$\S*", _VARIABLE.sub("", text)):
-        raise ValueError(f"{left.group()} has a form that is not known here: write ${{NAME:-default}}, or $$ for $")
+        raise ValueError(f"{left.group()} has an unsupported form: write ${{NAME:-default}}, or $$ for $")
 
     def fill(match: re.Match[str]) -> str:
         return match["dollar"] or variables.get(match["name"]) or match["default"]

@@ -1,6 +1,4 @@
-"""Constraints of every kind, and the slow twin of masks: a matcher at its beginning is told all tokens, for each next
-one anew.
-"""
+"""Constraints of every kind, and a reference for masks: for each next token, a new matcher consumes all tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ CONSTRAINTS: list[tuple[str, str]] = [
 def allowed_after(
     model: plan_pb2.Model, kind: str, text: str, *, min_tokens: int = 0, stop_ids: list[int] | None = None
 ) -> Callable[[list[int]], list[int]]:
-    """A function from generated tokens to the ascending ids that may follow under a constraint."""
+    """Returns a function from generated tokens to the ascending ids that a constraint allows next."""
     compiler = GrammarCompiler(model)
     grammar = grammar_text(kind, text)
 

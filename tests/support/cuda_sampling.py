@@ -1,4 +1,4 @@
-"""Rows through the sampling kernels, and rows with any combination of parameters. Needs a GPU: imports CuPy."""
+"""Runs rows through the sampling kernels, and makes rows with random parameters. Needs a GPU: imports CuPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT = 640
 def cuda_sample(
     rows: list[Row], dtype: torch.dtype = torch.float32, masks: NDArray[np.uint32] | None = None
 ) -> tuple[SampledRows, torch.Tensor]:
-    """What the kernels make of the rows, and the token buffer afterwards; the logits lie between NaNs.
+    """Returns the kernels' samples of the rows, and the token buffer afterwards; the logits lie between NaNs.
 
     `masks` [L, ceil(vocab_size / 32)]: see `CudaSampler`.
     """
@@ -64,14 +64,14 @@ def random_logits(dice: random.Random, vocab_size: int) -> list[float]:
         values[:] = 1.5
     if kind == "outlier":
         values[dice.randrange(vocab_size)] += dice.choice([5, 12, 60])
-    if kind == "low":  # a few far above all others
+    if kind == "low":  # a few tokens far above all others
         chosen = noise.permutation(vocab_size)[:20]
         values[chosen] += 50
     return values.astype(np.float32).tolist()
 
 
 def random_row(dice: random.Random, vocab_size: int) -> Row:
-    """Any combination of parameters. Prefixes of one to three ids show whether they end at the right one."""
+    """Returns a row with random parameters. Prefixes of one to three ids show whether top-p ends at the right one."""
     prompt_len = dice.randint(1, 300)
     return Row(
         logits=random_logits(dice, vocab_size),

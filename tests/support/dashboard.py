@@ -1,4 +1,4 @@
-"""The Grafana dashboard as data: its panels, and their queries as Grafana would send them."""
+"""The Grafana dashboard as data: its panels, and their queries as Grafana sends them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "roster.json"
 
 
 def read_dashboard() -> dict[str, Any]:
-    """The whole document."""
+    """Returns the whole document."""
     document: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
     return document
 
 
 def panels() -> list[dict[str, Any]]:
-    """Everything that shows data: all panels but the rows' heads."""
+    """Returns all panels that show data: all but the row headings."""
     return [panel for panel in read_dashboard()["panels"] if panel["type"] != "row"]
 
 
 def queries(interval: str = "1m", **variables: str) -> dict[str, str]:
-    """The queries by "title/refId", variables filled in; a variable that is not given chooses all."""
+    """Returns the queries by "ID TITLE/REFID", with variables filled in; an omitted variable matches all values."""
     values = dict.fromkeys(("instance", "runner"), ".*") | variables | {"__rate_interval": interval}
     found = {}
     for panel in panels():

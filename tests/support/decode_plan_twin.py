@@ -1,4 +1,4 @@
-"""The slow twin of `attention.decode_plan`: who shares a (row, unit) is looked up among the ranges, not computed."""
+"""The reference for `attention.decode_plan`: the ranges that share a (row, unit) are searched, not computed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from runner_svc.attention.decode_plan import (
 
 @dataclass(frozen=True, slots=True)
 class PlannerTwin:
-    """As `DecodePlanner`, with the same fields."""
+    """Like `DecodePlanner`, with the same fields."""
 
     batch: int
-    # Blocks of threads that run at once, and the least cost of a range: a tile a warp.
+    # Blocks of threads that run at once, and the least cost of a range: one tile per warp.
     grid: int
     min_cost: int
-    # Key-value heads times the units each is split into.
+    # Number of key-value heads times the units into which each is split.
     units: int
-    # What the end of a (row, unit) costs, in tiles; less than `min_cost`.
+    # Cost of the end of a (row, unit) in tiles; less than `min_cost`.
     end_cost: int
     window: int | None
 
     @property
     def words(self) -> int:
-        """int32 words of a plan."""
+        """Length of a plan in int32 words."""
         return ROW_WORDS * self.batch + RANGE_WORDS * self.grid
 
     def write(
@@ -56,8 +56,8 @@ class PlannerTwin:
     ) -> None:
         """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
 
-        Rows that the batch is padded with are no work, and keep what the output held. Only the first `blocks` of the
-        grid get work.
+        Padding rows of the batch are no work, and their output is unchanged. Only the first `blocks` of the grid get
+        work.
         """
         rows = plan[: ROW_WORDS * len(lengths)].reshape(len(lengths), ROW_WORDS)
         firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
@@ -81,15 +81,16 @@ class PlannerTwin:
         ranges: NDArray[np.int32],
         blocks: int,
     ) -> None:
-        """`ends` [N] is where each row ends on the line."""
+        """`ends` [N] is each row's end on the line of tiles."""
         bounds = self._bounds(tiles, ends, blocks)
         begins = bounds[:-1]
-        # The first and the last tile of each range (of an empty one, any), and the (row, unit) that each is part of.
+        # The first and last tile of each range (any tile if it is empty), and the (row, unit) that contains each.
         edges = np.concatenate((np.minimum(begins, ends[-1] - 1), np.maximum(bounds[1:] - 1, 0)))
         row_of_edge = np.searchsorted(ends, edges, side="right")
         tiles_of_row = tiles[row_of_edge]
         first_tiles = edges - (edges - (ends - tiles * self.units)[row_of_edge]) % tiles_of_row
-        # Ranges that hold its first and its last tile. Of ranges that begin at one place only the last isn't empty.
+        # The ranges that contain its first and last tile. If several ranges begin at one place, only the last is
+        # nonempty.
         first_blocks = np.searchsorted(begins, first_tiles, side="right") - 1
         last_blocks = np.searchsorted(begins, first_tiles + tiles_of_row - 1, side="right") - 1
         first_slots = 2 * first_blocks + (begins[first_blocks] != first_tiles)
@@ -100,7 +101,7 @@ class PlannerTwin:
         ranges[:, HEAD_LAST_BLOCK], ranges[:, TAIL_LAST_BLOCK] = last_blocks.reshape(2, self.grid)
 
     def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64], blocks: int) -> NDArray[np.int64]:
-        """[grid + 1]: where ranges of equal cost begin on the line of tiles, and where the last one ends."""
+        """Returns where ranges of equal cost begin on the line of tiles, and where the last one ends [grid + 1]."""
         costs = tiles + self.end_cost
         cost_ends = np.cumsum(costs) * self.units
         cost = max(self.min_cost, -(-int(cost_ends[-1]) // blocks))

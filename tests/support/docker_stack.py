@@ -1,4 +1,4 @@
-"""compose.yaml's services in real containers: a Compose project of its own on free host ports."""
+"""compose.yaml's services in real containers: a separate Compose project on free host ports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOP_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image and its size in bytes, that of its base included."""
+    """An image and its size in bytes, including its base."""
 
     name: str
     size: int
@@ -35,7 +35,7 @@ class DockerStack:
     """Images, containers, network and volumes of a profile."""
 
     def __init__(self, folder: Path, profile: str) -> None:
-        """`folder` gets the secrets."""
+        """Secrets are written to `folder`."""
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         # Debian's Docker has no BuildKit: use the builder that every Docker has.
         buildkit = {name: os.environ.get(name, "0") for name in ("DOCKER_BUILDKIT", "COMPOSE_DOCKER_CLI_BUILD")}
@@ -53,7 +53,7 @@ class DockerStack:
         self.grafana = f"http://127.0.0.1:{ports['GRAFANA_PORT']}"
 
     def build(self) -> None:
-        """Builds the images; a private certificate and a CPU build of torch come from this machine's pip settings."""
+        """Builds the images; pip settings of this machine provide a private certificate and a CPU build of torch."""
         arguments = []
         if certificate := os.environ.get("PIP_CERT"):
             arguments += ["--build-arg", f"PIP_CERT={certificate}"]
@@ -66,12 +66,12 @@ class DockerStack:
         self._show(*self._compose, "up", "--detach", "--no-build", timeout_s=STOP_S)
 
     def dead(self) -> list[str]:
-        """Services whose container has ended, now or earlier."""
+        """Returns the services whose container has ended, now or earlier."""
         state = "{{.State.Running}} {{.RestartCount}}"
         return [name for name in self.services if self._inspect(name, state) != "true 0"]
 
     def stop(self) -> dict[str, int]:
-        """Stops the containers, and returns their exit statuses."""
+        """Stops the containers and returns their exit statuses."""
         self._show(*self._compose, "stop", timeout_s=STOP_S)
         return {name: int(self._inspect(name, "{{.State.ExitCode}}")) for name in self.services}
 
@@ -84,15 +84,15 @@ class DockerStack:
         return self._capture("docker", "exec", self._container(service), *command)
 
     def health(self, service: str) -> str:
-        """The state of a service's health check: starting, healthy or unhealthy."""
+        """Returns the state of a service's health check: starting, healthy or unhealthy."""
         return self._inspect(service, "{{.State.Health.Status}}")
 
     def restarts(self, service: str) -> int:
-        """How often Docker has started a service's container again."""
+        """Returns how often Docker has restarted a service's container."""
         return int(self._inspect(service, "{{.RestartCount}}"))
 
     def kill(self, service: str) -> None:
-        """Ends a service with SIGKILL, as a crash does: after `docker kill` Docker would not start it again."""
+        """Ends a service with SIGKILL, as a crash does; after `docker kill`, Docker would not restart it."""
         number = self._inspect(service, "{{.State.Pid}}")
         helper = [
             "docker",
@@ -109,12 +109,12 @@ class DockerStack:
         self._output(*helper, "-c", f"kill -KILL {number}")
 
     def images(self) -> list[Image]:
-        """The images of the services."""
+        """Returns the services' images."""
         names = [self._inspect(service, "{{.Config.Image}}") for service in self.services]
         return [Image(name, int(self._output("docker", "inspect", "--format", "{{.Size}}", name))) for name in names]
 
     def logs(self) -> str:
-        """The end of what every service printed."""
+        """Returns the end of every service's log."""
         return self._capture(*self._compose, "logs", "--tail", "40").stdout
 
     def _container(self, service: str) -> str:
@@ -137,17 +137,20 @@ class DockerStack:
 
 
 def compose_command() -> list[str]:
-    """`docker compose` where the plugin is there, else `docker-compose`. Raises RuntimeError if neither is."""
+    """Returns `docker compose` if the plugin is installed, otherwise `docker-compose`.
+
+    Raises RuntimeError if neither is installed.
+    """
     if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
         return ["docker", "compose"]
     if shutil.which("docker-compose"):
         return ["docker-compose"]
-    raise RuntimeError("Compose is not here: install Docker's compose plugin, or docker-compose")
+    raise RuntimeError("Compose is not installed: install Docker's compose plugin or docker-compose")
 
 
 @contextmanager
 def local_wheels() -> Iterator[None]:
-    """While it lasts, torch wheels of pip's find-links folders lie in deploy/wheels, where the image build looks."""
+    """Inside the block, deploy/wheels has the torch wheels of pip's find-links folders for the image build."""
     copied = []
     for folder in os.environ.get("PIP_FIND_LINKS", "").split():
         for wheel in Path(folder).glob("torch-*.whl"):

@@ -1,4 +1,4 @@
-"""The commands that the pages show, and how each is run by a test."""
+"""The commands shown in the documentation pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Command:
 
 
 def documented_commands() -> list[Command]:
-    """Those in blocks of shell, and those in the text that name a program of ours with its arguments; each once."""
+    """Returns the commands in shell blocks, and those in the text that name a program with arguments; each once."""
     found: dict[Command, None] = {}
     for page in PAGES:
         source = (ROOT / page).read_text("utf-8")

@@ -1,6 +1,6 @@
-"""A stand-in for the engine that front-end tests talk to: a ROUTER in a thread that speaks protos/engine.proto.
+"""A stand-in for the engine in front-end tests: a ROUTER socket in a thread that speaks protos/engine.proto.
 
-A request's answer is its prompt, over and over, one token a step, so that a test knows every token and character. The
+A request's answer is its prompt, repeated, one token a step, so that a test knows every token and character. The
 log-probability of token t is -t/256; its alternatives are the tokens after it.
 """
 
@@ -19,7 +19,7 @@ from roster_protos import admin_pb2, engine_pb2, inference_pb2, plan_pb2
 
 
 def packed_logprobs(tokens: list[int], top: int, row: int = 0, first_position: int = 0) -> plan_pb2.RowLogprobs:
-    """What the fake engine says of consecutive tokens."""
+    """Returns the fake engine's log-probabilities of consecutive tokens."""
     ids = [(token + 1 + rank) % 256 for token in tokens for rank in range(top)]
     return plan_pb2.RowLogprobs(
         row=row,
@@ -37,7 +37,7 @@ def _empty_cache(ask: engine_pb2.KvSubscribe) -> engine_pb2.KvSubscribed:
 
 @dataclass(eq=False)
 class FakeSequence:
-    """One choice: its answer so far."""
+    """One choice of a request, with the tokens sent so far."""
 
     id: int
     request: FakeRequest
@@ -75,7 +75,7 @@ class FakeEngine:
         self.steps = 0
         self.kv_start: Callable[[engine_pb2.KvSubscribe], engine_pb2.KvSubscribed | engine_pb2.Refused] = _empty_cache
         self.kv_news: deque[engine_pb2.KvChanges] = deque()
-        """Told to whoever follows, as soon as it is put here."""
+        """Changes put here are sent to all followers at once."""
         self._announced = self.state
         self._workers: set[bytes] = set()
         self._watchers: set[bytes] = set()
@@ -86,7 +86,7 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> FakeEngine:
-        """Binds and runs."""
+        """Binds the socket and starts the thread."""
         self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
@@ -94,12 +94,12 @@ class FakeEngine:
         return self
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Stops the thread and waits for its end."""
         self._stopped.set()
         self._thread.join()
 
     def commands_of(self, kind: str) -> list[engine_pb2.Command]:
-        """Commands of one kind that have come so far."""
+        """Returns the commands of one kind received so far."""
         return [command for command in self.commands if command.WhichOneof("command") == kind]
 
     def _run(self) -> None:
@@ -130,7 +130,7 @@ class FakeEngine:
         self._socket.send_multipart([worker, engine_pb2.FromEngine(**message).SerializeToString()])
 
     def _step(self) -> None:
-        """Each running sequence gets its next token."""
+        """Gives each running sequence its next token."""
         self.steps += 1
         ids: dict[bytes, list[int]] = defaultdict(list)
         tokens: dict[bytes, list[int]] = defaultdict(list)
@@ -160,7 +160,7 @@ class FakeEngine:
             self._send(worker, step_report=admin_pb2.WatchStepsResponse(number=self.steps))
 
     def _add_prompt_logprobs(self, step: engine_pb2.Step, sequence: FakeSequence) -> None:
-        """In two parts that overlap, as after a preemption."""
+        """Adds the prompt's log-probabilities in two overlapping parts, as after a preemption."""
         prompt, top = sequence.request.prompt, sequence.request.submit.sampling.prompt_logprobs
         half = len(prompt) // 2
         for first, tokens in ((1, prompt[1 : half + 1]), (half, prompt[half:])):

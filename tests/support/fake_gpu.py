@@ -1,4 +1,4 @@
-"""A GPU that is none: what torch and CuPy say of one, for tests of what stands in the way of its use."""
+"""A simulated GPU: the answers of torch and CuPy about one, for tests of the obstacles to its use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner_svc.startup import gpu_probe
 
 
 class FakeGpu:
-    """A Hopper GPU with all that it needs, until a test takes something away."""
+    """A Hopper GPU with all its requirements, until a test removes some."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
@@ -25,7 +25,7 @@ class FakeGpu:
         self.cupy(runtime=None, nvrtc=None)
 
     def cupy(self, runtime: Exception | None, nvrtc: Exception | None) -> None:
-        """CuPy is installed; its calls into the driver, or the compiler, raise these."""
+        """Installs CuPy, whose calls into the driver, or the compiler, raise these errors."""
         calls = SimpleNamespace(getDeviceCount=answering(1, runtime), free=answering(None, runtime))
         cuda = SimpleNamespace(runtime=calls, nvrtc=SimpleNamespace(getVersion=answering((13, 0), nvrtc)))
         self._patch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
@@ -37,7 +37,10 @@ class FakeGpu:
         self._patch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
 
     def unavailable(self, error: Exception | None, here: bool = True, on_the_bus: bool = False) -> None:
-        """torch finds no GPU, and says this when it is asked why; the bus shows one to containers without it too."""
+        """Makes torch find no GPU and raise `error` on initialization.
+
+        `on_the_bus`: the PCI bus shows a GPU, as it does even to containers without access to it.
+        """
         self._patch.setattr(torch.cuda, "is_available", lambda: False)
         self._patch.setattr(torch.cuda, "init", answering(None, error))
         self._is_here(here, on_the_bus)
@@ -52,7 +55,7 @@ class FakeGpu:
 
 
 def answering(value: object, error: Exception | None = None):
-    """A function that returns the value, or raises the error."""
+    """Returns a function that returns the value or raises the error."""
 
     def answer(*arguments: object) -> object:
         if error is not None:
@@ -64,7 +67,7 @@ def answering(value: object, error: Exception | None = None):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """Import it into a test's module to use it."""
+    """To be imported into the test module that uses it."""
     return FakeGpu(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""The engine's two links without a socket: what goes in and out is the test's to delay, to lose and to spoil."""
+"""The engine's two links without sockets; a test can delay, lose and corrupt what passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKER = b"worker"
 
 
 class FakeFront:
-    """Stands for the front link: commands go in, messages are collected in order."""
+    """A fake front link: commands go in, and messages are collected in order."""
 
     def __init__(self) -> None:
         self.commands: list[tuple[bytes, engine_pb2.Command]] = []
@@ -35,27 +35,27 @@ class FakeFront:
 
 @dataclass
 class MasksUnderWay:
-    """Masks that were sent to a runner."""
+    """Masks sent to a runner."""
 
     number: int
-    """The plan that they are for."""
+    """Number of the plan that they are for."""
     masks: plan_pb2.Masks
     behind: int
-    """The last plan that was sent before them."""
+    """Number of the last plan sent before them."""
     delay: int
 
     def has_come(self, next_plan: int | None) -> bool:
-        """Is it their turn, when this is the next plan that the runner takes? Asked once a turn."""
+        """Whether the runner receives them now, if its next plan is `next_plan`. Called once a turn."""
         self.delay -= 1
         return self.delay < 0 and (next_plan is None or next_plan > self.behind)
 
 
 class FakeRunners:
-    """Stands for the runner link: plans are executed by real `Runner`s when the test says so.
+    """A fake runner link: real `Runner`s execute plans when the test calls `execute`.
 
-    A runner takes plans and masks in the order in which they were sent: the next plan may be launched while rows of the
-    one before wait. One that overlaps waits for the oldest plan when its result is to be delivered, the others are done
-    with it as soon as its masks are there.
+    A runner takes plans and masks in the order in which they were sent, so the next plan may be launched while rows of
+    the previous one await masks. An overlapping runner waits for its oldest plan when that plan's result is to be
+    delivered; any other runner completes a plan as soon as its masks are there.
     """
 
     def __init__(self) -> None:
@@ -64,17 +64,17 @@ class FakeRunners:
         self.plans: dict[int, deque[tuple[int, plan_pb2.Plan]]] = {}
         self.launched: dict[int, deque[LaunchedPlan]] = {}
         self.most_launched = 0
-        """Plans of one runner that were under way at once."""
+        """Largest number of one runner's plans that were in flight at once."""
         self.results: dict[int, deque[GotResult]] = {}
         self.masks: dict[int, deque[MasksUnderWay]] = {}
         self.mask_delay = 0
-        """Calls of `execute` by which masks that are sent from now on come later, as those of a slow constraint do."""
-        self._sent: dict[int, int] = {}  # the last plan
+        """Calls of `execute` by which masks sent from now on are delayed, as those of a slow constraint are."""
+        self._sent: dict[int, int] = {}  # number of the last plan sent, by session
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
-        """Sessions that may be dropped: a result of theirs was spoilt on its way."""
+        """Sessions that the engine may drop because a result of theirs was corrupted in transit."""
         self.ill: dict[Runner, int] = {}
-        """Plans that a runner is yet to answer with a fault, after each of which it says hello again."""
+        """Remaining plans that a runner answers with a fault; after each fault it reconnects."""
         self._after_faults = itertools.count(1 << 20)
 
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
@@ -87,18 +87,18 @@ class FakeRunners:
         self.events.append(Joined(session, runner.hello(), former, holds))
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
-        """The session ends; the runner is returned for those that survive it."""
+        """Ends the session; returns the runner, for tests in which it survives."""
         runner = self.runners[session]
         self.dismiss(session)
         self.events.append(Lost(session, "killed by the test", loss))
         return runner
 
     def leave(self, session: int) -> None:
-        """The runner says goodbye; what it has it still does."""
+        """Lets the runner announce its departure; it still executes the plans that it has."""
         self.events.append(Leaving(session))
 
     def dismiss(self, session: int) -> Runner | None:
-        """The session is over, and nobody takes its results; the runner ends what it has launched."""
+        """Ends the session and discards its results; the runner finishes or abandons its launched plans."""
         self.plans.pop(session, None)
         self.masks.pop(session, None)
         abandons = False
@@ -141,7 +141,7 @@ class FakeRunners:
             self.masks[session].append(MasksUnderWay(number, sent, self._sent[session], self.mask_delay))
 
     def execute(self, session: int) -> bool:
-        """The runner takes its oldest plan, and the masks that come before the next; False when it has neither."""
+        """Executes the runner's oldest plan and delivers the masks before the next; False if there is neither."""
         plans, masks = self.plans.get(session), self.masks.get(session)
         if not plans and not masks:
             return False
@@ -161,7 +161,7 @@ class FakeRunners:
         return True
 
     def _fault(self, session: int) -> None:
-        """The same process begins anew after it."""
+        """Ends the session with a fault; the same runner reconnects in a new one."""
         runner = self.kill(session, Loss.FAULT)
         self.ill[runner] -= 1
         self.connect(next(self._after_faults), runner, former=session)
@@ -173,7 +173,7 @@ class FakeRunners:
             self.most_launched = max(self.most_launched, len(launched))
 
     def _take_result(self, session: int) -> bool:
-        """The oldest plan under way is waited for; False when there is none, or it waits for masks."""
+        """Waits for the oldest plan in flight; returns False if there is none or it awaits masks."""
         launched = self.launched.get(session)
         if not launched or launched[0].awaits_masks:
             return False
@@ -182,7 +182,7 @@ class FakeRunners:
         return True
 
     def deliver(self, session: int) -> bool:
-        """The oldest result reaches the engine; False when there is none."""
+        """Delivers the oldest result to the engine; returns False if there is none."""
         self._take_result(session)
         if not self.results.get(session):
             return False
@@ -190,7 +190,7 @@ class FakeRunners:
         return True
 
     def garble(self, session: int, column: str) -> bool:
-        """The oldest result reaches the engine with its column cut short; False when there is none to cut."""
+        """Delivers the oldest result with one column truncated; returns False if there is nothing to truncate."""
         if not self.results.get(session) or not getattr(self.results[session][0].result, column):
             return False
         event = self.results[session].popleft()

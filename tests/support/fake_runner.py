@@ -1,4 +1,4 @@
-"""The runner's end of the link, by hand: a DEALER that says and hears exactly what a test tells it to."""
+"""The runner's end of the link, controlled by a test: a DEALER socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 class FakeRunner:
-    """A DEALER that says what the test wants."""
+    """A DEALER socket that sends a test's messages."""
 
     def __init__(self, context: zmq.Context, endpoint: str) -> None:  # type: ignore[type-arg]
         self.socket = context.socket(zmq.DEALER)
@@ -31,7 +31,7 @@ class FakeRunner:
         self.socket.connect(endpoint)
 
     def close(self) -> None:
-        """Dies: the connection breaks."""
+        """Closes the socket as a dying runner does: the connection breaks."""
         self.socket.close()
 
     def say(self, session: int = 0, number: int = 0, **body: object) -> None:
@@ -40,21 +40,21 @@ class FakeRunner:
         self.socket.send(message.SerializeToString())
 
     def hello(self, runner_id: str = "r", session: int = 0, **fields: Any) -> None:
-        """Says hello; `fields` are of Hello."""
+        """Sends a Hello; `fields` are of Hello."""
         self.say(session, hello=plan_pb2.Hello(protocol_version=1, runner_id=runner_id, **fields))
 
     def hear(self) -> plan_pb2.ToRunner:
-        """The next message."""
-        assert self.socket.poll(2000), "the runner hears nothing"
+        """Returns the next message."""
+        assert self.socket.poll(2000), "no message for the runner"
         return plan_pb2.ToRunner.FromString(self.socket.recv())
 
     def hears_nothing(self) -> bool:
-        """Nothing is here, and nothing comes at once."""
+        """Whether no message arrives within 0.1 s."""
         return not self.socket.poll(100)
 
 
 def await_events(link: RunnerLink, count: int = 1) -> list[RunnerEvent]:
-    """So many events, or a few more that came with the last one."""
+    """Returns at least `count` events, including those that arrive with the last."""
     events: list[RunnerEvent] = []
     for _ in range(400):
         events += link.receive()
@@ -65,13 +65,13 @@ def await_events(link: RunnerLink, count: int = 1) -> list[RunnerEvent]:
 
 
 def settle(link: RunnerLink) -> list[RunnerEvent]:
-    """What comes of what was said."""
+    """Returns the events of the next 0.1 s."""
     time.sleep(0.1)
     return link.receive()
 
 
 def join(link: RunnerLink, runner: FakeRunner, runner_id: str = "r", **fields: Any) -> int:
-    """The runner says hello and is welcomed; returns the session."""
+    """Sends the runner's Hello and welcomes it; returns the session."""
     runner.hello(runner_id, **fields)
     (event,) = await_events(link)
     assert isinstance(event, Joined) and event.hello.runner_id == runner_id

@@ -1,4 +1,4 @@
-"""The scheduler's end of the link, by hand: a ROUTER that says and hears exactly what a test tells it to."""
+"""The scheduler's end of the link, controlled by a test: a ROUTER socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 20.0
 
 
 class FakeScheduler:
-    """Talks to the runner that spoke last. `session` goes into every message unless one is given."""
+    """Sends to the runner that sent the last message. `session` goes into every message unless one is given."""
 
     def __init__(self, endpoint: str, session: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -26,7 +26,7 @@ class FakeScheduler:
         self.session = session
 
     def close(self) -> None:
-        """Dies: the endpoint is free, connections are cut."""
+        """Closes the socket as a dying scheduler does: the endpoint is free and connections break."""
         self._socket.close()
         self._context.term()
 
@@ -36,29 +36,29 @@ class FakeScheduler:
         self.send_frame(message.SerializeToString())
 
     def send_frame(self, frame: bytes) -> None:
-        """Sends any bytes."""
+        """Sends arbitrary bytes."""
         self._socket.send_multipart((self.identity, frame))
 
     def receive(self, within_s: float = PATIENCE_S) -> plan_pb2.ToScheduler | None:
-        """The next message, or None."""
+        """Returns the next message, or None."""
         if not self._socket.poll(within_s * 1000):
             return None
         self.identity, frame = self._socket.recv_multipart()
         return plan_pb2.ToScheduler.FromString(frame)
 
     def expect(self, kind: str) -> plan_pb2.ToScheduler:
-        """The next message of `kind`; only Hellos may come before it."""
+        """Returns the next message of `kind`; only Hellos may precede it."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             message = self.receive(deadline - time.monotonic())
             found = message.WhichOneof("body") if message else None
             if message is not None and found == kind:
                 return message
-            assert found in (None, "hello"), f"a {found} where a {kind} was expected: {message}"
-        raise AssertionError(f"no {kind} came")
+            assert found in (None, "hello"), f"received a {found} instead of a {kind}: {message}"
+        raise AssertionError(f"received no {kind}")
 
     def nothing_but_hellos(self, for_s: float) -> None:
-        """Asserts that nothing else comes for a while."""
+        """Checks that nothing but Hellos arrives for a while."""
         deadline = time.monotonic() + for_s
         while (left := deadline - time.monotonic()) > 0:
             message = self.receive(left)

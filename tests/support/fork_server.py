@@ -1,14 +1,14 @@
-"""Services' processes without the imports that all of them repeat: forked from one that has imported the libraries.
+"""Starts service processes by forking one that has already imported the libraries.
 
-A scheduler and a runner import for more than a second of processor time, and tests start hundreds. Here each is a fork
-of a process that holds what others wrote (LIBRARIES) and nothing of Roster's own: Roster's modules are imported, and
-`python -m MODULE` is run, in every process as ever. A scheduler's first worker is forked from it before it is anything;
-those that come later it starts itself. What is started so ends with the process that asked for it, be that killed or
-not.
+A scheduler's or runner's imports take more than a second of processor time, and tests start hundreds of them. Here each
+is a fork of a process that has imported third-party code (LIBRARIES) but none of Roster's. Roster's modules are
+imported, and `python -m MODULE` is run, in every process as usual. A scheduler's first worker is forked before the
+scheduler's own code runs; it starts later workers itself. All processes started here end with the process that asked
+for them, even if that process is killed.
 
     process = start("runner_svc.main", ["--device=hash"], environment, log)
 
-With `fresh` a new interpreter takes the fork's place, as `python -m` would be; with ROSTER_TEST_FULL=1 everywhere.
+With `fresh`, a new interpreter replaces the fork, as with `python -m`; ROSTER_TEST_FULL=1 does so everywhere.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ LIBRARIES = (
     "uvloop",
     "zmq",
 )
-"""What a scheduler and a hash runner import at their start."""
+"""Libraries that a scheduler and a hash runner import at startup."""
 
 _OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
-"""Variables that are read before a program begins, by what they begin with."""
+"""Prefixes of variables that are read before a program's first statement runs."""
 
 _PR_SET_PDEATHSIG = 1
 _PACKET = 1 << 17
 
 
 class ServiceProcess:
-    """What tests need of `subprocess.Popen`; the process is the fork server's child."""
+    """The part of `subprocess.Popen` that tests use, for a process that is the fork server's child."""
 
     def __init__(self, pid: int, client: _Client) -> None:
         self.pid = pid
@@ -69,16 +69,16 @@ class ServiceProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As of the last `poll` or `wait`."""
+        """Exit status as of the last `poll` or `wait`."""
         return self._client.ended.get(self.pid)
 
     def poll(self) -> int | None:
-        """The exit status, -N for signal N; None while it runs."""
+        """Returns the exit status (-N for signal N), or None while the process runs."""
         self._client.receive()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end. Raises subprocess.TimeoutExpired."""
+        """Waits for the process to end and returns its exit status. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -87,14 +87,14 @@ class ServiceProcess:
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens if it has ended."""
+        """Sends a signal; does nothing if the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class ForkedWorker:
-    """What the scheduler needs of `subprocess.Popen`; the process is its child, as one that it starts is."""
+    """The part of `subprocess.Popen` that the scheduler uses, for a worker forked from it."""
 
     def __init__(self, pid: int, stdin: int) -> None:
         self.pid = pid
@@ -102,7 +102,7 @@ class ForkedWorker:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, -N for signal N; None while it runs."""
+        """Returns the exit status (-N for signal N), or None while the process runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -112,7 +112,7 @@ class ForkedWorker:
     wait = ServiceProcess.wait
 
     def kill(self) -> None:
-        """Nothing happens if it has ended."""
+        """Kills the process; does nothing if it has ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -120,12 +120,12 @@ class ForkedWorker:
 def start(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, *, fresh: bool = FULL
 ) -> ServiceProcess:
-    """Runs `python -m module` with no stdin, in a session of its own; what it prints is appended to the log."""
+    """Runs `python -m module` without stdin, in a session of its own; its output is appended to the log."""
     return _client().start(module, arguments, environment, log, fresh)
 
 
 class _Client:
-    """The end of whoever wants processes."""
+    """The requesting end of the connection to the fork server."""
 
     def __init__(self) -> None:
         self.ended: dict[int, int] = {}
@@ -146,7 +146,6 @@ class _Client:
     def start(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, fresh: bool
     ) -> ServiceProcess:
-        """See the function."""
         fresh = fresh or _of_the_start(environment) != _of_the_start(self._environment)
         asked = {
             "module": module,
@@ -160,17 +159,17 @@ class _Client:
             self._socket.send(json.dumps(asked).encode())
             while (pid := self._take()) is None:
                 pass
-            self.ended.pop(pid, None)  # an earlier process had this number
+            self.ended.pop(pid, None)  # drop the status of an earlier process with this pid
             return ServiceProcess(pid, self)
 
     def receive(self) -> None:
-        """Hears of all that have ended."""
+        """Reads the server's messages about processes that have ended."""
         with self._lock:
             while select.select([self._socket], [], [], 0)[0]:
                 self._take()
 
     def _take(self) -> int | None:
-        """Waits for one message; returns who has started, if that is what it tells."""
+        """Waits for one message; returns the pid if it reports a started process."""
         packet = self._socket.recv(_PACKET)
         assert packet, "the fork server has ended"
         told = json.loads(packet)
@@ -180,7 +179,7 @@ class _Client:
         return None
 
     def close(self) -> None:
-        """Ends the server, and with it whatever it started."""
+        """Ends the server and with it all processes that it started."""
         self._socket.close()
         self.process.wait()
 
@@ -190,7 +189,7 @@ _clients_lock = threading.Lock()
 
 
 def _client() -> _Client:
-    """This process's own, started when it is first wanted."""
+    """Returns this process's client, created at first use."""
     with _clients_lock:
         if not _clients:
             _clients.append(_Client())
@@ -203,7 +202,7 @@ def _of_the_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """The process that is forked from: one thread, and nothing of Roster's."""
+    """The process that is forked: single-threaded, with none of Roster's modules imported."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -215,7 +214,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> dict[str, str] | None:
-        """Serves until nobody wants processes any more: None. In each child: returns what it is to be."""
+        """Serves until the client closes the socket, then returns None. In each child: returns what it is to run."""
         while True:
             ready, _, _ = select.select([self._control, self._woken], [], [])
             if self._woken in ready:
@@ -235,7 +234,7 @@ class _Server:
                 self._tell({"pid": pid})
 
     def _bury(self) -> None:
-        """Tells of all that have ended."""
+        """Reaps the children that have ended and reports their exit statuses."""
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -244,11 +243,11 @@ class _Server:
             self._tell({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, message: dict[str, int]) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more, which the next look at the socket finds
+        with contextlib.suppress(OSError):  # the client has gone; the next read of the socket finds that
             self._control.send(json.dumps(message).encode())
 
     def _end_all(self) -> None:
-        """Each with its group, which it may not lead yet."""
+        """Kills each child and its process group; a new child may not lead a group yet."""
         for pid in self._children:
             for end in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError):
@@ -257,7 +256,7 @@ class _Server:
             os.waitpid(pid, 0)
 
     def _become(self, asked: dict) -> None:
-        """In the child: all that is the server's goes."""
+        """In the child: releases the server's resources and takes on the requested environment."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         parent = os.getppid()
@@ -266,7 +265,7 @@ class _Server:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # the server ended before it could be said
+            os._exit(1)  # the server ended before the death signal was set
         log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -281,7 +280,7 @@ class _Server:
 
 
 def _fork_first_worker(asked: dict) -> None:
-    """In the worker `asked` says so afterwards; in the scheduler the first `spawn_worker` gives it that process."""
+    """Forks the scheduler's first worker, for its first `spawn_worker`; in the worker, `asked` says so afterwards."""
     theirs, ours = os.pipe()
     pid = os.fork()
     if not pid:

@@ -25,7 +25,7 @@ VOCAB_SIZE = 512
 
 @dataclass
 class FrontStack:
-    """What a test talks to."""
+    """The front worker, its engine and the stubs of its services."""
 
     engine: FakeEngine
     worker: FrontWorker
@@ -34,7 +34,7 @@ class FrontStack:
     admin: admin_pb2_grpc.AdminServiceStub
     address: str
     gateway_address: str
-    """Where the gateway's service is."""
+    """Address of the gateway's service."""
 
 
 async def model_known(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
@@ -57,7 +57,7 @@ async def front_stack(
     otlp_endpoint: str = "",
     gateway_apart: bool = False,
 ) -> AsyncIterator[FrontStack]:
-    """Starts both, and ends both. `gateway_apart`: the gateway's service has an address of its own."""
+    """Starts worker and engine, and ends both on exit. `gateway_apart`: the gateway's service has its own address."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{Path(folder) / 'engine'}"
         model = byte_model("fake", "Fake", VOCAB_SIZE, CONTEXT_LENGTH)

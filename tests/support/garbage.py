@@ -1,6 +1,6 @@
-"""Circles of objects, which only the garbage collector finds, whose pauses stop every stream.
+"""Reference cycles, which only the garbage collector finds; its pauses stop every stream.
 
-It counts what the whole process left: ask in a process that does nothing else, by `in_own_process`.
+The count covers the whole process: use a process that does nothing else, with `in_own_process`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 def circles_left_by(work: Callable[[], object]) -> int:
-    """Unreachable objects after the work that were not there before."""
+    """Returns the number of unreachable objects that the work left."""
     gc.collect()
     gc.disable()
     try:
@@ -23,7 +23,7 @@ def circles_left_by(work: Callable[[], object]) -> int:
 
 
 def in_own_process(call: str, module: str) -> str:
-    """What `print` shows of an expression over a module's names, evaluated in a new process."""
+    """Evaluates an expression over a module's names in a new process; returns its printed value."""
     command = [sys.executable, "-c", f"from {module} import *; print({call})"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,7 +20,7 @@ from tests.support.readiness import wait_ready
 
 @contextmanager
 def gateway(folder: Path, *workers: str, policy: str = "round_robin") -> Iterator[str]:
-    """A gateway in front of the workers (HOST:PORT each); yields the base URL of its OpenAI API, ready."""
+    """Runs a gateway in front of the workers (HOST:PORT each); yields the base URL of its OpenAI API once ready."""
     http, metrics = free_ports(2)
     command = [str(Path(sys.executable).with_name("smg")), "launch", "--host", "127.0.0.1", "--port", str(http)]
     command += ["--worker-urls", *[f"grpc://{worker}" for worker in workers], "--policy", policy]
@@ -37,7 +37,7 @@ def gateway(folder: Path, *workers: str, policy: str = "round_robin") -> Iterato
         wait_ready(process, "the gateway", log, lambda: _is_ready(url))
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # it has nothing to lose, and leaves politely after 5 seconds only
+        os.killpg(process.pid, signal.SIGKILL)  # it has no data to lose, and SIGTERM would take it 5 seconds
         process.wait()
 
 
@@ -45,7 +45,7 @@ def gateway(folder: Path, *workers: str, policy: str = "round_robin") -> Iterato
 def openai_client(
     folder: Path, *workers: str, timeout_s: float = 60, policy: str = "round_robin"
 ) -> Iterator[openai.OpenAI]:
-    """OpenAI's own client, which tries nothing again, through a gateway in front of the workers."""
+    """Yields OpenAI's own client, without retries, for a gateway in front of the workers."""
     with (
         gateway(folder, *workers, policy=policy) as url,
         openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=timeout_s) as opened,

@@ -1,4 +1,4 @@
-"""Collects a stream of GenerateResponse messages and checks the promises that every stream makes."""
+"""Collects a stream of GenerateResponse messages and checks the guarantees of every stream."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Gathered:
     messages: int = 0
 
     def add(self, response: pb.GenerateResponse) -> None:
-        """Takes the next message; a gap, a repetition or a message after the end fails."""
+        """Takes the next message; fails on a gap, a repetition or a message after the end."""
         assert self.usage is None, "a message came after the usage"
-        assert bool(response.request_id) == (self.messages == 0), "the id belongs into the first message only"
+        assert bool(response.request_id) == (self.messages == 0), "the first message, and no other, must have the id"
         self.request_id = self.request_id or response.request_id
         if response.HasField("prompt"):
             assert self.prompt is None and not self.tokens
@@ -60,7 +60,7 @@ class Gathered:
 
 
 async def gather(stream: AsyncIterable[pb.GenerateResponse]) -> Gathered:
-    """A whole stream, which must end with its usage."""
+    """Gathers a whole stream, which must end with its usage."""
     gathered = Gathered()
     async for response in stream:
         gathered.add(response)
@@ -69,18 +69,18 @@ async def gather(stream: AsyncIterable[pb.GenerateResponse]) -> Gathered:
 
 
 def request(text: str, max_tokens: int, **fields: object) -> pb.GenerateRequest:
-    """A plain request."""
+    """Returns a plain request."""
     made = pb.GenerateRequest(prompt=pb.Prompt(text=text), **fields)
     made.stop.max_tokens = max_tokens
     return made
 
 
 def echo(text: str, max_tokens: int) -> list[int]:
-    """The fake engine's answer: the prompt over and over."""
+    """Returns the fake engine's answer: the prompt, repeated."""
     tokens = list(text.encode())
     return [tokens[place % len(tokens)] for place in range(max_tokens)]
 
 
 def random_text(generator: object, length: int) -> str:
-    """Characters of one to four bytes."""
+    """Returns a text of characters of one to four bytes."""
     return "".join(generator.choice("abc xyzäß漢字かな🎉🙂") for _ in range(length))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Tiny models on the GPU at hand, in sizes that the kernels have. Imports CuPy."""
+"""Tiny models on the available GPU, in sizes that the kernels support. Imports CuPy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(
     num_slots: int = NUM_SLOTS,
     max_step_tokens: int = 128,
 ) -> CudaBackend:
-    """The model in `folder`, with a cache that holds NaN; its size is found out where `num_blocks` is None."""
+    """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured."""
     options = GpuOptions(
         dtype=dtype,
         random_weights=False,

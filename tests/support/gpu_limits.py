@@ -1,4 +1,4 @@
-"""Shared memory of the GPUs that kernels are meant for."""
+"""Shared memory of the GPUs that the kernels target."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ H100 = SharedMemory(233472, 232448)
 B200 = SharedMemory(233472, 232448)
 
 SHARED_MEMORY = {"sm_80": A100, "sm_90a": H100, "sm_100": B200}
-"""By the architectures that are promised."""
+"""By supported architecture."""

@@ -1,7 +1,7 @@
 """The process in which grammars are tried: `python -m tests.support.grammar_trial_process [raw]`; see grammar_trials.
 
-A line of JSON on stdin names `kind`, `text`, `probes`, `steps` and `seed`; one on stdout answers with `refused` or with
-`accepted`, a truth value for each probe. `raw`: the library sees every schema, whatever is in it.
+A line of JSON on stdin gives `kind`, `text`, `probes`, `steps` and `seed`; a line on stdout answers with `refused`, or
+with `accepted`, a Boolean for each probe. With `raw`, every schema reaches the library, whatever literals it has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_S = 30.0
 
 
 def walk(matcher: LLMatcher, steps: int, rng: random.Random) -> None:
-    """Draws allowed tokens until the text ends or the matcher fails: lexers build states only where a text goes."""
+    """Draws allowed tokens until the text ends or the matcher fails: lexers build states only along a text."""
     for _ in range(steps):
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")[:NUM_TOKENS]
         allowed = np.flatnonzero(bits)
@@ -38,7 +38,7 @@ def walk(matcher: LLMatcher, steps: int, rng: random.Random) -> None:
 
 
 def accepts(matcher: LLMatcher, text: str) -> bool:
-    """Whether the whole text may come, and may end there."""
+    """Whether the grammar accepts the whole text."""
     copy, tokens = matcher.deep_copy(), list(text.encode())
     return copy.try_consume_tokens(tokens) == len(tokens) and bool(copy.is_accepting())
 
@@ -46,7 +46,7 @@ def accepts(matcher: LLMatcher, text: str) -> bool:
 def main() -> None:
     """Serves until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints is no answer
+    os.dup2(2, 1)  # the library's own output must not mix with answers
     for limit, most in ((resource.RLIMIT_AS, MOST_BYTES), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
     raw = sys.argv[1:] == ["raw"]

@@ -1,4 +1,4 @@
-"""Grammars tried in a process of their own, which may die of them: `llguidance` is native code."""
+"""Tries grammars in a separate process, which they may crash: `llguidance` is native code."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one constraint: exactly one of the three."""
+    """Result of one constraint; exactly one attribute is set."""
 
     refused: str | None = None
-    """Why it can't be used."""
+    """Why the constraint is refused."""
     accepted: list[bool] | None = None
-    """For each probe, whether the whole text may come and end there."""
+    """For each probe, whether the grammar accepts the whole text."""
     died: int | None = None
-    """The exit status of the process that it ended; negative: a signal."""
+    """Exit status of the process that the constraint crashed; negative: a signal."""
 
 
 class GrammarTrials:
-    """One process, started again where it has died.
+    """One process, restarted after a crash.
 
     with GrammarTrials() as trials:
         trials.run("regex", "a+", probes=["a", "b"])
@@ -36,7 +36,7 @@ class GrammarTrials:
         self.deaths = 0
 
     def run(self, kind: str, text: str, probes: list[str] | None = None, steps: int = 0, seed: int = 0) -> Trial:
-        """Compiles a constraint, asks for each probe, then draws up to `steps` tokens at random."""
+        """Compiles a constraint, tests each probe, then draws up to `steps` tokens at random."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
         case: dict[str, Any] = {"kind": kind, "text": text, "probes": probes or [], "steps": steps, "seed": seed}

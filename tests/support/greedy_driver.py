@@ -1,7 +1,7 @@
-"""Drives a runner in process with random plans: what a scheduler might do, without its order.
+"""Drives a runner in process with random plans that a scheduler could send, without a scheduler's order.
 
-Sequences are admitted at random moments, prompts cut into random chunks, steps carry random subsets of the sequences,
-and block tables are scattered over a shuffled pool.
+Sequences are admitted at random moments, prompts are cut into random chunks, steps contain random subsets of the
+sequences, and block tables are scattered over a shuffled pool.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GREEDY = plan_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
 
 @dataclass
 class DrivenSequence:
-    """A sequence under way: its tokens (the prompt, then samples), how many positions are computed, its blocks."""
+    """A running sequence: its tokens (the prompt, then samples), the number of computed positions, its blocks."""
 
     slot: int
     prompt_len: int
@@ -44,7 +44,7 @@ class RandomDriver:
         self._number = 0
 
     def generate(self, prompts: list[list[int]], max_tokens: int, max_chunk: int) -> list[list[int]]:
-        """The `max_tokens` greedy tokens after each prompt; no chunk is longer than `max_chunk`."""
+        """Returns the `max_tokens` greedy tokens after each prompt; no chunk is longer than `max_chunk`."""
         sequences = [DrivenSequence(slot, len(prompt), list(prompt)) for slot, prompt in enumerate(prompts)]
         while unfinished := [s for s in sequences if len(s.tokens) < s.prompt_len + max_tokens]:
             self._step(self._rng.sample(unfinished, self._rng.randint(1, len(unfinished))), max_chunk)

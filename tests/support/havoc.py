@@ -1,4 +1,4 @@
-"""What breaks things under a load: deaths and drains of every process, an illness, swaps of the policy."""
+"""Failures under a load: every process is killed or drained, a runner becomes faulty, the policy is swapped."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.processes import RosterProcesses
 from tests.support.thoroughness import choice
 
 EARLY = 0.2
-"""Part of the restarts after which the next may come while the process still starts."""
+"""Fraction of restarts after which the next failure may hit the process while it still starts."""
 POLICIES = ("fcfs", "orca", "fair", "sjf", "priority", "deadline")
 ILLNESSES = choice(["error", "kill", "broken"], in_ci=["error"])
-"""What an ill runner does with whatever it is sent; those that end the process cost a start each time."""
+"""What a faulty runner does with every plan; the kinds that end the process cost a start each time."""
 
 
 class Havoc:
-    """One kind of trouble a method, again and again until `reign` is over; then everything is there and well.
+    """One kind of failure per method, repeated until `reign` ends; then all processes run and are healthy.
 
-    Each comes about `every` requests of the load, so that there is as much of it however slow the machine is. Most of
-    the time what was ended may serve again before it is ended next; sometimes it dies while it starts. A process has
-    one trouble at a time.
+    Each occurs about once in `every` requests of the load, so that their number does not depend on the machine's speed.
+    Usually a process serves again before it is ended next; sometimes it is killed while it starts. A process has one
+    failure at a time.
     """
 
     def __init__(self, roster: RosterProcesses, load: Load, seed: int, runners: Sequence[str]) -> None:
@@ -45,7 +45,10 @@ class Havoc:
 
     @asynccontextmanager
     async def reign(self, *troubles: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """These troubles meanwhile. Each ends with what it has begun, and the first that raises raises here."""
+        """Causes these failures inside the block.
+
+        Each method finishes what it has begun; the first exception is raised here.
+        """
         tasks = [asyncio.create_task(trouble) for trouble in troubles]
         try:
             yield
@@ -54,17 +57,17 @@ class Havoc:
             await asyncio.gather(*tasks)
 
     async def kills(self, every: int) -> None:
-        """A runner dies and is started again."""
+        """Kills and restarts a runner."""
         while await self._reached(every):
             await self._end_runner(signal.SIGKILL)
 
     async def leaves(self, every: int) -> None:
-        """A runner is told to leave, and is started again."""
+        """Drains and restarts a runner."""
         while await self._reached(every):
             await self._end_runner(signal.SIGTERM)
 
     async def illness(self, every: int, for_s: float) -> None:
-        """A runner loses whatever it is sent, for so long. Then one that is well takes its place."""
+        """Makes a runner fail every plan for `for_s` seconds, then replaces it by a healthy one."""
         while await self._reached(every):
             name = self._free_runner()
             async with self._locks[name]:
@@ -81,12 +84,12 @@ class Havoc:
                 await self._restart(name, signal.SIGKILL)
 
     async def scheduler(self, every: int) -> None:
-        """The scheduler dies, or is drained, by turns, and is started again."""
+        """Alternately kills and drains the scheduler, and restarts it."""
         kill = self._rng.random() < 0.5
         while await self._reached(every):
             async with self._locks["scheduler"]:
                 kill = not kill
-                # Counted first: its streams hear of a drain before it has ended.
+                # Counted first: its streams are notified of a drain before the scheduler has ended.
                 self._outcome.troubles["scheduler killed" if kill else "scheduler drained"] += 1
                 if kill:
                     self._outcome.kills.append((time.monotonic(), "scheduler"))
@@ -94,27 +97,27 @@ class Havoc:
                 await self._mostly_here(self._runners)
 
     async def workers(self, every: int) -> None:
-        """A front worker dies: the scheduler starts another."""
+        """Kills a front worker; the scheduler starts another."""
         while await self._reached(every):
             await self._kill_one("front worker killed", lambda: self._roster.children("scheduler"))
 
     async def mask_processes(self, every: int) -> None:
-        """A mask process dies: the scheduler starts another."""
+        """Kills a mask process; the scheduler starts another."""
         while await self._reached(every):
             await self._kill_one("mask process killed", self._roster.mask_processes)
 
     async def policies(self, every: int) -> None:
-        """Another policy decides."""
+        """Changes the policy."""
         async with AdminClient(self._roster.admin_address) as admin:
             while await self._reached(every):
-                with contextlib.suppress(RosterError):  # the scheduler is being started
+                with contextlib.suppress(RosterError):  # raised while the scheduler starts
                     await admin.set_policy(self._rng.choice(POLICIES), deadline_s=2)
                     self._outcome.troubles["policy swapped"] += 1
 
-    # ------------------------------------------------------------------ how
+    # ------------------------------------------------------------------ helpers
 
     async def _reached(self, every: int) -> bool:
-        """Waits until about so many more requests have been taken up; returns whether the reign goes on."""
+        """Waits until about `every` more requests have been started; returns whether the reign goes on."""
         until = self._load.taken + every * self._rng.uniform(0.5, 1.5)
         while await self._pause(0.02):
             if self._load.taken >= until:
@@ -128,7 +131,7 @@ class Havoc:
         return not self._over.is_set()
 
     def _free_runner(self) -> str:
-        """One that has no trouble, if there is any."""
+        """Returns a runner without a failure in progress, if there is one; otherwise any runner."""
         free = [name for name in self._runners if not self._locks[name].locked()]
         return self._rng.choice(free or self._runners)
 
@@ -142,7 +145,7 @@ class Havoc:
             await self._mostly_here([name])
 
     async def _restart(self, name: str, number: signal.Signals) -> None:
-        """Ends a service and starts it again. On SIGTERM it must end in time with status 0, unless it just began."""
+        """Ends and restarts a service. On SIGTERM it must end in time with status 0, unless it has just started."""
         status = await asyncio.to_thread(self._roster.end, name, number)
         assert number is signal.SIGKILL or status in (0, -signal.SIGTERM), f"{name} ended with status {status}"
         self._roster.start_one(name)
@@ -154,7 +157,7 @@ class Havoc:
     async def _is_here(self, any_of: Iterable[str]) -> None:
         """Returns once the scheduler knows one of these runners, or when the reign is over."""
         async with AdminClient(self._roster.admin_address) as admin:
-            while await self._pause(0.1):  # also for the scheduler to notice that it is gone
+            while await self._pause(0.1):  # the first pause also lets the scheduler notice that the runner is gone
                 with contextlib.suppress(RosterError):
                     status = await admin.get_status(deadline_s=2)
                     here = {runner.id for runner in status.runners} | {runner.id for runner in status.held_back}

@@ -1,4 +1,4 @@
-"""Runners that fall ill, by name, under one engine in one process; and requests that runners do not survive."""
+"""Named runners that fail, under one engine in one process, and requests that crash runners."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from scheduler_svc.link.runner_events import Loss
 from tests.support.in_process import Stack, Submitted
 
 FATAL = 99
-"""Token that no runner here survives where a test says so."""
+"""Token that causes `Hospital.fatal` on every runner."""
 
 
 class Hospital:
-    """Runners by name, in one process on the stack's clock; what each does with its next plan is the test's to say."""
+    """Named runners in one process, on the stack's clock; a test decides the outcome of each one's next plan."""
 
     def __init__(self, *names: str, **settings: object) -> None:
         self.stack = Stack(**settings)
         self.engine = self.stack.engine
         self.sessions: dict[str, int] = {}
         self.ill: dict[str, Loss] = {}
-        """Runners that lose whatever they are sent."""
+        """Runners that are lost with every plan, with the kind of loss."""
         self.fatal: Loss | None = None
-        """What a plan with `FATAL` in it does to each runner."""
+        """Loss that a plan with `FATAL` causes on any runner; None: no loss."""
         self.losses: list[str] = []
         self._num_sessions = 0
         for name in names:
@@ -35,13 +35,13 @@ class Hospital:
         self.stack.runners.connect(self._num_sessions, Runner(backend, name), former)
 
     def lose(self, name: str, loss: Loss) -> None:
-        """The runner is lost, and back at once as a new process."""
+        """Loses the runner, which reconnects at once as a new process."""
         self.losses.append(name)
         self.stack.runners.kill(self.sessions[name], loss)
         self.connect(name)
 
     def turn(self) -> None:
-        """Each runner does one plan; a hundredth of a second passes."""
+        """Lets each runner execute one plan and advances time by 0.01 s."""
         self.stack.step()
         for name, session in list(self.sessions.items()):
             plans = self.stack.runners.plans.get(session)
@@ -64,7 +64,7 @@ class Hospital:
     def run(self, most_s: float = 300.0) -> None:
         until_at = self.stack.now_s + most_s
         while not self.engine.requests.idle or self.stack.front.commands:
-            assert self.stack.now_s < until_at, "it never ends"
+            assert self.stack.now_s < until_at, "requests never end"
             self.turn()
         self.stack.step()
 

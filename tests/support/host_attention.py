@@ -1,4 +1,4 @@
-"""Attention in plain torch on the CPU, for `host_device`: a plan is a list of rows, decode and prefill are alike."""
+"""Attention in plain torch on the CPU, for `host_device`; decode and prefill share one kind of plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner_svc.model.config import ModelConfig
 
 
 class HostAttention:
-    """A plan is a count of rows, then start, count, table row and first query of each."""
+    """A plan is the number of rows, then start, count, table row and first query of each row."""
 
     def __init__(self, cache: KVCache, tables: Tensor, config: ModelConfig, max_batch: int) -> None:
         self._cache, self._tables, self._config, self._max_batch = cache, tables, config, max_batch
@@ -66,7 +66,9 @@ class HostAttention:
             self._run(layer, queries, output, plan + 4 * words, prefill_words)
 
     def _run(self, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
-        words = np.frombuffer(ctypes.string_at(plan, 4 * plan_words), np.int32)  # a cast would leave a circle
+        words = np.frombuffer(
+            ctypes.string_at(plan, 4 * plan_words), np.int32
+        )  # ctypes.cast would leave a reference cycle
         config = self._config
         keys, values = self._cache.data[layer]
         for start, count, table_row, query in words[8 : 8 + 4 * words[0]].reshape(-1, 4).tolist():

@@ -1,4 +1,4 @@
-"""The CUDA backend over the host's device and launchers: all that serves on a GPU but the kernels, in plain torch."""
+"""The CUDA backend over the host's device and launchers: everything but the kernels, which are in plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.host_device import HostDevice, HostLaunchers
 
 
 def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
+    """Ignores progress."""
 
 
 def host_backend(
@@ -28,7 +28,7 @@ def host_backend(
     fp8_cache: bool = False,
     device: HostDevice | None = None,
 ) -> CudaBackend:
-    """The model in `folder`; the arguments are as those of the backend and its sizes."""
+    """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
     config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
     return CudaBackend(
         describe_model(str(folder), folder, config, f"host-{dtype}"),

@@ -1,7 +1,7 @@
-"""A device and launchers in plain torch on the CPU, for tests of the CUDA backend where there is no GPU.
+"""A device and launchers in plain torch on the CPU, for tests of the CUDA backend without a GPU.
 
-Each launcher does what the kernel of the same name does, slowly and obviously; a "captured" function is simply called
-again. Steps are done when their launch returns, but nobody is told before `wait`.
+Each launcher computes what the kernel of the same name does, slowly and plainly; a "captured" function is simply called
+again. A step is complete when its launch returns, but `wait` is still needed for its result.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class HostEvent:
         return True
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """Returns at once: no work is ever in flight."""
 
     def elapsed_time(self, end: HostEvent) -> float:
         return 0.5
 
 
 class HostDevice:
-    """Counts what a backend asks of it."""
+    """A device that counts graph replays."""
 
     device = torch.device("cpu")
 
@@ -58,7 +58,7 @@ class HostDevice:
         return 0
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """Returns at once: no work is ever in flight."""
 
     def pinned(self, words: int) -> Tensor:
         return torch.full((words,), -1, dtype=torch.int32)
@@ -158,7 +158,7 @@ class HostGather:
 
 
 class HostSampling:
-    """Greedy, or a draw with temperature alone; adjustments are made in place, by what the token buffer holds."""
+    """Greedy sampling, or a draw with temperature alone; adjusts logits in place, from the token buffer."""
 
     def __init__(self, token_buffer: Tensor) -> None:
         self._token_buffer = token_buffer

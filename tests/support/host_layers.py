@@ -37,7 +37,7 @@ def host_embed(
 
 
 def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, squares: Tensor) -> ScaledRows:
-    """RMSNorm but for the factor 1 / rms."""
+    """Computes RMSNorm without the factor 1 / rms."""
     out.copy_(residual * norm_weight)
     squares[0, : len(residual)] = residual.float().square().sum(dim=1)
     return ScaledRows(out, squares[:1])
@@ -88,7 +88,7 @@ class HostActivation:
 class HostGated:
     def __init__(self, name: str) -> None:
         self._activation = HostActivation(name)
-        self.prepared = 0  # for so many positions
+        self.prepared = 0  # positions for which it was prepared
 
     def fits(self, weight: Tensor) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Waits until a service has nothing to do."""
+"""Waits until a service is idle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SETTLE_S = 15.0
 
 
 async def wait_idle_at(admin_address: str) -> admin_pb2.GetStatusResponse:
-    """Returns the status once nothing waits, runs or holds a block of the one runner."""
+    """Returns the status once nothing waits, runs or holds a block of the only runner."""
     deadline = time.monotonic() + SETTLE_S
     async with AdminClient(admin_address) as admin:
         while True:

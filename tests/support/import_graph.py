@@ -1,4 +1,4 @@
-"""Which file of the product imports which, as the sources say: imports for type checkers and in functions included."""
+"""The import graph of the product's sources, including imports for type checkers and inside functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 Graph = dict[str, set[str]]
-"""Names of modules, and of those that each imports. A package is its `__init__.py`."""
+"""Module names, each with the modules that it imports. A package is its `__init__.py`."""
 
 
 def modules(package: str) -> dict[str, Path]:
-    """The files of a top-level package by dotted name, generated ones aside."""
+    """Returns the files of a top-level package by dotted name, without generated ones."""
     found = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         if "_pb2" not in path.name:
@@ -23,7 +23,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def import_graph(*packages: str) -> Graph:
-    """The imports among the files of these packages."""
+    """Returns the imports among the files of these packages."""
     files = {name: path for package in packages for name, path in modules(package).items()}
     return {name: set(_imported(name, path, files)) - {name} for name, path in files.items()}
 
@@ -44,7 +44,7 @@ def _imported(name: str, path: Path, files: Mapping[str, Path]) -> Iterator[str]
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The strongly connected components of more than one module, the largest first (Tarjan's algorithm)."""
+    """Returns the strongly connected components of more than one module, largest first (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -72,5 +72,5 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def folder_of(module: str, files: Mapping[str, Path]) -> str:
-    """The folder of a module's file, with slashes."""
+    """Returns the folder of a module's file, with slashes."""
     return files[module].parent.relative_to(ROOT).as_posix()

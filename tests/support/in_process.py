@@ -1,4 +1,4 @@
-"""Engine and runner in one thread, with links that a test can delay: every interleaving without a socket or a clock."""
+"""Engine and runner in one thread, with links that a test can delay: any interleaving without sockets or real time."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from tests.support.scored_streams import ScoredStream
 
 @dataclass
 class Stream:
-    """What a client has got of one sequence; `at` < len(tokens) while a new engine computes it again."""
+    """What a client has received of one sequence; `at` < len(tokens) while a new engine recomputes it."""
 
     tokens: list[int] = field(default_factory=list)
     end: engine_pb2.End | None = None
     at: int = 0
     again: bool = False
-    """It had ended, and a new engine goes through it again."""
+    """True while a new engine recomputes a sequence that had already ended."""
     open_ended: bool = False
-    """Where it ends depends on the runner: the one that goes through it again may be smaller."""
+    """Whether the runner's size decides where the sequence ends: a runner that recomputes it may be smaller."""
 
     def take(self, token: int) -> None:
-        """The next token from the engine: new, or the one that the client has at this place."""
+        """Takes the next token from the engine: a new one, or the one that the client already has at this position."""
         if self.at == len(self.tokens):
             assert self.end is None, "a token after the end"
             self.tokens.append(token)
@@ -48,7 +48,7 @@ class Stream:
         self.at += 1
 
     def finish(self, end: engine_pb2.End) -> None:
-        """The end, which a new engine may tell again."""
+        """Takes the sequence's end, which a new engine may send again."""
         whole = end.reason == FinishReason.STOP or (end.reason == FinishReason.LENGTH and not self.open_ended)
         assert self.at == len(self.tokens) or not whole, "the end came before tokens that the client has"
         assert self.end is None or self.again, "ended twice"
@@ -56,11 +56,11 @@ class Stream:
         self.end, self.again = self.end or end, False
 
     def go_on(self) -> None:
-        """A new engine tells it from behind the tokens that the client has, which were sent with the request."""
+        """Expects a new engine to continue after the tokens that the client has; they were sent with the request."""
         self.at = len(self.tokens)
 
     def begin_again(self) -> None:
-        """A new engine tells it from the first token on."""
+        """Expects a new engine to send the sequence again from its first token."""
         self.at, self.again = 0, self.end is not None
 
 
@@ -70,20 +70,20 @@ def new_streams(submit: engine_pb2.Submit) -> list[Stream]:
 
 @dataclass
 class Submitted:
-    """A request of the test, and what it should give."""
+    """A request of the test, with its expected answer."""
 
     handle: int
     submit: engine_pb2.Submit
     first_sequence_id: int | None = None
     seed: int = 0
     allowed: Callable[[list[int]], list[int]] | None = None
-    """Of a constrained request: what may follow so many generated tokens."""
+    """For a constrained request: the tokens allowed after the given generated tokens."""
     refused: engine_pb2.Refused | None = None
     streams: list[Stream] = field(default_factory=list)
-    """One per choice, from its acceptance on."""
+    """One stream per choice, set when the request is accepted."""
 
     def expected(self, index: int, eos_probability: float) -> list[int]:
-        """The choice's tokens, from the slow twin; prompt and received tokens are what it continues."""
+        """Returns a choice's expected tokens, computed by the slow twin from the prompt and the received tokens."""
         received = np.frombuffer(self.submit.received, "<i4").tolist()
         stop_ids = np.frombuffer(self.submit.sampling.stop_ids, "<i4").tolist()
         if received and received[-1] in stop_ids:
@@ -102,12 +102,12 @@ class Submitted:
 
 
 class Stack:
-    """Engine, fake links, hash runners, and a ledger of what each stream got."""
+    """Engine, fake links, hash runners, and a record of what each stream received."""
 
     def __init__(
         self, clock: Callable[[], float] | None = None, guard: PolicyGuard | None = None, **settings: object
     ) -> None:
-        """`guard`: of a policy that has no name."""
+        """`guard`: a policy that is not registered by name."""
         self.now_s = 0.0
         self._guard = guard
         self.settings = SchedulerSettings(**{"check": True, "retention_s": 0, "retention_requests": 0, **settings})  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class Stack:
         self._attaching: set[int] = set()
         self.restarts = 0
         self.fate: Fate = lives
-        """When mask processes die."""
+        """Decides when mask processes die."""
         self.front, self.runners = FakeFront(), FakeRunners()
         self.engine = self._new_engine()
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
@@ -134,11 +134,11 @@ class Stack:
         return engine
 
     def wall_clock(self) -> float:
-        """Seconds since 1970: it goes on with the test's clock, so that a run can be repeated."""
+        """Returns seconds since 1970, derived from the test's clock so that a run can be repeated."""
         return 1.7e9 + self._clock()
 
     def restart_scheduler(self) -> None:
-        """The engine dies and a new one starts: runners keep what they hold, clients attach as soon as it serves."""
+        """Kills the engine and starts a new one: runners keep their sequences, and clients attach once it serves."""
         self.restarts += 1
         self.front.commands, self.front.messages = [], []
         self.runners.events = []
@@ -151,14 +151,14 @@ class Stack:
             self.runners.connect(self._sessions, runner, former=session, holds=True)
         self.step()
         self.step()
-        self.now_s += RECOVERY_S  # from now on an unknown request is unknown
+        self.now_s += RECOVERY_S  # the recovery window is over: unknown requests are now reported as unknown
         self.streams, self.scored = {}, {}
         for request in self.requests.values():
             if request.refused is None and not (request.streams and all(s.end for s in request.streams)):
                 self.attach(request)
 
     def succeed(self) -> Stack:
-        """A new scheduler takes over while this one is stopped. Returns the old one, with its clients, to be woken."""
+        """Starts a new scheduler while this one is paused. Returns the paused one with its clients, to resume later."""
         old = copy.copy(self)
         old.requests, old.streams, old.scored = copy.deepcopy((self.requests, self.streams, self.scored))
         old._attaching = set(self._attaching)
@@ -169,7 +169,7 @@ class Stack:
         return old
 
     def attach(self, request: Submitted) -> None:
-        """The client asks for its request by id; one that is not known is sent again with what was received."""
+        """Attaches to a request by its id; if it is unknown, the client sends it again with the received tokens."""
         self._attaching.add(request.handle)
         self.front.put(
             attach=engine_pb2.Attach(
@@ -178,7 +178,7 @@ class Stack:
         )
 
     def is_attaching(self, request: Submitted) -> bool:
-        """The client has asked for its request, and waits for the answer."""
+        """Whether the client has sent an attach for its request and awaits the answer."""
         return request.handle in self._attaching
 
     def _send_again(self, request: Submitted) -> None:
@@ -189,7 +189,7 @@ class Stack:
         if request.streams and submit.n == 1 and request.streams[0].tokens:
             submit.received += pack(request.streams[0].tokens)
             submit.digest = hashlib.blake2b(submit.digest + submit.received).digest()
-        self._attaching.add(request.handle)  # it may have turned up meanwhile
+        self._attaching.add(request.handle)  # a runner's snapshot may have restored it meanwhile
         self.front.put(submit=submit)
 
     def add_runner(self, backend: Backend) -> int:
@@ -210,7 +210,7 @@ class Stack:
         return self.requests[handle]
 
     def step(self) -> None:
-        """One engine step; takes in what it published."""
+        """Runs one engine step and takes in the messages that it published."""
         self.engine.step()
         messages, self.front.messages = self.front.messages, []
         for _, message in messages:
@@ -261,7 +261,7 @@ class Stack:
             request.refused = refused
 
     def _heard_all(self, request: Submitted) -> None:
-        """Of sequences that the client listened to: a later request of the same id has turned up, and may be over."""
+        """Stops following the request's streams: a later request with the same id has been found and may have ended."""
         ended = {id(stream) for stream in request.streams}
         self.streams = {key: stream for key, stream in self.streams.items() if id(stream) not in ended}
 
@@ -297,7 +297,7 @@ class Stack:
             self.streams[end.sequence_id].finish(end)
 
     def awaiting(self) -> list[Submitted]:
-        """Requests with a row under way whose token waits for its mask."""
+        """Returns the requests with a row in flight whose token waits for its mask."""
         by_id = {key: request for request in self.requests.values() for key in self._ids(request)}
         tables = [scheduler.table for scheduler in self.engine.pool.schedulers.values()]
         waiting = (table.sequence_id[table.constrained & (table.known != table.length)] for table in tables)
@@ -309,16 +309,18 @@ class Stack:
         return range(0) if first is None else range(first, first + request.submit.n)
 
     def run(self, rng: random.Random, max_turns: int = 100_000) -> None:
-        """Random progress until everything has ended: steps, executions and deliveries in any order."""
+        """Makes progress in random order (steps, executions, deliveries) until all requests have ended."""
         for _ in range(max_turns):
             self.turn(rng)
             if self.engine.requests.idle and not self.front.commands and not any(self.runners.plans.values()):
                 self.step()
                 return
-        raise AssertionError(f"not done after {max_turns} turns: {self.engine.requests.queue.num_tokens} tokens wait")
+        raise AssertionError(
+            f"not done after {max_turns} turns: {self.engine.requests.queue.num_tokens} tokens are queued"
+        )
 
     def turn(self, rng: random.Random) -> None:
-        """One random thing happens."""
+        """Performs one random action: an engine step, an execution or a delivery."""
         session = rng.choice(list(self.runners.runners)) if self.runners.runners else 0
         choice = rng.randrange(3)
         if choice == 0:
@@ -329,9 +331,10 @@ class Stack:
             self.runners.deliver(session)
 
     def whole_turn(self, *sessions: int, turn_s: float = 0.0, most_plans: int = 8) -> None:
-        """The engine steps, each runner executes what it was sent, `turn_s` seconds pass, and the results come back.
+        """Steps the engine, executes each runner's plans, advances time by `turn_s` seconds and delivers the results.
 
-        With 1 as `most_plans` a runner that has two keeps one under way; more than 8 none has.
+        `most_plans` limits the plans that each runner executes: with 1, a runner that was sent two keeps one in flight.
+        No runner has more than 8.
         """
         self.step()
         for session in sessions:
@@ -343,13 +346,13 @@ class Stack:
                 self.runners.deliver(session)
 
     def advance(self, session: int, turns: int = 1, turn_s: float = 0.0) -> None:
-        """Whole turns with one runner, and a step that takes in what the last one brought."""
+        """Runs whole turns with one runner, then a step that takes in the last turn's results."""
         for _ in range(turns):
             self.whole_turn(session, turn_s=turn_s)
         self.step()
 
     def assert_clean(self) -> None:
-        """Pool and queue are as they were before the first request."""
+        """Checks that pool and queue are as they were before the first request."""
         assert not self.engine.requests.queue and not self.engine.requests.book.num_live
         for scheduler in self.engine.pool.schedulers.values():
             assert scheduler.table.num_running == 0

@@ -1,6 +1,6 @@
-"""A service's command in this process: for what it says when it can't start, without the second that a process takes.
+"""Runs a service's command in this process, to test its startup errors without the second that a process takes.
 
-That the command as a process says and does the same is shown by one case in each file that uses this.
+Each file that uses this has one case that runs the command as a process and expects the same output.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from scheduler_svc.operation import service
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended."""
+    """Exit status and stderr of a command."""
 
     returncode: int
     stderr: str
 
 
 def run_scheduler(*flags: str) -> Ended:
-    """`roster-scheduler` with these flags, which it must refuse: it would serve until a signal comes."""
+    """Runs `roster-scheduler` with these flags, which it must refuse: otherwise it would serve until a signal."""
 
     def main() -> None:
-        worker = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # waits for its stdin, as one that was just started
+        worker = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # waits for its stdin, as a newly started worker does
         sys.exit(service.run(worker))
 
     return _ended(main, flags)
 
 
 def run_runner(*flags: str) -> Ended:
-    """`roster-runner` with these flags, which it must refuse."""
+    """Runs `roster-runner` with these flags, which it must refuse."""
     return _ended(runner_main.main, flags)
 
 

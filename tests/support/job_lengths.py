@@ -1,4 +1,4 @@
-"""Jobs of very different lengths, and policies tried on them."""
+"""Jobs of very different lengths, and a simulation of policies on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.simulated_cost import round_cost
 
 
 def heavy_tail(seed: int, **fields: Any) -> Trace:
-    """Lognormal outputs (median 12, some of hundreds), somewhat more than the runner can do while they arrive."""
+    """Returns a trace of lognormal outputs (median 12, some of hundreds) slightly above the runner's capacity."""
     rng = random.Random(seed)
     return merged(
         [

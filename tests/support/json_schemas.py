@@ -11,7 +11,7 @@ WORDS = ["red", "green", "blue", "small", "large", "yes", "no", "north", "it's",
 
 
 def random_schema(rng: random.Random, depth: int = 2) -> Schema:
-    """An object with up to four properties, some optional, nested at most `depth` times below."""
+    """Returns an object with up to four properties, some optional, nested at most `depth` levels below."""
     names = rng.sample(NAMES, rng.randint(1, 4))
     return {
         "type": "object",
@@ -44,7 +44,7 @@ def _integer(rng: random.Random, depth: int) -> Schema:
 
 
 def _number(rng: random.Random, depth: int) -> Schema:
-    """A multiple of a power of two: exact in binary too."""
+    """Returns multiples of a power of two, which are exact in binary too."""
     return {"type": "number", "multipleOf": rng.choice([0.5, 0.25]), "minimum": 0, "maximum": rng.randint(1, 50)}
 
 

@@ -1,6 +1,6 @@
-"""A subscriber of KV events as strict as none is: every batch must follow the last, every event must make sense.
+"""A strict subscriber of KV events: each batch must follow the last, and each event must be consistent.
 
-It keeps the tokens behind each block, so that a test can make the blocks' names again from them.
+It keeps each block's tokens, so that a test can compute the blocks' names from them.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 def told(name: bytes) -> int:
-    """A block's name as subscribers know it."""
+    """Returns a block's name as subscribers receive it."""
     return int.from_bytes(name[:NAME_BYTES], "little", signed=True)
 
 
 def ready_blocks(schedulers: Iterable[Scheduler]) -> set[int]:
-    """All that some pool could hit now, from the pools' own indexes."""
+    """Returns the blocks that some pool could hit now, from the pools' own indexes."""
     pools = [scheduler.pool for scheduler in schedulers]
     return {told(name) for pool in pools for name in pool._block_of if pool.is_ready(name)}
 
 
 @dataclass
 class KvFollower:
-    """What it has been told, batch by batch."""
+    """The subscriber's state, updated batch by batch."""
 
     number: int = 0
     blocks: dict[int, tuple[int | None, tuple[int, ...]]] = field(default_factory=dict)
-    """By name: the parent, and the tokens."""
+    """By name: the parent's name, and the tokens."""
     partial: bool = False
     chunks_due: int = 0
     snapshots: int = 0
 
     def take(self, batch: common_pb2.KvEventBatch) -> None:
-        """The next batch."""
+        """Takes the next batch."""
         if batch.HasField("snapshot"):
             chunk = batch.snapshot
             if chunk.index == 0:
@@ -75,7 +75,7 @@ class KvFollower:
                 parent = block.block_hash
 
     def check_names(self, root: bytes) -> int:
-        """Makes the name of each block whose prefix is told whole from its tokens; returns how many there are."""
+        """Computes each block's name from its tokens if its prefix is known; returns the number of names checked."""
         checked = 0
         for name in self.blocks:
             prefix: list[int] = []

@@ -1,4 +1,4 @@
-"""Rows of the CUDA backend whose sequences leave before their masks come, over real kernels or their twins."""
+"""Rows of the CUDA backend whose sequences leave before their masks arrive, on the kernels or on their references."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sam
 from tests.support.tiny_models import NUM_TOKENS
 
 LENGTH = 10
-"""Of the prompts of those that come after; all but their first token are computed once the masks are there."""
+"""Length of the newcomers' prompts; all but the first token are computed once the masks have arrived."""
 PENALTIES = {"repetition_penalty": 1.6, "presence_penalty": 0.8, "frequency_penalty": 0.5}
 
 
 class LateRows:
-    """A sequence in each slot waits for its mask; all leave, and others take the slots."""
+    """A sequence in each slot awaits its mask; all leave, and others take the slots."""
 
     def __init__(self, backend: CudaBackend, rng: random.Random, settle: Callable[[], None]) -> None:
-        """`settle` waits for all that was launched. Each sequence gets four blocks."""
+        """`settle` waits for all launched work. Each sequence gets four blocks."""
         self.slots = range(backend.num_slots)
         self.runner = Runner(backend)
         self._slots = backend._slots
@@ -34,31 +34,31 @@ class LateRows:
             rng.choice([token for token in range(NUM_TOKENS) if token != prompt[len(before)]])
             for before, prompt in zip(self.leaving, self.coming, strict=True)
         ]
-        """What the masks leave to draw: never what the newcomer's prompt has at that place."""
+        """The only token that each mask allows; it differs from the newcomer's prompt token at that position."""
 
     def undisturbed(self) -> NDArray[np.float32]:
-        """The newcomers' log-probabilities [slots, NUM_TOKENS] where nobody was before them."""
+        """Returns the newcomers' log-probabilities [slots, NUM_TOKENS] without earlier sequences in the slots."""
         self.runner.reset()
         self._settle_in(1, releases=[])
         return self._distributions(2)
 
     def disturbed(self) -> NDArray[np.float32]:
-        """The same where the others' masks come after the newcomers' first token is computed."""
+        """Returns the same when the earlier sequences' masks arrive after the newcomers' first token is computed."""
         self.runner.reset()
         held = self.runner.launch(1, self._opening())
         self._settle_in(2, releases=self.slots)
         self._settle()
         held.mask(masks(NUM_TOKENS, {slot: [token] for slot, token in enumerate(self.drawn)}))
-        assert ints(held.wait().tokens) == self.drawn, "those that go on elsewhere need them"
+        assert ints(held.wait().tokens) == self.drawn, "sequences that continue elsewhere need these tokens"
         return self._distributions(3)
 
     def foreign_tokens(self) -> int:
-        """Places of the newcomers' prompts that hold another token on the device."""
+        """Returns the number of positions at which the newcomers' prompts differ on the device."""
         self._settle()
         return int((self._slots.tokens[:-1, :LENGTH].cpu().numpy() != self.coming).sum())
 
     def penalised(self, leaves: bool) -> NDArray[np.float32]:
-        """Log-probabilities [slots, NUM_TOKENS] of rows with penalties, all ids allowed, which left or did not."""
+        """Returns log-probabilities [slots, NUM_TOKENS] of rows with penalties, all ids allowed, which left or not."""
         self.runner.reset()
         held = self.runner.launch(1, self._opening(logprobs=NUM_TOKENS, **PENALTIES))
         if leaves:
@@ -95,7 +95,7 @@ class LateRows:
 
 
 def distributions(result: plan_pb2.Result) -> NDArray[np.float32]:
-    """Log-probabilities [L, NUM_TOKENS] of rows that asked for all of them."""
+    """Returns the log-probabilities [L, NUM_TOKENS] of rows that requested all of them."""
     values = np.empty((len(result.logprobs), NUM_TOKENS), np.float32)
     for entry in result.logprobs:
         values[entry.row, np.frombuffer(entry.top_ids, "<i4")] = np.frombuffer(entry.top_values, "<f4")
@@ -103,6 +103,6 @@ def distributions(result: plan_pb2.Result) -> NDArray[np.float32]:
 
 
 def differences(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[L], each as a share of its row's standard deviation."""
+    """Returns each row's error as a fraction of its standard deviation [L]."""
     shares: NDArray[np.float32] = np.sqrt(np.square(actual - expected).mean(axis=1)) / expected.std(axis=1)
     return shares

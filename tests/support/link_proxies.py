@@ -1,4 +1,4 @@
-"""Between the scheduler and a runner: a TCP proxy that can be cut, and one for ZeroMQ frames that meddles with them."""
+"""Proxies between the scheduler and a runner: a TCP proxy that can be cut, and one that tampers with frames."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class TcpProxy:
 
     @property
     def endpoint(self) -> str:
-        """What a runner connects to."""
+        """Address to which a runner connects."""
         return f"tcp://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Every connection is reset, and new ones are too, until `heal`."""
+        """Resets every connection, new ones included, until `heal`."""
         with self._lock:
             self._open = False
             self._reset()
 
     def heal(self) -> None:
-        """Connections are taken again, and what was held back flows."""
+        """Accepts connections again, and forwards the data held back."""
         with self._lock:
             self._open = self._forwarding = True
 
     def freeze(self) -> None:
-        """Connections stay, and nothing passes, until `heal`: what a broken switch does."""
+        """Keeps connections open but forwards nothing until `heal`, as a broken switch does."""
         with self._lock:
             self._forwarding = False
 
     def retarget(self, port: int) -> None:
-        """Connections are reset; new ones go to another port."""
+        """Resets all connections; new ones go to another port."""
         with self._lock:
             self._target_port = port
             self._reset()
@@ -116,21 +116,21 @@ class TcpProxy:
 
 
 Meddler = Callable[[random.Random, bytes, list[bytes]], list[bytes]]
-"""(rng, frame, what it holds back) -> what passes now."""
+"""(rng, frame, frames held back) -> frames to forward now."""
 
 
 def lose(rng: random.Random, frame: bytes, held: list[bytes]) -> list[bytes]:
-    """One in twenty is gone."""
+    """Loses one frame in twenty."""
     return [] if rng.random() < 0.05 else [frame]
 
 
 def double(rng: random.Random, frame: bytes, held: list[bytes]) -> list[bytes]:
-    """One in five comes twice."""
+    """Duplicates one frame in five."""
     return [frame, frame] if rng.random() < 0.2 else [frame]
 
 
 def reorder(rng: random.Random, frame: bytes, held: list[bytes]) -> list[bytes]:
-    """One in ten is overtaken by those behind it."""
+    """Delays one frame in ten behind the next."""
     if rng.random() < 0.1 and not held:
         held.append(frame)
         return []
@@ -139,12 +139,12 @@ def reorder(rng: random.Random, frame: bytes, held: list[bytes]) -> list[bytes]:
 
 
 def truncate(rng: random.Random, frame: bytes, held: list[bytes]) -> list[bytes]:
-    """One in twenty has lost its end."""
+    """Truncates one frame in twenty."""
     return [frame[: rng.randrange(len(frame))]] if rng.random() < 0.05 and frame else [frame]
 
 
 class FrameProxy:
-    """Forwards each message of each runner, as `meddle` says, in both directions. Runs in a thread."""
+    """Forwards each runner's messages through `meddle` in both directions. Runs in a thread."""
 
     def __init__(self, target: str, meddle: Meddler, seed: int) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""A runner behind its socket, and a scheduler by hand that gives it sequences which come, decode and go."""
+"""A runner behind its socket, and a handwritten scheduler whose sequences are admitted, decode and are released."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.plans import AWAIT, SAMPLE, admission, masks, plan, sampling
 NUM_SLOTS, NUM_BLOCKS, BLOCK_SIZE = 3, 9, 8
 _PROMPT, _STEPS, _DEPTH = 6, 12, 2
 PLANS = _STEPS + 2
-"""Of a generation."""
+"""Plans of one generation."""
 
 
 class LinkedRunner:
@@ -30,7 +30,7 @@ class LinkedRunner:
         self._received = 0
 
     def generations(self, count: int) -> None:
-        """So many times three sequences, one with log-probabilities; the last tokens of one are masked."""
+        """Runs three sequences `count` times, one with log-probabilities; the last token of one is masked."""
         for _ in range(count):
             self._send(_opening(release=self._sent > 0))
             for position in range(_PROMPT, _PROMPT + _STEPS):
@@ -74,7 +74,7 @@ def _opening(release: bool) -> plan_pb2.Plan:
 def linked_runner(
     backend: Backend, make_link: Callable[[Runner, str], PlanSocket] = PlanSocket
 ) -> Iterator[LinkedRunner]:
-    """A session of a runner whose socket serves in a thread; the backend has the sizes above."""
+    """Opens a session with a runner whose socket serves in a thread; the backend must have the sizes above."""
     with tempfile.TemporaryDirectory() as folder:
         scheduler = FakeScheduler(f"ipc://{folder}/link")
         link = make_link(Runner(backend), scheduler.endpoint)

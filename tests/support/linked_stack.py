@@ -1,4 +1,4 @@
-"""A `Stack` whose engine has its real link: what goes to the runner and back are frames on a socket."""
+"""A `Stack` whose engine has its real link: messages to and from the runner are frames on a socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 
 
 class LinkedStack(Stack):
-    """The link reads the stack's clock, which stands still unless a test moves it."""
+    """The link reads the stack's clock, which advances only when a test moves it."""
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:*", **settings: object) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -36,7 +36,7 @@ class LinkedStack(Stack):
         return engine
 
     def _bind(self) -> RunnerLink:
-        """A former engine's endpoint is free a moment after its link was closed."""
+        """Retries, since a former engine's endpoint is only free a moment after its link was closed."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -50,20 +50,20 @@ class LinkedStack(Stack):
 
     @property
     def endpoint(self) -> str:
-        """What a runner connects to."""
+        """Address to which a runner connects."""
         return self._endpoint
 
     def step_until(self, done: Callable[[], Any], turn: Callable[[], Any] = lambda: None) -> None:
-        """Steps of the engine, with a `turn` of the other side after each, until that is true."""
+        """Steps the engine, with a `turn` of the other side after each step, until `done()`."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
-            assert time.monotonic() < deadline, "it does not come"
+            assert time.monotonic() < deadline, "the condition did not become true"
             self.step()
             turn()
             self.link.sockets[0].poll(2)
 
     def restart_scheduler(self) -> None:
-        """The engine dies, and the next one begins at the same endpoint: `take_over` waits for the runner."""
+        """Kills the engine and starts the next at the same endpoint; `take_over` waits for the runner."""
         self.link.close()
         self.front.commands, self.front.messages = [], []
         self.restarts += 1
@@ -71,7 +71,7 @@ class LinkedStack(Stack):
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
 
     def take_over(self, turn: Callable[[], Any] = lambda: None) -> None:
-        """Waits until the runner is back with what it holds; then each client attaches."""
+        """Waits until the runner has reconnected with its sequences; then each client attaches."""
         self.step_until(lambda: self.engine.pool.schedulers, turn)
         self.now_s += RECOVERY_S
         self.streams = {}

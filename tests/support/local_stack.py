@@ -1,6 +1,6 @@
 """compose.yaml's services without Docker: the same commands in the same environment, as processes on loopback.
 
-Those whose images come from elsewhere (Prometheus, Grafana) are left out.
+Services with third-party images (Prometheus, Grafana) are left out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.support.compose_file import ComposeService, read_compose
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 60.0
 PORTS = (50061, 50062, 50063, 50064, 50065, 30000, 29000)
-"""What the services listen on inside their containers."""
+"""Ports on which the services listen inside their containers."""
 SECRETS = "/run/secrets/"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-"""Where the services' programs are looked for: beside this Python first."""
+"""Search path of the services' programs: this Python's folder first."""
 
 
 class LocalStack:
-    """The services of a profile; hosts, ports and secrets become local ones, all else is as compose.yaml says."""
+    """The services of a profile, as in compose.yaml but with local hosts, ports and secrets."""
 
     def __init__(self, folder: Path, profile: str) -> None:
         services = read_compose(ROOT / "compose.yaml", profile, os.environ)
@@ -54,11 +54,11 @@ class LocalStack:
                 )
 
     def make_secrets(self) -> None:
-        """Makes what is not there yet."""
+        """Creates the secrets that do not exist yet."""
         make_secrets(self.secrets)
 
     def dead(self) -> list[str]:
-        """Services that have ended."""
+        """Returns the services that have ended."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def stop(self) -> dict[str, int]:
@@ -75,11 +75,11 @@ class LocalStack:
         return statuses
 
     def remove(self) -> None:
-        """Ends what still runs."""
+        """Ends the services that still run."""
         self.stop()
 
     def logs(self) -> str:
-        """The end of what every service printed."""
+        """Returns the end of every service's log."""
         paths = sorted(self._folder.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in paths)
 

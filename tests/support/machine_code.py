@@ -1,8 +1,9 @@
-"""Machine code of a compiled kernel, and what in it only timing would show.
+"""Machine code of a compiled kernel, and properties of it that otherwise only timing would show.
 
 Needs the wheel nvidia-cuda-nvdisasm (in the `dev` extra). An instruction's control bits (high word, from bit 41): 4 of
-stall, 1 of yield, 3 that name the scoreboard its result sets, 3 for its operands', 6 that say which it waits for (the
-layout of Volta and later: Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, 2018).
+stall, 1 of yield, 3 for the scoreboard that its result sets, 3 for its operands' scoreboard, 6 for the scoreboards that
+it waits for (the layout of Volta and later: Jia et al., Dissecting the NVIDIA Volta GPU Architecture via
+Microbenchmarking, 2018).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Instruction:
 
 
 def instructions(code: bytes) -> Iterator[Instruction]:
-    """Of a cubin, in order of their addresses. Raises FileNotFoundError without nvdisasm."""
+    """Yields a cubin's instructions, in order of address. Raises FileNotFoundError without nvdisasm."""
     folder = toolkit_folder()
     program = folder / "bin" / "nvdisasm" if folder is not None else Path("nvdisasm")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -51,9 +52,9 @@ def instructions(code: bytes) -> Iterator[Instruction]:
 
 
 def arrivals_before_loads_are_done(code: bytes) -> list[str]:
-    """Arrivals at barriers that are issued while loads from shared memory may be under way, in order of addresses.
+    """Returns the arrivals at barriers issued while loads from shared memory may be in flight, in order of address.
 
-    Whoever waits for such a barrier may overwrite, by an asynchronous copy, what is still to be read.
+    A thread that waits for such a barrier may start an asynchronous copy that overwrites data still to be read.
     """
     under_way: dict[int, list[str]] = {}
     early = []

@@ -1,4 +1,4 @@
-"""Mask processes that are none: the frames go to a `MaskServer` in this thread, which dies when a test says so."""
+"""Mask processes without processes: a `MaskServer` in this thread takes the frames and dies when a test says so."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from scheduler_svc.constrained.process.compiler import GrammarCompiler
 from scheduler_svc.constrained.process.mask_server import MaskServer
 
 Fate = Callable[[str, Channel, bytes], int | None]
-"""From role, channel and frame to the status with which the process ends over it; None: it answers."""
+"""Maps role, channel and frame to the exit status with which the process dies on the frame, or None if it answers."""
 
 
 def lives(role: str, channel: Channel, body: bytes) -> int | None:
-    """Nothing ends it."""
+    """Lets the process answer every frame."""
     return None
 
 
 def dies_once(role: str, after: int = 0, status: int = -signal.SIGKILL) -> Fate:
-    """The process of this role dies over the frame that comes after so many others, and never again."""
+    """Makes the process of this role die once, on the frame that follows `after` others."""
     left = itertools.count(after, -1)
 
     def fate(asked: str, channel: Channel, body: bytes) -> int | None:
@@ -38,7 +38,7 @@ def dies_once(role: str, after: int = 0, status: int = -signal.SIGKILL) -> Fate:
 
 
 class LocalHandle:
-    """Stands for a `MaskHandle`."""
+    """A stand-in for `MaskHandle`."""
 
     def __init__(self, role: str, model: plan_pb2.Model, fate: Fate = lives) -> None:
         self._role = role
@@ -51,7 +51,7 @@ class LocalHandle:
 
     def start(self) -> int:
         if self._server is None:
-            compiler = _compiler(self._model.SerializeToString())  # one vocabulary for all tests
+            compiler = _compiler(self._model.SerializeToString())  # shared: all tests have one vocabulary
             self._server = MaskServer(self._model, 1, lambda words: self._memory[:words], compiler)
             self._generation += 1
         return self._generation
@@ -98,12 +98,12 @@ def _compiler(model: bytes) -> GrammarCompiler:
 
 
 def local_client(model: plan_pb2.Model, threads: int, fate: Fate = lives) -> MaskClient:
-    """A client whose processes are in this thread."""
+    """Returns a client whose mask processes are in this thread."""
     return MaskClient(model.vocab_size, LocalHandle("grammars", model, fate), LocalHandle("masks", model, fate))
 
 
 class Inline(Background):
-    """Work that is done when it is asked for, and collected as ever."""
+    """Background work that is done at once, and collected as usual."""
 
     def run(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         self._open += 1
@@ -111,7 +111,7 @@ class Inline(Background):
 
 
 def work_inline(constraints: Constraints, fate: Fate = lives) -> None:
-    """Everything happens in the engine's own turns, the same each time."""
+    """Makes all compilation happen in the engine's own steps, so that runs are repeatable."""
     constraints.work_in(
         Inline(), Inline(), lambda model, threads: local_client(model, threads, fate), clock=lambda: 0.0
     )

@@ -1,8 +1,8 @@
 """Compiles the product's kernels with NVRTC alone: no GPU, no driver, no CuPy.
 
-Needs the wheels nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-cccl (in the `dev` extra). As a program:
-`python -m tests.support.nvrtc kernels/silu_mul.cu sm_90a -DSCALAR=__nv_bfloat16` prints each kernel's registers,
-shared memory and spills.
+Needs the wheels nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-cccl (in the `dev` extra). As a program: `python
+-m tests.support.nvrtc kernels/silu_mul.cu sm_90a -DSCALAR=__nv_bfloat16` prints each kernel's registers, shared memory
+and spills.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner_svc.cuda.sources import kernel_folder
 
 @cache
 def toolkit_folder() -> Path | None:
-    """The folder `nvidia/cu13` of the wheels, or None when they are not installed."""
+    """Returns the folder `nvidia/cu13` of the wheels, or None if they are not installed."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         folder = Path(root) / "cu13"
@@ -40,9 +40,9 @@ def _library() -> ctypes.CDLL:
 
 
 def compile_kernel(path: Path, arch: str, defines: tuple[str, ...] = ()) -> tuple[bytes, str]:
-    """The machine code (PTX for a `compute_` arch) and the compiler's log of one .cu file.
+    """Returns the machine code (PTX for a `compute_` arch) of one .cu file, and the compiler's log.
 
-    Raises RuntimeError with the log when it does not compile.
+    Raises RuntimeError with the log if it does not compile.
     """
     library, folder = _library(), toolkit_folder()
     program = ctypes.c_void_p()
@@ -54,7 +54,7 @@ def compile_kernel(path: Path, arch: str, defines: tuple[str, ...] = ()) -> tupl
         f"-I{kernel_folder()}",
         f"-I{folder}/include",
         f"-I{folder}/include/cccl",
-        # What CuPy adds.
+        # As CuPy adds them.
         "--device-as-default-execution-space",
         "-ftz=true",
         "-Xptxas=-v",

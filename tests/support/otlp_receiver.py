@@ -1,4 +1,4 @@
-"""A small OpenTelemetry collector: takes spans over OTLP gRPC and keeps them."""
+"""A small OpenTelemetry collector: receives spans over OTLP gRPC and keeps them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Spans in the order in which they came, and the attributes of whoever sent them."""
+    """Spans in order of arrival, and the attributes of the last sender."""
 
     def __init__(self) -> None:
         self.endpoint = ""
@@ -31,16 +31,16 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait_for(self, count: int, timeout_s: float = 60) -> list[trace_pb2.Span]:
-        """The spans, once there are so many."""
+        """Waits until there are `count` spans; returns all."""
         deadline = time.monotonic() + timeout_s
         while len(self.spans) < count:
-            assert time.monotonic() < deadline, f"{len(self.spans)} of {count} spans came within {timeout_s} s"
+            assert time.monotonic() < deadline, f"{len(self.spans)} of {count} spans arrived within {timeout_s} s"
             time.sleep(0.05)
         return self.spans
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    """Attributes as Python has them."""
+    """Returns attributes as Python values."""
     return {pair.key: _value(pair.value) for pair in pairs}
 
 
@@ -53,7 +53,7 @@ def _value(value: common_pb2.AnyValue) -> Any:
 
 @contextmanager
 def otlp_receiver() -> Iterator[OtlpReceiver]:
-    """A collector on a free port."""
+    """Runs a collector on a free port."""
     receiver = OtlpReceiver()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)

@@ -1,4 +1,4 @@
-"""Checks of a report's page: whole, self-contained, without scripts."""
+"""Checks of a report page: complete, self-contained, without scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOID = {"meta", "br", "link"}
 
 
 class Balanced(HTMLParser):
-    """Raises AssertionError when a tag is closed that is not open."""
+    """Raises AssertionError if a closing tag does not match the open one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Balanced(HTMLParser):
 
 
 def checked(page: str) -> str:
-    """The page, after checks that hold for any."""
+    """Returns the page after checks that apply to any page."""
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []

@@ -1,7 +1,7 @@
-"""Every feature of a request with every other one, disturbed by every event: the answer is that of an undisturbed run.
+"""Disturbs each pair of request features by each event: the answer must equal that of an undisturbed run.
 
-What is compared: each choice's tokens, text, log-probabilities and their alternatives, finish; the usage; and what each
-connection told of the prompt.
+Compared are each choice's tokens, text, log-probabilities with alternatives and finish; the usage; and each
+connection's prompt information.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ STOP_IDS = [3, 5, 100, 101]
 PROMPT_TOKENS = 40
 SLOTS = 2
 LEAST_TOKENS = 8
-"""Of each choice, so that there is a middle."""
+"""Tokens that each choice must have, so that an event can fall in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request, and what happens to it when so much of its turns is over."""
+    """One request and an event that happens after fraction `at` of its turns."""
 
     features: frozenset[str]
     event: str
@@ -42,7 +42,7 @@ class Case:
 
 
 def backend() -> PenalisedBackend:
-    """Small enough that a prompt takes three steps."""
+    """Returns a backend so small that a prompt takes three steps."""
     return PenalisedBackend(
         num_slots=SLOTS, block_size=4, num_blocks=96, max_step_tokens=16, context_length=256, eos_probability=1 / 40
     )
@@ -61,30 +61,30 @@ def _running(service: VirtualService) -> list[int]:
 
 
 def runner_dies(service: VirtualService, stream: VirtualStream) -> None:
-    """One that computes the request; another comes."""
+    """Kills a runner that computes the request and adds another."""
     service.runners.kill(_running(service)[0])
     service.add_runner(backend())
 
 
 def scheduler_dies(service: VirtualService, stream: VirtualStream) -> None:
-    """And its front workers; the next one takes over from the runners' snapshots."""
+    """Kills the scheduler and its front workers; the next scheduler takes over from the runners' snapshots."""
     service.restart_scheduler()
 
 
 def preempted(service: VirtualService, stream: VirtualStream) -> None:
-    """All that runs, with rows on their way."""
+    """Preempts all running sequences while rows are in flight."""
     for scheduler in service.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
             scheduler._preempt(sequence, service.engine.requests.queue)
 
 
 def attached(service: VirtualService, stream: VirtualStream) -> None:
-    """Another call takes the stream over."""
+    """Attaches another call to the stream."""
     stream.attach()
 
 
 def preempted_and_attached(service: VirtualService, stream: VirtualStream) -> None:
-    """Once the prompt has been computed again."""
+    """Preempts, then attaches once the prompt has been computed again."""
     preempted(service, stream)
     for _ in range(5):
         service.whole_turn(*service.runners.runners, most_plans=1)
@@ -93,7 +93,7 @@ def preempted_and_attached(service: VirtualService, stream: VirtualStream) -> No
 
 
 def scheduler_and_runner_die(service: VirtualService, stream: VirtualStream) -> None:
-    """The second before what was taken over has gone far."""
+    """Kills the scheduler, then the runner before the recovered sequences have made much progress."""
     service.restart_scheduler()
     service.whole_turn(*service.runners.runners, most_plans=1)
     if _running(service):
@@ -109,17 +109,17 @@ EVENTS: dict[str, Callable[[VirtualService, VirtualStream], None]] = {
     "scheduler and runner": scheduler_and_runner_die,
 }
 MOMENTS = (0.1, 0.45, 0.8)
-"""Parts of the turns of an undisturbed run; the first one while the prompt is computed."""
+"""Fractions of an undisturbed run's turns; the first falls into the prompt's computation."""
 
 
 def all_cases() -> list[Case]:
-    """Each feature alone, each pair, and all together."""
+    """Returns each feature alone, each pair, and all features together, with each event and moment."""
     together = [*combinations(FEATURES, 1), *combinations(FEATURES, 2), FEATURES]
     return [Case(frozenset(some), event, at) for some in together for event in EVENTS for at in MOMENTS]
 
 
 def some_cases(count: int) -> list[Case]:
-    """So many of all, evenly spread, and besides each event for the pairs that have lost something once."""
+    """Returns `count` evenly spread cases, plus every event for the combinations in which data has been lost before."""
     cases = all_cases()
     spread = [cases[int((index + 0.5) * len(cases) / count)] for index in range(count)]
     lost = [("structured", "logprobs"), ("prompt_logprobs", "choices"), FEATURES]
@@ -160,14 +160,14 @@ def _request(features: frozenset[str], number: int, stop: str) -> pb.GenerateReq
 
 @dataclass(slots=True)
 class Run:
-    """What the client got."""
+    """What the client received."""
 
     completion: Completion
     prompts: list[pb.PromptInfo]
     turns: int
 
     def answer(self) -> dict[str, Any]:
-        """All that must not depend on what happened."""
+        """Returns everything that must not depend on events."""
         usage = self.completion.usage
         assert usage is not None
         return {
@@ -178,7 +178,7 @@ class Run:
 
 
 def run(request: pb.GenerateRequest, features: frozenset[str], event: str = "", at_turn: int = 0) -> Run:
-    """The request on two runners that have its prompt cached already, with an event at a turn."""
+    """Runs the request on two runners that have its prompt cached, with an event at a turn."""
     service = VirtualService(_text(), depth=2, prefix_sharing=True, retention_s=60, retention_requests=8)
     for _ in range(2):
         service.add_runner(backend())
@@ -203,19 +203,19 @@ def run(request: pb.GenerateRequest, features: frozenset[str], event: str = "", 
 
 
 def _turns_until(service: VirtualService, over: Callable[[], bool]) -> Iterator[int]:
-    """Counts the turns that it takes, each before it is taken. The first runner rests in every third."""
+    """Yields each turn's number before taking it, until `over`. The first runner skips every third turn."""
     for turn in range(1, 2000):
         if over():
             return
         yield turn
         slower = [] if turn % 3 else list(service.runners.runners)[1:]
         service.whole_turn(*(slower or service.runners.runners), most_plans=1)
-    raise AssertionError("it never ends")
+    raise AssertionError("the request never ends")
 
 
 @cache
 def undisturbed(features: frozenset[str]) -> tuple[pb.GenerateRequest, Run]:
-    """A request with these features whose choices are long enough, and its answer."""
+    """Returns a request with these features whose choices are long enough, and its answer."""
     for number in range(200):
         plain = run(_request(features - {"stop"}, number, ""), features)
         if "stop" not in features:
@@ -233,12 +233,12 @@ def undisturbed(features: frozenset[str]) -> tuple[pb.GenerateRequest, Run]:
 
 
 def differences(case: Case) -> list[str]:
-    """What the event changed; nothing may."""
+    """Returns the differences between the disturbed and the undisturbed answer; there must be none."""
     request, expected = undisturbed(case.features)
     found = run(request, case.features, case.event, max(2, round(case.at * expected.turns)))
     first, second = expected.answer(), found.answer()
     told = [f"{case}: {key}: {second[key]} for {first[key]}" for key in first if first[key] != second[key]]
-    told += [f"{case}: a connection told {prompt}" for prompt in found.prompts if prompt != expected.prompts[0]]
+    told += [f"{case}: a connection reported {prompt}" for prompt in found.prompts if prompt != expected.prompts[0]]
     if "prompt_logprobs" in case.features:
         scored = len(expected.prompts[0].logprobs.sampled)
         if scored != PROMPT_TOKENS - 1:

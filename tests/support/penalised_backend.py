@@ -1,5 +1,4 @@
-"""A hash backend that honours penalties: the next token depends on how often each token came, and on which side of the
-prompt's end it did."""
+"""A hash backend with penalties: the next token depends on each token's count in the prompt and in the output."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class PenalisedBackend(HashBackend):
-    """What was counted as generated, and is the prompt's in truth, or the other way round, becomes a wrong token."""
+    """A token counted on the wrong side of the prompt's end changes the output."""
 
     def _pick(self, batch: StepBatch, row: int, context_hash: int, *rest: Any) -> int:
         params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])

@@ -1,4 +1,4 @@
-"""Plans by hand, for tests of the runner: keyword arguments in, protobuf out."""
+"""Handwritten plans for tests of the runner: keyword arguments in, protobuf out."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from roster_protos import plan_pb2
 
 SAMPLE = 1
 AWAIT = 3
-"""Sample, once the row's mask is there."""
+"""Samples once the row's mask has arrived."""
 
 
 def int32s(values: Iterable[int]) -> bytes:
-    """Little-endian int32 column."""
+    """Packs a little-endian int32 column."""
     return np.array(list(values), "<i4").tobytes()
 
 
 def ints(column: bytes) -> list[int]:
-    """What `int32s` packed."""
+    """Unpacks a little-endian int32 column."""
     return np.frombuffer(column, "<i4").tolist()
 
 
 def sampling(**fields: Any) -> plan_pb2.Sampling:
-    """Greedy without any adjustment, but for `fields`; id columns may be given as lists."""
+    """Returns greedy sampling without adjustments, except `fields`; id columns may be given as lists."""
     defaults: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
     for name in ("bias_ids", "stop_ids"):
         if name in fields:
@@ -36,7 +36,7 @@ def sampling(**fields: Any) -> plan_pb2.Sampling:
 
 
 def admission(slot: int, tokens: Sequence[int], blocks: Sequence[int], **fields: Any) -> plan_pb2.Admission:
-    """A sequence whose tokens are all prompt, with sequence id 100 + slot, but for `fields`."""
+    """Returns an admission whose tokens are all prompt, with sequence id 100 + slot, except `fields`."""
     defaults: dict[str, Any] = {"sequence_id": 100 + slot, "prompt_len": len(tokens), "sampling": sampling()}
     return plan_pb2.Admission(slot=slot, tokens=int32s(tokens), blocks=int32s(blocks), **(defaults | fields))
 

@@ -13,6 +13,6 @@ def _class_named(name: str) -> type[Policy]:
 
 
 def policy_named(name: str) -> Policy:
-    """A new policy of this name with its default parameters."""
+    """Returns a new policy of this name with its default parameters."""
     found = _class_named(name)
     return found(found.Parameters())

@@ -1,4 +1,4 @@
-"""Resident memory, file descriptors and threads of services, sampled over time; and whether they stayed flat."""
+"""Resident memory, file descriptors and threads of services, sampled over time, and their growth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process tree at one time."""
+    """Resources of one process tree at one time."""
 
     memory_bytes: int
     descriptors: int
@@ -20,7 +20,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """The process and its children, now."""
+    """Returns the present usage of the process and its descendants."""
     root = psutil.Process(pid)
     tree = [root, *root.children(recursive=True)]
     return Usage(
@@ -32,14 +32,14 @@ def usage(pid: int) -> Usage:
 
 
 def quarters(samples: list[Usage]) -> list[Usage]:
-    """The medians of each quarter of the samples."""
+    """Returns the medians of each quarter of the samples."""
     quarter = len(samples) // 4
     parts = [samples[place * quarter : (place + 1) * quarter] for place in range(3)]
     return [Usage(*map(_median, zip(*map(astuple, part), strict=True))) for part in [*parts, samples[-quarter:]]]
 
 
 def growth(samples: list[Usage]) -> Usage:
-    """The last quarter's medians less those of the second: the first is warming up."""
+    """Returns the last quarter's medians minus those of the second; the first is warm-up."""
     _, early, _, late = map(astuple, quarters(samples))
     return Usage(*(after - before for before, after in zip(early, late, strict=True)))
 

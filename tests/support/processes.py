@@ -3,7 +3,7 @@
     with RosterProcesses(tmp_path, runner={"device": "hash"}) as roster:
         client = SyncRosterClient(roster.address)
 
-Everything here is synchronous and quick enough for fixtures of async tests, except `start`, which waits for readiness.
+All methods are synchronous, and fast enough for fixtures of async tests, except `start`, which waits for readiness.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
 
 
 def as_flag(value: object) -> object:
-    """A setting with parts as the JSON that it is on a command line."""
+    """Returns a setting with parts as JSON, the form in which a command line takes it."""
     return json.dumps(value) if isinstance(value, dict) else value
 
 
 class RosterProcesses:
-    """A scheduler and a runner with these settings (by name; the environment's ROSTER_* are left out)."""
+    """A scheduler and a runner with these settings, given by name; the environment's ROSTER_* variables are ignored."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RosterProcesses:
         runners: int = 1,
         fresh: bool = FULL,
     ) -> None:
-        """`runners` > 1: "runner", "runner-2", "runner-3", ..., each under its name as runner_id.
+        """With `runners` > 1 they are "runner", "runner-2", "runner-3", ...; the names are also their `runner_id`s.
 
         `fresh`: each process is a new interpreter (see fork_server).
         """
@@ -81,13 +81,13 @@ class RosterProcesses:
         self._processes: dict[str, fork_server.ServiceProcess] = {}
 
     def start(self) -> None:
-        """Starts both and waits until requests are taken. Raises AssertionError with their logs if that fails."""
+        """Starts both services and waits until they are ready. Raises AssertionError with their logs on failure."""
         for name in self._settings:
             self.start_one(name)
         self.wait_ready()
 
     def start_one(self, name: str) -> None:
-        """Starts "scheduler" or "runner"."""
+        """Starts one service: "scheduler", "runner" or "runner-N"."""
         flags = [f"--{key.replace('_', '-')}={as_flag(value)}" for key, value in self._settings[name].items()]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
         self._processes[name] = fork_server.start(
@@ -113,7 +113,10 @@ class RosterProcesses:
                     time.sleep(0.05)
 
     def await_workers(self, count: int) -> None:
-        """Until so many front workers know the model: one is enough to be ready, and another may take a connection."""
+        """Waits until `count` front workers know the model.
+
+        One makes the service ready, but another may take a connection.
+        """
         log = self._folder / "scheduler.log"
         deadline = time.monotonic() + self._ready_s
         while log.read_text(errors="replace").count("context_length=") < count:
@@ -121,13 +124,13 @@ class RosterProcesses:
             time.sleep(0.05)
 
     def settings(self, name: str) -> dict[str, object]:
-        """The flags of "scheduler" or "runner", by setting."""
+        """Returns the settings of a service, by name."""
         return dict(self._settings[name])
 
     def change(self, name: str, **settings: object) -> None:
-        """The service's next start has these settings too, over those that it had; None takes one away.
+        """Changes settings for the service's next start; None removes one.
 
-        Of a setting with parts, those that are given are changed.
+        Settings with parts are merged: only the given parts change.
         """
         had = self._settings[name]
         parts = {key: {**had.get(key, {}), **value} for key, value in settings.items() if isinstance(value, dict)}
@@ -135,36 +138,39 @@ class RosterProcesses:
         self._settings[name] = {key: value for key, value in changed.items() if value is not None}
 
     def pid(self, name: str) -> int:
-        """The process id of "scheduler" or "runner"."""
+        """Returns the process id of a service."""
         return self._processes[name].pid
 
     def children(self, name: str) -> list[int]:
-        """The process ids of a service's own children: its front workers, that is."""
+        """Returns the process ids of a service's own children, which are its front workers."""
         return [child.pid for child, is_fork_server in self._children(name) if not is_fork_server]
 
     def mask_processes(self) -> list[int]:
-        """The process ids of the scheduler's mask processes."""
+        """Returns the process ids of the scheduler's mask processes."""
         servers = [child for child, is_fork_server in self._children("scheduler") if is_fork_server]
         return [child.pid for server in servers for child in server.children() if child.status() != "zombie"]
 
     def wait_for_mask_processes(self) -> None:
-        """Returns once both mask processes are there: they start some seconds after the first runner has come, and what
-        the scheduler's processes take is level only then."""
+        """Waits until both mask processes run.
+
+        They start some seconds after the first runner connects; only then is the memory use of the scheduler's
+        processes steady.
+        """
         deadline = time.monotonic() + self._ready_s
         while len(self.mask_processes()) < 2:
             assert time.monotonic() < deadline, f"no mask processes within {self._ready_s:g} s\n{self.logs()}"
             time.sleep(0.05)
 
     def _children(self, name: str) -> list[tuple[psutil.Process, bool]]:
-        """(child, whether mask processes are forked from it); those that have ended are left out."""
+        """Returns pairs (child, whether mask processes are forked from it), without children that have ended."""
         found = []
         for child in psutil.Process(self.pid(name)).children():
-            with suppress(psutil.NoSuchProcess):  # which a zombie's command line is too
+            with suppress(psutil.NoSuchProcess):  # reading a zombie's command line raises it too
                 found.append((child, MASK_PROCESS in child.cmdline()))
         return found
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal and does not wait."""
+        """Sends a signal without waiting."""
         self._processes[name].send_signal(number)
 
     def wait(self, name: str) -> int:
@@ -172,23 +178,23 @@ class RosterProcesses:
         return self._processes.pop(name).wait(STOP_S)
 
     def has_ended(self, name: str) -> bool:
-        """Whether a service that was started has ended by itself."""
+        """Whether a service has ended by itself."""
         return self._processes[name].poll() is not None
 
     def revive(self) -> list[tuple[str, int]]:
-        """Starts every service again that has ended by itself; returns which, and their exit statuses."""
+        """Restarts every service that has ended by itself; returns their names and exit statuses."""
         ended = [(name, process.returncode) for name, process in self._processes.items() if process.poll() is not None]
         for name, _ in ended:
             self.start_one(name)
         return ended
 
     def memory_bytes(self, name: str) -> int:
-        """Resident memory of a service, its child processes included."""
+        """Returns the resident memory of a service, child processes included."""
         root = psutil.Process(self.pid(name))
         return sum(process.memory_info().rss for process in [root, *root.children(recursive=True)])
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
-        """Sends a signal, waits for the end (SIGKILL to its group if it does not come), returns the exit status."""
+        """Sends a signal and waits for the end (SIGKILL to the group after a timeout); returns the exit status."""
         process = self._processes.pop(name)
         process.send_signal(number)
         try:
@@ -198,11 +204,11 @@ class RosterProcesses:
             return process.wait()
 
     def stop(self) -> dict[str, int]:
-        """Ends what still runs, the scheduler first, and returns the exit statuses."""
+        """Ends the services that still run, the scheduler first; returns their exit statuses."""
         return {name: self.end(name) for name in self._settings if name in self._processes}
 
     def logs(self) -> str:
-        """The end of what each service printed."""
+        """Returns the end of each service's log."""
         paths = sorted(self._folder.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in paths)
 
@@ -231,7 +237,7 @@ def roster_processes(
     ready_s: float = READY_S,
     credentials: Credentials = IN_THE_CLEAR,
 ) -> Iterator[RosterProcesses]:
-    """Both services, up; on the way out both must end with status 0."""
+    """Runs both services; on exit, both must end with status 0."""
     processes = RosterProcesses(folder, scheduler=scheduler, runner=runner, ready_s=ready_s, credentials=credentials)
     with processes:
         yield processes

@@ -1,4 +1,4 @@
-"""Debian's Prometheus for tests: its checker promtool, and a server of its own on loopback that is asked over HTTP."""
+"""Debian's Prometheus for tests: its checker promtool, and a server on loopback with its HTTP API."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from roster_client.serve.free_ports import free_ports
 from tests.support.readiness import wait_ready
 
 needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not here: apt-get install prometheus"
+    shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"
 )
 needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="prometheus is not here: apt-get install prometheus"
+    shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
 )
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Runs promtool; returns what it says. Raises AssertionError with that if it finds a fault."""
+    """Runs promtool; returns its output. Raises AssertionError with the output if it finds an error."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -38,13 +38,13 @@ def promtool(*arguments: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A server's HTTP API, or that of a proxy before it."""
+    """HTTP API of a server, or of a proxy in front of it."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The instant vector of a query: samples with `metric` and `value` (time, text). Raises AssertionError."""
+        """Returns a query's instant vector: samples with `metric` and `value` (time, text). Raises AssertionError."""
         arguments = urllib.parse.urlencode({"query": expression})
         request = urllib.request.Request(f"{self.url}/api/v1/query?{arguments}", headers=self.headers)
         try:
@@ -60,25 +60,25 @@ class Prometheus:
         return bool(values) and all(math.isfinite(value) for value in values)
 
     def value(self, expression: str) -> float:
-        """The one value of a query; 0 where there is none yet."""
+        """Returns the only value of a query; 0 if there is none yet."""
         result = self.query(expression)
         assert len(result) <= 1, f"{expression} has {len(result)} values"
         return float(result[0]["value"][1]) if result else 0.0
 
 
 def wait_for_data(server: Prometheus, queries: dict[str, str], timeout_s: float) -> None:
-    """Waits until each of the queries, by name, has data. Raises AssertionError with those that have none."""
+    """Waits until each query, given by name, has data. Raises AssertionError with the names of those without."""
     deadline = time.monotonic() + timeout_s
     empty = list(queries)
     while empty and time.monotonic() < deadline:
         time.sleep(1)
         empty = [name for name in queries if not server.has_data(queries[name])]
-    assert empty == [], f"without data: {empty}"
+    assert empty == [], f"queries without data: {empty}"
 
 
 @contextmanager
 def prometheus(folder: Path, config: str) -> Iterator[Prometheus]:
-    """A server with this configuration, ready; its data lies in the folder, and it is gone afterwards."""
+    """Runs a server with this configuration and yields it once ready; its data is kept in the folder."""
     (port,) = free_ports(1)
     (folder / "prometheus.yml").write_text(config)
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
@@ -91,7 +91,7 @@ def prometheus(folder: Path, config: str) -> Iterator[Prometheus]:
         wait_ready(process, "prometheus", log, lambda: _is_ready(url))
         yield Prometheus(url)
     finally:
-        process.kill()  # its data is not wanted any more
+        process.kill()  # SIGKILL: its data is no longer needed
         process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Constraints that a client might send, and some that nobody should: schemas, regular expressions, grammars."""
+"""Random constraints, valid and invalid: schemas, regular expressions and grammars."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ REFERENCES = [
 
 @dataclass(frozen=True, slots=True)
 class _Literal:
-    """A number as it is written."""
+    """A number in its written form."""
 
     text: str
 
 
 def random_constraint(rng: random.Random) -> tuple[str, str]:
-    """(kind, text)."""
+    """Returns (kind, text)."""
     kind = rng.random()
     if kind < 0.3:
         return "json_schema", _written(_spoilt(rng, random_schema(rng)))
@@ -76,7 +76,7 @@ def random_constraint(rng: random.Random) -> tuple[str, str]:
 
 
 def _written(schema: Any) -> str:
-    """JSON."""
+    """Returns the schema as JSON."""
     if isinstance(schema, _Literal):
         return schema.text
     if isinstance(schema, dict):
@@ -98,7 +98,7 @@ def _number(rng: random.Random) -> _Literal:
 
 
 def _spoilt(rng: random.Random, schema: Any) -> Any:
-    """A plausible schema with a keyword or two more somewhere."""
+    """Adds up to two keywords at random places of a plausible schema."""
     places = [schema]
     for place in places:
         places += [
@@ -111,7 +111,7 @@ def _spoilt(rng: random.Random, schema: Any) -> Any:
 
 
 def _schema(rng: random.Random, depth: int) -> Any:
-    """Whatever keywords come to mind, together."""
+    """Returns a schema of arbitrary keywords."""
     schema: dict[str, Any] = {}
     if rng.random() < 0.7:
         schema["type"] = rng.choice(TYPES)
@@ -123,7 +123,7 @@ def _schema(rng: random.Random, depth: int) -> Any:
 
 
 def _edges(rng: random.Random) -> dict[str, Any]:
-    """Little but numbers at the edges, by itself or merged."""
+    """Returns a schema of numbers near the limits, alone or merged."""
     low = _Literal(rng.choice(NUMBERS))
     high = low if rng.random() < 0.3 else _Literal(rng.choice(NUMBERS))
     bounds = rng.choice([{"minimum": low, "maximum": high}, {"const": low}, {"enum": [low, high]}, {"maximum": low}])
@@ -189,7 +189,7 @@ def _regex(rng: random.Random) -> str:
 
 
 def _grammar(rng: random.Random) -> str:
-    """Lark or GBNF with repetitions, embedded schemas and regular expressions."""
+    """Returns a Lark or GBNF grammar with repetitions, embedded schemas and regular expressions."""
     count = rng.choice([0, 1, 3, 1000, 65536, 2**31, 2**32, 2**53, 2**64])
     regex = _regex(rng).replace("/", "")
     schema = _written(rng.choice([_schema(rng, 2), _spoilt(rng, random_schema(rng))]))
@@ -212,7 +212,7 @@ def _grammar(rng: random.Random) -> str:
 
 
 def _flipped(rng: random.Random, text: str) -> str:
-    """One to three characters lost, doubled or exchanged."""
+    """Removes, doubles or replaces one to three characters."""
     characters = list(text)
     for _ in range(rng.randrange(1, 4)):
         if characters:

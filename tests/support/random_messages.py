@@ -1,4 +1,4 @@
-"""Hostile protobufs: random fields of any message type, valid messages with a few fields spoilt, and flipped bytes."""
+"""Hostile protobufs: random fields of any message type, valid messages with corrupted fields, changed bytes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _RANGES = {
 
 
 def random_message(rng: random.Random, kind: type[M], density: float = 0.3) -> M:
-    """Every field set with this probability, its value hostile or small."""
+    """Sets every field with probability `density` to a hostile or small value."""
     message = kind()
     _fill(rng, message, density, depth=0)
     return message
 
 
 def spoilt(rng: random.Random, message: M, changes: int = 2) -> M:
-    """A copy with some fields, anywhere in it, replaced or cleared."""
+    """Returns a copy in which some fields, at any depth, are replaced or cleared."""
     copy = type(message)()
     copy.CopyFrom(message)
     for _ in range(changes):
@@ -41,7 +41,7 @@ def spoilt(rng: random.Random, message: M, changes: int = 2) -> M:
 
 
 def flipped(rng: random.Random, data: bytes) -> bytes:
-    """Some bytes changed, inserted, doubled, or the end cut off."""
+    """Changes, inserts or duplicates some bytes, or cuts off the end."""
     found = bytearray(data or b"\x0a")
     for _ in range(rng.randrange(1, 5)):
         place = rng.randrange(len(found))

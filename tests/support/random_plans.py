@@ -1,7 +1,7 @@
-"""Plans that mostly fit a runner's slots, some values spoilt, driven by any source of numbers: random, or a fuzzer's.
+"""Plans that mostly fit a runner's state, with some values corrupted, drawn from a random generator or a fuzzer.
 
-After each plan the runner must have executed it, or refused it with a PlanFault and changed nothing; and no slot,
-block or position out of range may ever have reached the backend.
+After each plan, the runner must have executed it, or refused it with a PlanFault and changed nothing. No slot, block or
+position out of range may ever reach the backend.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ODD_NUMBERS = (0.0, -1.0, float("nan"), float("inf"), 1e38, 1e-45)
 
 
 class Violation(AssertionError):
-    """The runner let something through that it must not."""
+    """Raised when the runner let an invalid value through."""
 
 
 class GuardedBackend(HashBackend):
-    """Notes what is out of range; raising would only become a PlanFault."""
+    """Records values out of range instead of raising: the runner would turn an exception into a PlanFault."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class GuardedBackend(HashBackend):
 
 
 class PlanFuzzer:
-    """One runner and its plans. `integer(a, b)` draws from a to b, `data(n)` gives up to n bytes."""
+    """One runner and its plans. `integer(a, b)` draws from a to b; `data(n)` returns up to n bytes."""
 
     def __init__(self, integer: Callable[[int, int], int], data: Callable[[int], bytes]) -> None:
         self._integer, self._data = integer, data
@@ -74,7 +74,7 @@ class PlanFuzzer:
         self._runner = Runner(self._backend)
 
     def turn(self) -> str:
-        """One plan: "executed", "refused" or "undecodable". Raises Violation."""
+        """Sends one plan; returns "executed", "refused" or "undecodable". Raises Violation."""
         if self._integer(0, 7) == 0:
             try:
                 made = plan_pb2.Plan.FromString(self._data(self._integer(0, 64)))
@@ -102,7 +102,7 @@ class PlanFuzzer:
         return outcome
 
     def _masks(self, rows: int) -> plan_pb2.Masks:
-        """Any bits at all, for rows that wait and for some that don't."""
+        """Returns masks of arbitrary bits, for rows that await them and for some that do not."""
         size = 4 * -(-VOCAB // 32)
         entries = [plan_pb2.RowMask(row=row, bits=self._data(size).ljust(size, b"\0")) for row in range(rows + 2)]
         return plan_pb2.Masks(rows=entries)
@@ -147,7 +147,7 @@ class PlanFuzzer:
         return admission(slot, [self._integer(0, VOCAB - 1) for _ in range(length)], blocks, **fields)
 
     def _spoil(self, made: plan_pb2.Plan) -> None:
-        """One value, or one column's length, becomes odd."""
+        """Corrupts one value, or the length of one column."""
         target: Any = made
         if made.admissions and self._integer(0, 2) == 0:
             target = made.admissions[self._integer(0, len(made.admissions) - 1)]

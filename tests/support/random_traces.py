@@ -1,4 +1,4 @@
-"""Traces at random for the simulator, small and full of what may happen at once."""
+"""Small random traces for the simulator, with many coincidences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 
 def random_trace(seed: int, count: int = 40, *, stops: bool = True) -> Trace:
-    """Requests that come one by one and in bursts, of two tenants and two classes, some with targets.
+    """Returns single requests and bursts of two tenants and two priorities, some with targets.
 
     With `stops`, some have a stop token before their `max_tokens`.
     """

@@ -12,9 +12,9 @@ READY_S = 60.0
 
 
 def wait_ready(process: subprocess.Popen[bytes], name: str, log: Path, answers: Callable[[], bool]) -> None:
-    """Waits until `answers`, which may raise what urllib raises.
+    """Waits until `answers` returns True; it may raise urllib's errors.
 
-    Raises AssertionError with the log's end if that does not come within READY_S, or the process ends.
+    Raises AssertionError with the log's end if the process ends or is not ready within READY_S.
     """
     deadline = time.monotonic() + READY_S
     while True:

@@ -1,14 +1,15 @@
-"""Records what scheduler and runner of this commit say to each other: `python -m tests.support.record_frames VERSION`.
+"""Records the messages between this commit's scheduler and runner: `python -m tests.support.record_frames VERSION`.
 
-The conversations go to tests/link_frames/VERSION, with the schema and what the clients got; run it at the commit whose
-frames are wanted, once. `tests/scheduler_svc/link/test_link_frames.py` holds every later commit against them.
+The conversations are written to tests/link_frames/VERSION, with the schema and the clients' outputs. Run it once, at
+the commit whose frames are wanted. `tests/scheduler_svc/link/test_link_frames.py` checks every later commit against
+them.
 
 | file | conversation |
 | --- | --- |
 | requests | requests of every class share few slots and blocks; a ping; the runner leaves |
-| constrained | constrained sequences, whose scheduler dies half way; the next one goes on from the snapshot |
-| columns | plans by hand with every column, a plan that is missing, a term that is over, a fault |
-| rejection | a runner that is turned away |
+| constrained | constrained sequences whose scheduler dies half way; the next one resumes from the snapshot |
+| columns | handwritten plans with every column, a missing plan, an expired term, a fault |
+| rejection | a runner that is rejected |
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PLANS_BEFORE_DEATH = 6
 
 
 def backend() -> HashBackend:
-    """Four slots of few blocks: some requests wait, and some are preempted."""
+    """Returns a backend of four slots and few blocks: some requests wait, and some are preempted."""
     return HashBackend(
         num_slots=4,
         block_size=4,
@@ -51,7 +52,7 @@ def backend() -> HashBackend:
 
 
 def submit_requests(stack: LinkedStack) -> list[Submitted]:
-    """Of every class that has no constraint."""
+    """Submits a request of every class without a constraint."""
     penalties = plan_pb2.Sampling(
         temperature=0, top_p=1, top_k=3, min_p=0.125, repetition_penalty=1.25, presence_penalty=0.5,
         frequency_penalty=-0.5, bias_ids=pack([7, 9]), bias_values=b"\0\0\x80\x3f" * 2, min_tokens=4, stop_ids=STOPS,
@@ -70,7 +71,10 @@ def submit_requests(stack: LinkedStack) -> list[Submitted]:
 
 
 def submit_constrained(stack: LinkedStack) -> list[Submitted]:
-    """Three with a constraint, one of them from received tokens on and one with log-probabilities, and one without."""
+    """Submits three constrained requests and an unconstrained one.
+
+    One constrained request has received tokens, another log-probabilities.
+    """
     greedy = plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1, stop_ids=STOPS)
     drawn = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=STOPS, min_tokens=2)
     scored = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=STOPS, logprobs=1)
@@ -86,7 +90,7 @@ def submit_constrained(stack: LinkedStack) -> list[Submitted]:
 
 
 class RecordedRunner:
-    """A runner of this commit in a thread, each of whose frames is kept."""
+    """A runner of this commit in a thread; each of its frames is recorded."""
 
     def __init__(self, endpoint: str) -> None:
         self.frames: list[Frame] = []
@@ -117,27 +121,26 @@ class RecordedRunner:
             self.rejection = str(rejection)
 
     def leave(self) -> None:
-        """Ends it as SIGTERM does."""
+        """Ends the runner as SIGTERM does."""
         self._link.stop()
         self.join()
 
     def join(self) -> None:
-        """Waits for its end."""
+        """Waits for the thread's end."""
         self._thread.join()
 
 
 def outputs(requests: list[Submitted]) -> list[list[dict[str, Any]]]:
-    """What the clients got, by request and choice."""
+    """Returns the clients' tokens and finish reasons, by request and choice."""
     return [[{"tokens": s.tokens, "reason": s.end.reason} for s in request.streams if s.end] for request in requests]
 
 
 def ended(requests: list[Submitted]) -> bool:
-    """Every stream has its end."""
+    """Whether every stream has ended."""
     return all(request.streams and all(stream.end for stream in request.streams) for request in requests)
 
 
 def record_requests() -> tuple[list[Frame], list[Any]]:
-    """See the table."""
     stack = LinkedStack()
     runner = RecordedRunner(stack.endpoint)
     stack.step_until(lambda: stack.engine.pool.schedulers)
@@ -153,7 +156,6 @@ def record_requests() -> tuple[list[Frame], list[Any]]:
 
 
 def record_constrained() -> tuple[list[Frame], list[Any]]:
-    """See the table."""
     stack = LinkedStack()
     runner = RecordedRunner(stack.endpoint)
     stack.step_until(lambda: stack.engine.pool.schedulers)
@@ -168,7 +170,7 @@ def record_constrained() -> tuple[list[Frame], list[Any]]:
 
 
 def hand_made_plans() -> list[plan_pb2.Plan]:
-    """Every column, every flag."""
+    """Returns plans that use every column and every flag."""
     scored = sampling(temperature=1.0, logprobs=2, prompt_logprobs=1)
     return [
         plan(
@@ -190,7 +192,6 @@ def hand_made_plans() -> list[plan_pb2.Plan]:
 
 
 def record_columns() -> tuple[list[Frame], list[Any]]:
-    """See the table."""
     with tempfile.TemporaryDirectory() as folder:
         scheduler = FakeScheduler(f"ipc://{folder}/link", session=11)
         runner = RecordedRunner(scheduler.endpoint)
@@ -220,7 +221,6 @@ def record_columns() -> tuple[list[Frame], list[Any]]:
 
 
 def record_rejection() -> tuple[list[Frame], list[Any]]:
-    """See the table."""
     stack = LinkedStack()
     stack.engine.pool.unfit = lambda hello: "it serves another model"  # type: ignore[method-assign]
     runner = RecordedRunner(stack.endpoint)
@@ -239,7 +239,7 @@ SCENES = {
 
 
 def main() -> None:
-    """Writes the folder of a version."""
+    """Records every conversation into the version's folder."""
     folder = FOLDER / sys.argv[1]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCHEMA).write_bytes(plan_pb2.DESCRIPTOR.serialized_pb)

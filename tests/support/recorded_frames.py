@@ -1,7 +1,7 @@
-"""Frames of the link as they were sent once, in files: what a peer of that version says, byte for byte.
+"""Recorded frames of the link, in files: what a peer of that version sends, byte for byte.
 
-A file is a sequence of records: one byte (1: the runner sent it, 0: the scheduler), the length as little-endian uint32,
-the frame.
+A file is a sequence of records: one byte (1: sent by the runner, 0: by the scheduler), the length as little-endian
+uint32, the frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roster_protos import plan_pb2
 FOLDER = Path(__file__).parents[1] / "link_frames"
 VERSIONS = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
 SCHEMA = "plan.descriptor"
-"""The FileDescriptorProto of plan.proto as it was then."""
+"""File with the FileDescriptorProto of that version's plan.proto."""
 _HEAD = struct.Struct("<BI")
 
 
@@ -33,24 +33,24 @@ class Frame:
 
     @property
     def to_scheduler(self) -> plan_pb2.ToScheduler:
-        """What the runner said."""
+        """Message sent by the runner."""
         assert self.from_runner
         return plan_pb2.ToScheduler.FromString(self.data)
 
     @property
     def to_runner(self) -> plan_pb2.ToRunner:
-        """What the scheduler said."""
+        """Message sent by the scheduler."""
         assert not self.from_runner
         return plan_pb2.ToRunner.FromString(self.data)
 
 
 def write_frames(path: Path, frames: Iterable[Frame]) -> None:
-    """Writes a conversation."""
+    """Writes a conversation to a file."""
     path.write_bytes(b"".join(_HEAD.pack(frame.from_runner, len(frame.data)) + frame.data for frame in frames))
 
 
 def read_frames(path: Path) -> list[Frame]:
-    """The conversation in a file."""
+    """Reads a conversation from a file."""
     data, at, frames = path.read_bytes(), 0, []
     while at < len(data):
         from_runner, length = _HEAD.unpack_from(data, at)
@@ -61,7 +61,7 @@ def read_frames(path: Path) -> list[Frame]:
 
 
 class RecordedSchema:
-    """The messages of plan.proto as a version knew them."""
+    """The messages of plan.proto in a version."""
 
     def __init__(self, version: str) -> None:
         pool = descriptor_pool.DescriptorPool()
@@ -74,16 +74,16 @@ class RecordedSchema:
         }
 
     def parse(self, name: str, frame: bytes) -> Message:
-        """A `name` (ToRunner, ToScheduler) as the version reads it."""
+        """Parses a frame as a `name` (ToRunner, ToScheduler) of the version."""
         return self._classes[name].FromString(frame)
 
     def fields_since(self) -> set[str]:
-        """Those of today's messages, as `Message.field`, that the version does not know."""
+        """Returns the fields of today's messages, as `Message.field`, that the version does not have."""
         today = plan_pb2.DESCRIPTOR.message_types_by_name.values()
         return {f"{message.name}.{field.name}" for message in today for field in message.fields} - self._fields
 
     def unknown(self, name: str, frame: bytes) -> list[str]:
-        """Paths of the fields that the version does not know."""
+        """Returns the paths of the fields that the version does not know."""
         return list(_unknown(self.parse(name, frame), name))
 
 

@@ -1,4 +1,4 @@
-"""Recordings of a roster, made by hand: a line of text a step, a character a slot."""
+"""Handwritten recordings of a roster: a line of text per step, a character per slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from roster_client.timeline.recording import Recording, Row, RowKind, Step
 
 
 def drawn(title: str, *lines: str, waiting: int = 0, step_s: float = 0.5, runner: str = "r", **words: str) -> Recording:
-    """Each of `lines` is a step: "A" prefills 10 positions for request a, "a" decodes, "." is empty."""
+    """Makes a recording; each line is a step: "A" prefills 10 positions of request a, "a" decodes, "." is empty."""
     steps = []
     for index, line in enumerate(lines):
         rows = tuple(

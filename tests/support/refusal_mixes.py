@@ -1,4 +1,4 @@
-"""What clients of a trial want, and what serves them: each world is its mix and its seed."""
+"""The clients' behaviour and the runners of a trial: each world is determined by its mix and its seed."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ ENDS = ("length", "eos", "stop", "cancel", "disconnect", "error")
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What clients want, and what serves them."""
+    """The clients' behaviour and the runners that serve them."""
 
     ends: dict[str, float]
-    """How much of each kind of end, of `ENDS`; deadlines end requests of every kind."""
+    """Weight of each kind of end in `ENDS`; deadlines end requests of every kind."""
     runners: int = 1
     slots: int = 8
     blocks: int = 400
-    """KV blocks of 8 tokens a runner; a few are the reason for preemptions."""
+    """KV blocks of 8 tokens per runner; a small number causes preemptions."""
     load: float = 0.5
-    """Of what the runners can do: requests that come one by one."""
+    """Load of single requests, as a fraction of the runners' capacity."""
     batch: int = 120
-    """Requests of a batch, at most; 0: there are none. The next one comes when the last is done, and a while later."""
+    """Largest number of requests in a batch; 0: no batches. The next one arrives some time after the last is done."""
     choices: int = 1
     policy: str = "fcfs"
     tenants: int = 1
     takeover_s: float = 0.0
     """Seconds between takeovers by a new scheduler; 0: none."""
     slack: tuple[float, float] = (2.0, 12.0)
-    """A client's deadline is so many times what its request takes alone at most; evenly on a logarithmic scale."""
+    """Range of a deadline relative to the longest time that the request takes alone; uniform on a log scale."""
 
 
 MIXES = {
@@ -47,19 +47,19 @@ MIXES = {
 }
 
 FORESEEABLE = [name for name in MIXES if name != "overload"]
-"""Those whose load is not for ever more than can be served: when that ends nobody can know."""
+"""Mixes whose load does not always exceed the capacity; an endless overload's end cannot be predicted."""
 
 STEP_S, POSITION_S = 0.05, 0.0004
-"""A step takes so long, and so much longer for each position that it computes."""
+"""Seconds of a step, and seconds added for each position that it computes."""
 MOST_TOKENS = 100
 EOS = 1 / 30
 MEAN_S = 40 * STEP_S
-"""In a slot, about."""
+"""Mean time in a slot, approximately."""
 
 
 @dataclass(slots=True)
 class Wish:
-    """What one client is about to do."""
+    """One client's planned request."""
 
     at_s: float
     end: str
@@ -67,21 +67,21 @@ class Wish:
     max_tokens: int
     timeout_ms: int | None
     cut_at: int | None = None
-    """Tokens with which a stop string is complete."""
+    """Number of tokens that complete a stop string."""
     leaves_s: float | None = None
-    """Seconds after which the client has had enough."""
+    """Seconds after which the client leaves."""
     fails_at: int | None = None
     n: int = 1
     priority: int = 0
     tenant: str = ""
     number: int = 0
-    """Of its request; 0 until it is first sent."""
+    """Number of its request; 0 until it is first sent."""
     first_id: str = ""
-    """Of a request that was refused before: the id that it had first."""
+    """For a request that was refused before: its first id."""
 
 
 def single_wishes(mix: Mix, seed: int, seconds: float) -> list[Wish]:
-    """Those of clients that come one by one in so many seconds, in order; most of them with a deadline."""
+    """Returns the single requests that arrive within `seconds`, in order; most have a deadline."""
     rng = random.Random(f"{seed} single")
     rate = mix.load * mix.slots * mix.runners / MEAN_S / ((1 + mix.choices) / 2)
     wishes, at_s = [], rng.expovariate(rate)
@@ -92,7 +92,7 @@ def single_wishes(mix: Mix, seed: int, seconds: float) -> list[Wish]:
 
 
 def batch_wishes(mix: Mix, seed: int, number: int, at_s: float) -> list[Wish]:
-    """A batch: many at once, without deadlines."""
+    """Returns a batch: many requests at once, without deadlines."""
     rng = random.Random(f"{seed} batch {number}")
     return [_wish(mix, at_s, rng, False) for _ in range(rng.randrange(mix.batch // 3, mix.batch + 1))]
 

@@ -1,8 +1,8 @@
-"""Holds each early refusal against the truth: what the same request took when it was admitted after all.
+"""Compares each early refusal with the truth: the time that the same request took in a fork that admitted it.
 
     python -m tests.support.refusal_trials MIX SEED SECONDS
 
-prints what came of one world as JSON. It forks, so it is a process of its own, without threads.
+prints one world's results as JSON. It forks, so it is a process of its own, without threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from tests.support.refusal_world import World
 
 
 def trials(mixes: Iterable[str], seeds: Iterable[int], seconds: float, *, refuse_all: bool = False) -> Report:
-    """One world a mix and seed, each in a process of its own, two at a time. `refuse_all`: whatever its deadline."""
+    """Runs one world per mix and seed, each in a process of its own, two at a time.
+
+    `refuse_all`: refuse every request with a deadline.
+    """
     tries = [(mix, seed) for mix in mixes for seed in seeds]
     report = Report()
     with ThreadPoolExecutor(2) as pool:
@@ -40,7 +43,6 @@ def _trial(mix: str, seed: int, seconds: float, refuse_all: bool) -> Report:
 
 
 def main() -> None:
-    """See the module."""
     configure_logs("console", "error")
     mix, seed, seconds, *refuse_all = sys.argv[1:]
     world = World(MIXES[mix], int(seed), float(seconds))

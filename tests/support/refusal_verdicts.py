@@ -1,4 +1,4 @@
-"""What came of the requests of a trial that have a deadline, and how true their refusals were."""
+"""What became of a trial's requests with deadlines, and how accurate their refusals were."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(slots=True)
 class Verdict:
-    """A request with a deadline: what the engine said of it, and what came of it."""
+    """A request with a deadline: the engine's decision and its outcome."""
 
     request_id: str
     at_s: float
     timeout_s: float
     refused: bool
     weight: float = 1.0
-    """Requests that it stands for."""
+    """Number of requests that it represents."""
     retry_s: float = 0.0
     reason: int = 0
-    """How it ended, or would have; 0: it was sent again to a new scheduler, and refused there."""
+    """Reason for its end, real or in the fork; 0: it was sent again to a new scheduler and refused there."""
     took_s: float = 0.0
     accepted_after_s: float | None = None
-    """Seconds from the refusal to the first time at which it would have been accepted; None: never judged so."""
+    """Seconds from the refusal to the first time at which it would have been accepted; None: no such time was found."""
 
     promised: bool = False
-    """It was accepted as it had been told to come back, and would have been refused otherwise."""
+    """Whether it was accepted only because of a reservation made with an earlier refusal."""
 
     @property
     def met(self) -> bool:
-        """It came to its own end in time, or would have."""
+        """Whether it reached its own end in time, really or in the fork."""
         return self.reason in OWN_ENDS and self.took_s <= self.timeout_s
 
     @property
     def missed(self) -> bool:
-        """Time was up before: also for one that was sent again to a new scheduler, which counts its time anew."""
+        """Whether its time ran out first, also if it was sent again to a new scheduler, where its time starts over."""
         return self.reason == FinishReason.DEADLINE or (self.reason in OWN_ENDS and self.took_s > self.timeout_s)
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of one world, or of several."""
+    """Results of one world, or of several."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     requests: int = 0
@@ -60,52 +60,52 @@ class Report:
 
     @property
     def wrongly(self) -> float:
-        """Refused, and would have met their deadlines."""
+        """Weighted number of refusals of requests that would have met their deadlines."""
         return self._count(True, True)
 
     @property
     def met(self) -> float:
-        """Requests that met their deadlines or would have."""
+        """Weighted number of requests that met their deadlines or would have."""
         return self.wrongly + self._count(False, True)
 
     @property
     def rightly(self) -> float:
-        """Refused, and would have missed their deadlines."""
+        """Weighted number of refusals of requests that would have missed their deadlines."""
         return self._count(True, False)
 
     @property
     def missed(self) -> float:
-        """Requests that missed their deadlines or would have."""
+        """Weighted number of requests that missed their deadlines or would have."""
         return self.rightly + self._count(False, False)
 
     @property
     def kept(self) -> int:
-        """Requests that were accepted only because they had been told to come back."""
+        """Number of requests accepted only because of a reservation."""
         return sum(v.promised for v in self.verdicts)
 
     @property
     def kept_met(self) -> int:
-        """Of these, those that met their deadlines."""
+        """Number of these that met their deadlines."""
         return sum(v.promised and v.met for v in self.verdicts)
 
     @property
     def timed(self) -> list[Verdict]:
-        """Refusals of which it is known when the same request would have been accepted."""
+        """Refusals for which the time at which the same request would have been accepted is known."""
         return [v for v in self.verdicts if v.refused and v.accepted_after_s is not None]
 
     @property
     def true_times(self) -> int:
-        """Of these, those whose RetryInfo was true: within a factor of 2 or half a second, whichever is wider."""
+        """Number of these with an accurate RetryInfo: within a factor of 2 or half a second, whichever is wider."""
         return sum(is_true(v.retry_s, v.accepted_after_s or 0.0) for v in self.timed)
 
     def __str__(self) -> str:
         return (
             f"{self.requests} requests, {self.refused:.0f} refused: "
-            f"wrongly {self.wrongly:.0f} of {self.met:.0f} that meet theirs ({share(self.wrongly, self.met):.2%}; "
+            f"wrongly {self.wrongly:.0f} of {self.met:.0f} in time ({share(self.wrongly, self.met):.2%}; "
             f"{share(self.wrongly, self.refused):.1%} of refusals), "
-            f"rightly {self.rightly:.0f} of {self.missed:.0f} that miss it ({share(self.rightly, self.missed):.1%}), "
+            f"rightly {self.rightly:.0f} of {self.missed:.0f} too late ({share(self.rightly, self.missed):.1%}), "
             f"RetryInfo true {self.true_times} of {len(self.timed)} ({share(self.true_times, len(self.timed)):.1%}), "
-            f"by promise {self.kept}, of which {self.kept_met} met it"
+            f"accepted by reservation {self.kept}, {self.kept_met} in time"
         )
 
 
@@ -114,5 +114,5 @@ def share(part: float, whole: float) -> float:
 
 
 def is_true(said_s: float, was_s: float) -> bool:
-    """Within 2 times, or half a second."""
+    """Within a factor of 2, or half a second."""
     return abs(said_s - was_s) <= 0.5 or was_s / 2 <= said_s <= was_s * 2

@@ -1,10 +1,9 @@
-"""Clients of a `Mix` against the engine and hash runners, on a clock of its own.
+"""Clients of a `Mix` against the engine and hash runners, on a simulated clock.
 
-Whenever the engine would refuse a request for its deadline, the world splits (`fork`): in one branch the request is
-refused, and the world goes on; in the other it is admitted, and all that follows happens as it does then, until the
-request has ended. After the refusal the same request is judged anew as time goes on, without being sent: so the first
-time is known at which it would have been accepted. Some clients that were refused do come back at the time that they
-were told, as requests like any other.
+Whenever the engine would refuse a request for its deadline, the world forks. In one branch the request is refused and
+the simulation continues. In the other it is admitted and simulated until it ends. After the refusal, the same request
+is evaluated again as time passes, without being sent, to find the first time at which it would have been accepted. Some
+of the refused clients do retry after the delay in their refusal; their requests are handled like any other.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from tests.support.refusal_mixes import EOS, POSITION_S, STEP_S, Mix, Wish, batc
 from tests.support.refusal_verdicts import Report, Verdict
 
 TRIED = 0.5
-"""Of the refusals, the part that is tried."""
+"""Fraction of refusals that are tried by admitting the request in a fork."""
 RETURNING = 0.5
-"""Of the clients that are refused, the part that comes back at the time that it was told."""
+"""Fraction of refused clients that retry after the delay in their refusal."""
 PROBE_S = 0.1
-"""How often a request that was refused is judged anew."""
+"""Seconds between evaluations of a refused request."""
 _FAILS = 1 << 40
-"""Added to a seed: the row fails with the token whose number is the rest."""
+"""Added to a seed: the row fails at the token whose number is the remainder."""
 
 
 class FailingBackend(HashBackend):
-    """Rows whose seed says so fail with the token of that number."""
+    """Hash backend on which a row whose seed encodes a token number fails at that token."""
 
     def _draw(self, batch: StepBatch, rows: Any, picked: list[int], *held: Any) -> StepOutput:
         super()._draw(batch, rows, picked, *held)
@@ -90,16 +89,16 @@ class World:
         self._batch_s = self._rest_s() if mix.batch else float("inf")
         self._listen()
 
-    # ------------------------------------------------------------------ the doorkeeper's judgement
+    # ------------------------------------------------------------------ admission control's decisions
 
     def _listen(self) -> None:
-        """From now on the world hears of each request that is judged late."""
+        """Intercepts each decision of admission control about a deadline."""
         doorkeeper = self.stack.engine.commands.admission_control
         self._judge = doorkeeper.early.refusal
         doorkeeper.early.refusal = self._heard  # type: ignore[method-assign]
 
     def _heard(self, request: Request) -> EngineRefusal | None:
-        """In the branch where it is to be admitted, None whatever the judgement is."""
+        """Decides as admission control does, except that a forked branch admits its request whatever the decision."""
         if request.request_id == self._forced:
             return None
         refusal = self._judge(request)
@@ -117,13 +116,13 @@ class World:
         return refusal
 
     def _note_promise(self, request: Request) -> None:
-        """Notes whether the same request of a client that was promised nothing would be refused now."""
+        """Records whether the same request would be refused now for a client without a reservation."""
         stranger = replace(request, cache_salt="stranger", place_at=None, view=None)
         if self._judge(stranger) is not None:
             self._promised.add(request.request_id)
 
     def _admitted_after_all(self, request: Request, refusal: EngineRefusal) -> Verdict | None:
-        """What comes of the request if it is admitted; None in the branch in which it is."""
+        """Returns what happens if the request is admitted; returns None in the forked branch, which admits it."""
         assert request.deadline_s is not None
         verdict = Verdict(request.request_id, self.stack.now_s, request.deadline_s - self.stack.now_s, True, 1 / TRIED)
         verdict.retry_s = refusal.retry_after_s
@@ -141,7 +140,7 @@ class World:
         return verdict
 
     def _ended(self, wish: Wish, submitted: Submitted, begin_s: float) -> bool:
-        """Whether the request is over; notes what came of it."""
+        """Returns whether the request is over, and records how it ended."""
         ends = [stream.end for stream in submitted.streams]
         if submitted.refused is None and (not ends or None in ends):
             return False
@@ -159,7 +158,7 @@ class World:
         return True
 
     def _probe(self) -> None:
-        """Judges anew what was refused, as if it came now."""
+        """Evaluates the refused requests again, as if they arrived now."""
         if self._forced is not None or self.stack.now_s < self._probed_s:
             return
         self._probed_s = self.stack.now_s + PROBE_S
@@ -172,20 +171,20 @@ class World:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
 
     def _came_back(self, first_id: str) -> None:
-        """A request that was refused under this id was sent again, and is accepted now."""
+        """Records that a request refused under this id was sent again and is now accepted."""
         for verdict, _ in self._refused:
             if verdict.request_id == first_id and verdict.accepted_after_s is None:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
 
     def refuse_all(self) -> None:
-        """Makes the engine refuse whatever has a deadline."""
+        """Makes the engine refuse every request with a deadline."""
         refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no deadline is taken", "", 1.0)
         self._judge = lambda request: None if request.deadline_s is None else refusal
 
     # ------------------------------------------------------------------ time
 
     def run(self) -> Report:
-        """Until every request is over."""
+        """Runs until every request is over."""
         while self._turn():
             pass
         return self.report
@@ -194,7 +193,7 @@ class World:
         stack = self.stack
         if stack.now_s >= self._takeover_s:
             stack.restart_scheduler()
-            self._refused.clear()  # it knows nothing yet, and so would accept them: that was not to be foreseen
+            self._refused.clear()  # a new scheduler would accept them, which a refusal cannot foresee
             self._listen()
             self._takeover_s = stack.now_s + self.mix.takeover_s
         self._arrivals()
@@ -208,7 +207,7 @@ class World:
         return True
 
     def _compute(self) -> None:
-        """Each runner computes its oldest plan, which takes its time; nothing to do takes until something comes."""
+        """Lets each runner compute its oldest plan and advances time by its duration, or by one step if idle."""
         stack, took_s = self.stack, 0.0
         for session in stack.runners.runners:
             if plans := stack.runners.plans[session]:
@@ -223,13 +222,13 @@ class World:
             stack.now_s += STEP_S
 
     def _rest_s(self) -> float:
-        """When the next batch comes."""
+        """Returns the time at which the next batch arrives."""
         self._batches += 1
         rest_s = random.Random(f"{self.seed} rest {self._batches}").uniform(8, 25)
         return self.stack.now_s + rest_s if self.stack.now_s + rest_s < self.seconds else float("inf")
 
     def _arrivals(self) -> None:
-        """Requests of clients that come one by one, and of the batch client."""
+        """Submits the requests that are due: of single clients, of returning clients and of the batch client."""
         now_s = self.stack.now_s
         while self._next < len(self.wishes) and self.wishes[self._next].at_s <= now_s:
             self._submit(self.wishes[self._next])
@@ -262,7 +261,7 @@ class World:
         return request_id
 
     def _clients(self) -> None:
-        """Stop strings that are complete, and clients that leave."""
+        """Reports completed stop strings and lets clients leave."""
         stack = self.stack
         for request_id, (wish, submitted, begin_s) in self._live.items():
             if wish.cut_at is not None and submitted.first_sequence_id is not None:
@@ -292,7 +291,7 @@ class World:
             self._batch, self._batch_s = set(), self._rest_s()
 
     def _consider(self, wish: Wish, submitted: Submitted) -> None:
-        """A client that was refused may come back at the time that it was told."""
+        """Lets a refused client retry after the delay in its refusal, with probability `RETURNING`."""
         refused = submitted.refused
         if refused is None or not refused.retry_after_ms or wish.timeout_ms is None:
             return

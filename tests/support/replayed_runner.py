@@ -1,7 +1,8 @@
-"""A runner of an earlier version, as the scheduler sees it: it says what was recorded, byte for byte.
+"""A runner of an earlier version, as the scheduler sees it: it sends the recorded messages, byte for byte.
 
-A real runner of today stands behind it and executes every plan. Its results are what is said where a plan is not the
-one that was recorded, so that a scheduler may plan in another way than it did then; `replayed` counts the others.
+A real runner of the present version executes every plan in the background. Its results are sent from the first plan on
+that differs from the recorded one, so that a scheduler may plan differently from the recorded version; `replayed`
+counts the recorded results sent.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from runner_svc.execution.runner import Runner
 from tests.support.recorded_frames import Frame, RecordedSchema
 
 KNOWN_FLAGS = 3
-"""Those of extents that every version knows."""
+"""Flags of extents that every version knows."""
 
 
 class ReplayedRunner:
-    """Speaks for `runner`, which has executed what the scheduler sent before `frames`."""
+    """Sends messages for `runner`, which has executed everything that the scheduler sent before `frames`."""
 
     def __init__(self, endpoint: str, runner: Runner, frames: list[Frame], schema: RecordedSchema) -> None:
-        """`frames`: one session's, from its Hello on."""
+        """`frames`: one session's frames, starting with its Hello."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -38,22 +39,24 @@ class ReplayedRunner:
         self._launched: list[LaunchedPlan] = []
         self._as_recorded = True
         self.replayed = 0
-        """Results that were the recorded ones."""
+        """Number of recorded results sent."""
         self.heard: set[str] = set()
-        """Kinds of messages that came."""
+        """Kinds of messages received."""
         self._socket.send(self._hello.SerializeToString())
 
     def turn(self) -> None:
-        """Answers what has come."""
+        """Answers the messages received."""
         while self._socket.poll(0):
             frame = self._socket.recv()
-            assert self._schema.unknown("ToRunner", frame) == [], "it gets what it does not know"
+            assert self._schema.unknown("ToRunner", frame) == [], (
+                "the scheduler sent fields that this version does not know"
+            )
             self._take(plan_pb2.ToRunner.FromString(frame))
         while self._launched and not self._launched[0].awaits_masks:
             self._finish(self._launched.pop(0))
 
     def say(self, kind: str) -> None:
-        """Says a recorded message of that kind."""
+        """Sends the recorded message of that kind."""
         self._send(self._others[kind])
 
     def close(self) -> None:
@@ -95,6 +98,6 @@ class ReplayedRunner:
 
 
 def _rows(plan: plan_pb2.Plan) -> tuple[object, ...]:
-    """What a plan computes, and whom it seats."""
+    """Returns the part of a plan that determines what it computes: releases, admissions and extents."""
     admitted = [(a.slot, a.tokens, a.num_computed, a.seed, a.sample_index) for a in plan.admissions]
     return (plan.releases, admitted, plan.extent_slots, plan.extent_starts, plan.extent_counts, plan.extent_flags)

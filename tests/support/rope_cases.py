@@ -1,6 +1,6 @@
-"""QKV products with positions, and what QK-norm, rotation and the KV write give for them in float32: the slow twin.
+"""QKV products with positions, and the float32 reference for QK-norm, rotation and the KV write.
 
-`check_write` and `check_fp8_write` take the launcher: the kernel's on a GPU, the host's anywhere.
+`check_write` and `check_fp8_write` take the launcher: the kernel's on a GPU, or the host's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RopeBatch:
         self.cache_shape = (2, NUM_BLOCKS, BLOCK_SIZE, case.num_kv_heads, head_dim)
 
     def expected(self) -> Tensor:
-        """float32 [T, heads + 2 * kv_heads, head_dim] with queries and keys normed and rotated."""
+        """Returns float32 [T, heads + 2 * kv_heads, head_dim] with queries and keys normed and rotated."""
         case, expected = self.case, self.qkv.float()
         num_rotated = case.num_heads + case.num_kv_heads
         parts = (slice(0, case.num_heads), slice(case.num_heads, num_rotated))
@@ -80,7 +80,10 @@ class RopeBatch:
         return expected
 
     def lengths(self, rotated: Tensor) -> Tensor:
-        """Of the pair that each element of [..., head_dim] belongs to, which a rotation keeps; its own beyond those."""
+        """Returns the length of each element's rotation pair [..., head_dim]; unrotated elements: the magnitude.
+
+        Rotation preserves the length of a pair.
+        """
         lengths, half = rotated.abs(), self.case.rotary_dim // 2
         first, second = rotated[..., :half], rotated[..., half : 2 * half]
         lengths[..., :half] = lengths[..., half : 2 * half] = torch.hypot(first, second)
@@ -88,7 +91,7 @@ class RopeBatch:
 
 
 def check_write(make: Make, case: RopeCase, device: torch.device, stream: int, in_place: bool) -> None:
-    """A cache of the same dtype, which holds NaN before."""
+    """Checks a write into a cache of the same dtype, filled with NaN before."""
     batch, kv_heads, head_dim = RopeBatch(case, device), case.num_kv_heads, case.head_dim
     expected = batch.expected()
     cache = torch.full(batch.cache_shape, torch.nan, device=device, dtype=case.dtype)
@@ -105,14 +108,14 @@ def check_write(make: Make, case: RopeCase, device: torch.device, stream: int, i
     written = cache.view(2, -1, kv_heads, head_dim)[:, batch.slot_mapping.long()].float()
     torch.testing.assert_close(written[0], expected[:, case.num_heads : rotated], **tolerance)
     torch.testing.assert_close(written[1], expected[:, rotated:], rtol=0, atol=0)
-    assert int(cache.isfinite().sum()) == 2 * case.num_tokens * kv_heads * head_dim  # and nothing else
+    assert int(cache.isfinite().sum()) == 2 * case.num_tokens * kv_heads * head_dim  # and nothing else was written
 
 
 def check_fp8_write(make: Make, case: RopeCase, device: torch.device, stream: int) -> None:
-    """An FP8 cache, which holds NaN before, with a scale for the keys and one for the values of each head."""
+    """Checks a write into an FP8 cache, filled with NaN before, with a key scale and a value scale for each head."""
     batch, kv_heads = RopeBatch(case, device, spread=20.0), case.num_kv_heads
     scales = torch.rand(2, kv_heads, device=device) + 0.25
-    scales[0, -1] = 0.001  # too small: it saturates
+    scales[0, -1] = 0.001  # so small that it saturates
     cache = torch.zeros(batch.cache_shape, device=device, dtype=FP8)
     cache.view(torch.uint8).fill_(0x7F)  # NaN
     flat = batch.qkv.view(case.num_tokens, -1).clone()
@@ -128,13 +131,15 @@ def check_fp8_write(make: Make, case: RopeCase, device: torch.device, stream: in
     wanted, slack = (
         part[:, case.num_heads :].view(case.num_tokens, 2, kv_heads, -1).transpose(0, 1) for part in (expected, slack)
     )
-    slack[1] = 0  # values are not rounded before
+    slack[1] = 0  # values are not rounded before the conversion
     limit = _FP8_MAX * of_head
     stored = cache.float().view(2, -1, kv_heads, case.head_dim)
     written = stored[:, batch.slot_mapping.long()] * of_head
     assert bool((wanted[0].abs() > limit[0]).any()), "nothing saturates"
     wanted = wanted.clamp(-limit, limit)
-    # e4m3 keeps three bits behind the first; steps below the smallest normal number are 2 ** -9.
+    # e4m3 has three mantissa bits after the leading one; steps below the smallest normal number are 2 ** -9.
     rounding = wanted.abs() * 2**-4 + of_head * 2**-10
     assert bool(((written - wanted).abs() <= rounding * (1 + 1e-5) + slack).all())
-    assert int(stored.isfinite().sum()) == 2 * case.num_tokens * kv_heads * case.head_dim  # and nothing else
+    assert (
+        int(stored.isfinite().sum()) == 2 * case.num_tokens * kv_heads * case.head_dim
+    )  # and nothing else was written

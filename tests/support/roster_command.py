@@ -16,7 +16,7 @@ SERVICES = ("scheduler_svc.main", "runner_svc.main")
 
 
 class RosterCommand:
-    """A running `roster`; its lines (stdout and stderr) are read as they come."""
+    """A running `roster`; its lines (stdout and stderr) are read as they arrive."""
 
     def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
@@ -40,7 +40,7 @@ class RosterCommand:
         return "\n".join(self.lines)
 
     def wait_for(self, accept: Callable[[str], bool], timeout_s: float = 60) -> str:
-        """Waits for a line and returns it."""
+        """Waits for a line that `accept` accepts and returns it."""
         deadline = time.monotonic() + timeout_s
         seen = 0
         while time.monotonic() < deadline:
@@ -50,19 +50,19 @@ class RosterCommand:
                     return self.lines[seen - 1]
             assert self.process.poll() is None or self._reader.is_alive(), self.output
             time.sleep(0.02)
-        raise AssertionError(f"the line did not come within {timeout_s} s:\n{self.output}")
+        raise AssertionError(f"no such line within {timeout_s} s:\n{self.output}")
 
     def service(self, module: str) -> psutil.Process:
-        """The child that runs this module."""
+        """Returns the child that runs this module."""
         (child,) = [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
         return child
 
     def descendants(self) -> list[psutil.Process]:
-        """All processes that it started."""
+        """Returns all processes that it started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def exit_status(self, timeout_s: float = 60) -> int:
-        """Waits for its end."""
+        """Waits for its end; returns the exit status."""
         status = self.process.wait(timeout_s)
         self._reader.join(10)
         return status
@@ -75,7 +75,7 @@ class RosterCommand:
 
 @contextmanager
 def roster_command(*arguments: str, **environment: str) -> Iterator[RosterCommand]:
-    """Starts it; at the end kills what is left of it and of what it started."""
+    """Runs the command; on exit, kills it and its descendants if it still runs."""
     command = RosterCommand(arguments, environment)
     left: list[psutil.Process] = []
     try:
@@ -90,7 +90,7 @@ def roster_command(*arguments: str, **environment: str) -> Iterator[RosterComman
 
 
 def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
-    """None of these processes is left."""
+    """Checks that all these processes end within the timeout."""
     _, alive = psutil.wait_procs(processes, timeout_s)
     alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     assert not alive, [process.cmdline() for process in alive]

@@ -1,4 +1,4 @@
-"""From the twin's rows to what the real sampler takes."""
+"""Converts rows of the sampler's reference to the real sampler's input."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def sample(rows: Sequence[Row], device: str = "cpu", masks: NDArray[np.uint32] |
 
 
 def pack_masks(allowed: NDArray[np.bool_], beyond: bool = False) -> NDArray[np.uint32]:
-    """Masks [L, ceil(V / 32)] of `allowed` [L, V]; the last word's bits that stand for no id are `beyond`."""
+    """Packs `allowed` [L, V] into masks [L, ceil(V / 32)]; the last word's bits without an id are set to `beyond`."""
     padding = -allowed.shape[1] % 32
     bits = np.pad(allowed, ((0, 0), (0, padding)), constant_values=beyond)
     return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
 
 
 def step_batch(rows: Sequence[Row]) -> StepBatch:
-    """A batch where each row computes its last token."""
+    """Returns a batch in which each row computes its last token."""
     admissions = [_admission(slot, row) for slot, row in enumerate(rows)]
     slots = np.arange(len(rows), dtype=np.int32)
     starts = np.array([len(row.tokens) - 1 for row in rows], np.int32)

@@ -1,4 +1,4 @@
-"""The sampler's slow twin: one row at a time, plain Python integers and float64, every step by its definition."""
+"""The sampler's reference: one row at a time, plain Python integers and float64, every step by its definition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Row:
     """One row to sample: its logits, history and parameters, named as in plan.proto."""
 
     logits: list[float]
-    tokens: list[int]  # prompt and output before the token that is drawn
+    tokens: list[int]  # prompt and output before the token to draw
     prompt_len: int
     seed: int = 0
     sample_index: int = 0
@@ -34,7 +34,7 @@ class Row:
 
 
 def adjusted(row: Row) -> list[float]:
-    """The logits after penalties, bias and min_tokens."""
+    """Returns the logits after penalties, bias and min_tokens."""
     logits = list(row.logits)
     output = Counter(row.tokens[row.prompt_len :])
     for token in set(row.tokens):
@@ -51,14 +51,14 @@ def adjusted(row: Row) -> list[float]:
 
 
 def log_softmax(logits: list[float]) -> list[float]:
-    """Natural logarithms of the probabilities."""
+    """Returns the natural logarithms of the probabilities."""
     largest = max(logits)
     total = math.log(math.fsum(math.exp(value - largest) for value in logits))
     return [value - largest - total for value in logits]
 
 
 def kept(row: Row, logits: list[float]) -> list[int]:
-    """The tokens that may be drawn, likeliest first."""
+    """Returns the tokens that may be drawn, likeliest first."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     order = order[: row.top_k or None]
     weights = [math.exp((logits[token] - logits[order[0]]) / row.temperature) for token in order]
@@ -73,7 +73,7 @@ def kept(row: Row, logits: list[float]) -> list[int]:
 
 
 def probabilities(row: Row) -> dict[int, float]:
-    """What each token that may be drawn is drawn with."""
+    """Returns the probability of each token that may be drawn."""
     logits = adjusted(row)
     survivors = kept(row, logits)
     values = log_softmax([logits[token] / row.temperature for token in survivors])
@@ -81,7 +81,7 @@ def probabilities(row: Row) -> dict[int, float]:
 
 
 def scores(row: Row) -> dict[int, float]:
-    """Scaled logit plus noise of each token that may be drawn, a greedy row's logits; the largest is drawn."""
+    """Returns each drawable token's scaled logit plus noise, or a greedy row's logits; the largest is drawn."""
     logits = adjusted(row)
     if row.temperature == 0:
         return dict(enumerate(logits))
@@ -90,7 +90,7 @@ def scores(row: Row) -> dict[int, float]:
 
 
 def gumbel(key: int, token: int) -> float:
-    """The noise of one token under one draw key."""
+    """Returns the noise of one token under one draw key."""
     low, high = key & _MASK32, key >> 32
     hashed = _lowbias32(_lowbias32((token + low) & _MASK32) ^ high)
     return -math.log(-math.log1p(-(hashed + 0.5) / 2**32))

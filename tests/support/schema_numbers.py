@@ -1,4 +1,4 @@
-"""What a schema of numbers allows, reckoned exactly, and probes around its bounds."""
+"""The exact set of numbers that a schema allows, and probes around its bounds."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ decimal.getcontext().prec = 700
 
 
 def singles() -> list[tuple[str, list[str]]]:
-    """Each keyword at each number under each type: (schema, the numbers in it)."""
+    """Returns each keyword at each number under each type: (schema, the numbers in it)."""
     cases = []
     for keyword in KEYWORDS:
         for kind in TYPES:
             for number in NUMBERS:
                 if keyword == "multipleOf" and number == "2147483648":
-                    continue  # half a minute of the library's time; refused, see test_schema_literals
+                    continue  # takes the library half a minute; the product refuses it, see test_schema_literals
                 typed = f'"type": {kind}, ' if kind else ""
                 value = f"[{number}]" if keyword == "enum" else number
                 cases.append((f'{{{typed}"{keyword}": {value}}}', [number]))
@@ -39,7 +39,7 @@ def singles() -> list[tuple[str, list[str]]]:
 
 
 def outcome(trials: GrammarTrials, schema: str, numbers: Iterable[str]) -> str:
-    """ "died", "refused", "exact", or which numbers are wrongly allowed (+) and wrongly not (-)."""
+    """Returns "died", "refused", "exact", or the numbers wrongly allowed (+) and wrongly rejected (-)."""
     values = _around(numbers)
     probes = [form for value in values for form in _forms(value)]
     trial = trials.run("json_schema", schema, probes, steps=20)
@@ -76,7 +76,7 @@ def allows(schema: dict[str, Any], value: Decimal) -> bool:
 
 
 def _around(numbers: Iterable[str]) -> list[str]:
-    """These numbers, those a little beside them, and the edges of what machines hold; plain decimals."""
+    """Returns these numbers, their neighbours and the limits of machine integers, as plain decimals."""
     found = set()
     for number in (*numbers, *EDGES):
         value = Decimal(number)
@@ -90,5 +90,5 @@ def _around(numbers: Iterable[str]) -> list[str]:
 
 
 def _forms(value: str) -> list[str]:
-    """How a number may be written: to the library 0.1 is not yet less than 0.1857, but 0.10 is."""
+    """Returns the ways to write a number: the library treats 0.1 as not yet less than 0.1857, but 0.10 as less."""
     return [value + zeros for zeros in (["", "0", "00", "000"] if "." in value else ["", ".0", ".00"])]

@@ -1,5 +1,7 @@
-"""Follows what the engine tells of log-probabilities: each token comes with its own, and each position of a prompt that
-is to be scored comes once and in order, before the first token."""
+"""Checks the engine's log-probabilities.
+
+Each token comes with its own. Each prompt position to be scored comes once and in order, before the first token.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from runner_svc.backends.hash_backend import expected_logprobs
 
 
 def assert_scored(row: plan_pb2.RowLogprobs, tokens: list[int], position: int, top: int) -> None:
-    """The row holds what a hash backend says of these tokens, the first of which is at `position`."""
+    """Checks the row against a hash backend's log-probabilities of these tokens, the first one at `position`."""
     expected = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
     assert np.array_equal(np.frombuffer(row.values, "<f4"), np.array([value for value, _, _ in expected], "<f4"))
     assert np.frombuffer(row.top_ids, "<i4").tolist() == [token for _, ids, _ in expected for token in ids]
 
 
 class ScoredStream:
-    """One request as a worker follows it; `submit` is as it was first sent."""
+    """One request as a worker follows it; `submit` is as first sent."""
 
     def __init__(self, submit: engine_pb2.Submit, first_id: int, lengths: list[int]) -> None:
-        """`lengths`: tokens of each choice that are known, prompt included."""
+        """`lengths`: number of known tokens of each choice, prompt included."""
         self._sampling = submit.sampling
         self._prompt = np.frombuffer(submit.prompt, "<i4").tolist()
         self._lengths = {first_id + index: length for index, length in enumerate(lengths)}
@@ -29,7 +31,7 @@ class ScoredStream:
 
     @classmethod
     def attached(cls, submit: engine_pb2.Submit, attached: engine_pb2.Attached) -> ScoredStream:
-        """From the answer to Attach, all of which is checked."""
+        """Makes a stream from the answer to Attach, all of which is checked."""
         prompt_len = len(submit.prompt) // 4
         lengths = [prompt_len + len(record.tokens) // 4 for record in attached.choices]
         stream = cls(submit, attached.choices[0].sequence_id, lengths)
@@ -47,7 +49,7 @@ class ScoredStream:
         return stream
 
     def take(self, sequence_id: int, token: int, row: plan_pb2.RowLogprobs | None) -> None:
-        """The sequence has its next token."""
+        """Takes a sequence's next token."""
         position = self._lengths[sequence_id]
         self._lengths[sequence_id] += 1
         if self._sampling.HasField("prompt_logprobs"):
@@ -57,7 +59,7 @@ class ScoredStream:
             assert_scored(row, [token], position, self._sampling.logprobs)
 
     def take_prompt(self, row: plan_pb2.RowLogprobs) -> None:
-        """Some of the prompt's positions are scored."""
+        """Takes log-probabilities of some of the prompt's positions."""
         count = len(row.values) // 4
         assert row.first_position == self._next and count, "a gap or a repetition"
         assert_scored(row, self._prompt[self._next : self._next + count], self._next, self._sampling.prompt_logprobs)

@@ -1,4 +1,4 @@
-"""A gRPC server for client tests: answers `Generate` as a test scripts it, and records what it was asked."""
+"""A gRPC server for client tests: answers `Generate` from a test's script and records its requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Script = Callable[[pb.GenerateRequest, grpc.ServicerContext], Iterable[pb.Genera
 
 
 def word_answer(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
-    """Says the prompt's words back, one a message, for each of n choices; the token id of a word is its length."""
+    """Repeats the prompt's words, one per message, for each of n choices; a word's token id is its length."""
     words = prompt_text(request.prompt).split(" ")
     n = request.n if request.HasField("n") else 1
     skipped = len(request.received_token_ids)
@@ -41,7 +41,7 @@ def word_answer(request: pb.GenerateRequest, context: grpc.ServicerContext) -> I
 
 
 def prompt_text(prompt: pb.Prompt) -> str:
-    """The prompt as text; of a chat, the last message; of token ids, the ids."""
+    """Returns the prompt as text: for a chat, the last message; for token ids, the ids."""
     match prompt.WhichOneof("kind"):
         case "text":
             return prompt.text
@@ -52,7 +52,7 @@ def prompt_text(prompt: pb.Prompt) -> str:
 
 
 def refuse(code: int, message: str, fields: dict[str, str] | None = None, retry_s: float | None = None) -> Script:
-    """A script that refuses with google.rpc details."""
+    """Returns a script that refuses with google.rpc details."""
 
     def script(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         status = status_pb2.Status(code=code, message=message)
@@ -73,7 +73,7 @@ def refuse(code: int, message: str, fields: dict[str, str] | None = None, retry_
 
 @dataclass
 class ScriptedServer(inference_pb2_grpc.InferenceServiceServicer):
-    """The service; `script` may be changed between calls. `cancelled` is set when a client cut a stream."""
+    """The service; `script` may be changed between calls. `cancelled` is set when a client closes a stream."""
 
     script: Script = word_answer
     chat_template: str = "{{ messages }}"
@@ -120,7 +120,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServiceServicer):
 
 @contextmanager
 def scripted_server() -> Iterator[ScriptedServer]:
-    """A server on a free loopback port, with health SERVING."""
+    """Serves on a free loopback port, with health SERVING."""
     service = ScriptedServer()
     server = grpc.server(ThreadPoolExecutor(8))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)

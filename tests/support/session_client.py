@@ -1,4 +1,4 @@
-"""Drives a Session stream in tests: sends actions, takes the columns apart, and keeps per tag what came."""
+"""Drives a Session stream in tests: sends actions, unpacks the columns, and keeps what each tag received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roster_protos import inference_pb2_grpc
 
 @dataclass
 class TagState:
-    """What came for a tag since it was last taken."""
+    """What a tag has received since its last request began."""
 
     accepted: str = ""
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -27,12 +27,12 @@ class TagState:
 
     @property
     def over(self) -> bool:
-        """The tag is free."""
+        """Whether the tag is free again."""
         return self.refused is not None or self.usage is not None
 
 
 class SessionClient:
-    """One session; `pump` reads in a task."""
+    """One session; a task reads its responses."""
 
     def __init__(self, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
         self.call = stub.Session()
@@ -47,12 +47,12 @@ class SessionClient:
         await self.call.write(pb.SessionRequest(tag=tag, generate=request))
 
     async def attach(self, tag: int, request: pb.AttachRequest) -> None:
-        """Attaches under a tag."""
+        """Attaches to a request under a tag."""
         self.tags[tag] = TagState()
         await self.call.write(pb.SessionRequest(tag=tag, attach=request))
 
     async def until(self, *tags: int) -> None:
-        """Returns once these tags are free, or fails with the session."""
+        """Returns once these tags are free; raises the session's error if it fails."""
         async with asyncio.timeout(20):
             while not all(self.tags[tag].over for tag in tags):
                 self._changed.clear()

@@ -1,4 +1,4 @@
-"""A stack with one hash runner, for tests of what requests share."""
+"""A stack with one hash runner, for tests of prefix sharing between requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Service:
         return self.stack.engine.pool.schedulers[self.session]
 
     def advance(self, turns: int = 1) -> None:
-        """Whole turns: everything sent is executed and comes back."""
+        """Runs whole turns: everything sent is executed and its results are delivered."""
         for _ in range(turns):
             self.stack.whole_turn(self.session)
 
@@ -40,7 +40,7 @@ class Service:
         raise AssertionError("never idle")
 
     def cached(self, request: Submitted, index: int = 0) -> int:
-        """Tokens of a finished choice that came from the cache; its stream must be right."""
+        """Returns a finished choice's tokens that came from the cache, after checking its stream."""
         assert request.first_sequence_id is not None and request.refused is None
         stream = self.stack.streams[request.first_sequence_id + index]
         assert stream.end is not None and stream.end.reason == FinishReason.LENGTH

@@ -1,6 +1,6 @@
-"""Checks of the two kernels that move words: a step's buffer, and what a plan changed in the slots.
+"""Checks of the two kernels that move words: a step's buffer, and a plan's changes to the slots.
 
-Each takes the launcher: the kernel's on a GPU, the host's anywhere. What must come out is told in numpy, from the
+Each check takes the launcher: the kernel's on a GPU, or the host's. Expected values are computed in numpy, from the
 changes themselves and not from their encoding.
 """
 
@@ -18,7 +18,7 @@ from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 
 Move = Callable[[int, Tensor, Tensor, int], None]
 WORDS = (4, 8, 1020, 1024, 1028, 65_536, 65_540, 300_000)
-"""A thread's, some blocks', all blocks' at once (64 of 256 threads of 4), and several rounds of them."""
+"""Copies by one thread, some blocks, all blocks at once (64 of 256 threads, 4 words each), and several rounds."""
 NUM_SLOTS, CONTEXT, MAX_BLOCKS = 40, 1000, 70
 _UNTOUCHED = -7
 
@@ -26,7 +26,7 @@ _UNTOUCHED = -7
 def check_copy(
     copy: Move, source: Tensor, target: Tensor, num_words: int, stream: int, done: Callable[[], None]
 ) -> None:
-    """Both are int32 and longer than `num_words`; `done` waits for the device."""
+    """Checks a copy between int32 tensors longer than `num_words`; `done` waits for the device."""
     source.copy_(torch.randint(-(2**31), 2**31, source.shape, dtype=torch.int64).int())
     target.fill_(_UNTOUCHED)
     expected = torch.full(target.shape, _UNTOUCHED, dtype=torch.int32)
@@ -37,7 +37,7 @@ def check_copy(
 
 
 def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: int) -> SlotChanges:
-    """Admissions of 1 to CONTEXT known tokens, of which some have no block yet, and appends behind the tables."""
+    """Returns admissions of 1 to CONTEXT known tokens, some without a block yet, and appends to the block tables."""
     admitted, free = [], dict.fromkeys(range(NUM_SLOTS), 0)
     for slot in rng.permutation(NUM_SLOTS)[:num_admitted].tolist():
         num_tokens = int(rng.integers(1, CONTEXT + 1))
@@ -53,7 +53,7 @@ def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: in
 def check_scatter(
     scatter: Move, device: torch.device, num_admitted: int, num_appended: int, stream: int, done: Callable[[], None]
 ) -> None:
-    """Several plans' changes, one after another; whatever they don't name stays, the dummy slot's row too."""
+    """Checks several plans' changes in sequence; other words keep their values, even the dummy slot's."""
     rng = np.random.default_rng()
     slots = DeviceSlots(NUM_SLOTS, CONTEXT, MAX_BLOCKS, device)
     slots.words.fill_(_UNTOUCHED)
@@ -68,6 +68,6 @@ def check_scatter(
         assert encoded is not None
         on_device = torch.from_numpy(encoded).to(device)
         scatter(stream, slots.words, on_device, int(encoded[0]))
-        done()  # `on_device` lives until then
+        done()  # `on_device` must live until then
     np.testing.assert_array_equal(slots.tokens.cpu().numpy(), tokens)
     np.testing.assert_array_equal(slots.tables.cpu().numpy(), tables)

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that language models have, built without training; and the models that carry them."""
+"""Small tokenizers of the kinds that language models use, built without training, and models that use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = ("th", "the", "▁the", "▁t", "▁a", "he", "in", "ing", "▁▁")
 
 
 def byte_level() -> Tokenizer:
-    """One token per byte, a few longer ones (some cut characters), specials."""
+    """Returns a tokenizer with one token per byte, a few longer ones (some split characters) and special tokens."""
     tokenizer = build_byte_tokenizer()
     # In GPT-2's alphabet "ðŁ" is f0 9f, the first half of most emoji, and "Ġ" is a space.
     tokenizer.add_tokens(["<think>", "foo bar"])
@@ -21,7 +21,7 @@ def byte_level() -> Tokenizer:
 
 
 def merged_byte_level() -> Tokenizer:
-    """ByteLevel BPE with merges across and within characters."""
+    """Returns a ByteLevel BPE tokenizer with merges across and within characters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     merges = [
@@ -62,7 +62,7 @@ def _byte_fallback() -> Tokenizer:
 
 
 def llama_like() -> Tokenizer:
-    """Byte fallback with a space before the text, added by the normalizer and stripped by the decoder."""
+    """Returns a byte-fallback tokenizer whose normalizer adds a space before the text and whose decoder strips it."""
     tokenizer = _byte_fallback()
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), normalizers.Replace(" ", SPACE_MARK)])
     tokenizer.decoder = decoders.Sequence(
@@ -72,7 +72,7 @@ def llama_like() -> Tokenizer:
 
 
 def gemma_like() -> Tokenizer:
-    """Byte fallback, no space before the text."""
+    """Returns a byte-fallback tokenizer that adds no space before the text."""
     tokenizer = _byte_fallback()
     tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -80,7 +80,7 @@ def gemma_like() -> Tokenizer:
 
 
 def metaspace_first() -> Tokenizer:
-    """Byte fallback with Metaspace, which adds a space at the very start only."""
+    """Returns a byte-fallback tokenizer with Metaspace, which adds a space only at the start of the text."""
     tokenizer = _byte_fallback()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
@@ -90,7 +90,7 @@ def metaspace_first() -> Tokenizer:
 
 
 def words() -> Tokenizer:
-    """Whole words and no decoder: texts are joined by spaces."""
+    """Returns a tokenizer of whole words without a decoder: texts are joined by spaces."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2, "three": 3}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<unk>", "<eos>"])
@@ -115,7 +115,9 @@ def word_piece() -> Tokenizer:
     """WordPiece in lower case, as BERT has it."""
     words = ["[UNK]", "[CLS]", "[SEP]", "the", "th", "##e", "##ing", "a", ".", ",", "!", "'", "##s"]
     letters = [letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789<>|/[]" if letter not in words]
-    words += letters + [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789" if f"##{letter}" not in words]
+    words += letters + [
+        f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789" if f"##{letter}" not in words
+    ]
     tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -134,7 +136,7 @@ ALL = BYTE_LEVEL | BYTE_FALLBACK | OTHERS
 
 
 def model_of(tokenizer: Tokenizer, chat_template: str = "", context_length: int = 4096) -> plan_pb2.Model:
-    """A model that speaks with this tokenizer; its end of sequence is the last special token."""
+    """Returns a model that uses this tokenizer; its end of sequence is the special token with the highest id."""
     added = tokenizer.get_added_tokens_decoder()
     specials = {index: token.content for index, token in added.items() if token.special}
     eos = max(specials)

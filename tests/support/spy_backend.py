@@ -1,4 +1,4 @@
-"""A backend that records what it is asked to do and answers as it is told."""
+"""A backend that records its calls and gives predefined results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class SpyBackend(NullBackend):
     def __init__(self) -> None:
         super().__init__(num_slots=4, block_size=4, num_blocks=20, max_step_tokens=32, context_length=64)
         self.calls: list[tuple[str, object]] = []
-        self.bad_slots: set[int] = set()  # their rows come out NOT_FINITE
+        self.bad_slots: set[int] = set()  # slots whose rows result in NOT_FINITE
         self.on_step: Callable[[StepBatch], None] = lambda batch: None
 
     @property
     def batches(self) -> list[StepBatch]:
-        """The steps so far."""
+        """Steps so far."""
         return [argument for name, argument in self.calls if isinstance(argument, StepBatch)]
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:

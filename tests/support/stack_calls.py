@@ -1,4 +1,4 @@
-"""What a test asks of a whole stack, in containers or as local processes."""
+"""Calls to a whole stack, in containers or as local processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What 
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, told: Callable[[], str]) -> float:
-    """Polls until the condition holds, and returns the seconds that took; `told` explains a failure."""
+    """Polls until the condition is true and returns the seconds that it took; a failure shows `told()`."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}\n{told()}"
@@ -24,7 +24,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, told:
 
 
 def serving(channel: grpc.Channel) -> bool:
-    """Whether requests are taken."""
+    """Whether the service is ready for requests."""
     try:
         request = health_pb2.HealthCheckRequest(service="roster.v1.InferenceService")
         answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
@@ -34,13 +34,13 @@ def serving(channel: grpc.Channel) -> bool:
 
 
 def gateway_client(url: str, secrets: Path) -> openai.OpenAI:
-    """A client of the gateway at this base URL, with the key that is among the secrets."""
+    """Returns a client of the gateway at this base URL, with the key from the secrets."""
     key = (secrets / "gateway_key").read_text().strip()
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=600)
 
 
 def answers(client: openai.OpenAI) -> bool:
-    """Whether the gateway lists a model and completes a token of it."""
+    """Whether the gateway lists a model and completes a token with it."""
     try:
         model = client.models.list().data[0].id
         client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1)
@@ -50,7 +50,7 @@ def answers(client: openai.OpenAI) -> bool:
 
 
 def stream_chat(client: openai.OpenAI, max_tokens: int = 32) -> Iterator[str]:
-    """The texts of a greedy answer to the question, as they come."""
+    """Yields the texts of a greedy answer to the question as they arrive."""
     model = client.models.list().data[0].id
     chunks = client.chat.completions.create(
         model=model, messages=QUESTION, temperature=0, max_tokens=max_tokens, stream=True

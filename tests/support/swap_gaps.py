@@ -1,4 +1,4 @@
-"""How long a turn of the engine takes at most while policies are swapped with thousands waiting, and without."""
+"""Measures the longest engine step with thousands of waiting sequences, with and without swaps of the policy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ POLICIES = ("sjf", "fair", "priority", "fcfs")
 TENANTS = 50
 SLOTS = 64
 OUTPUT_TOKENS = 12
-"""So few that sequences end and are seated in every few turns, as they are while the queue is long."""
+"""So small that sequences end and are admitted every few steps, as they do while the queue is long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Seconds of the thread's processor time of the longest turn."""
+    """Processor time of the thread in the longest step, in seconds."""
 
     without_s: float
     with_swap_s: float
@@ -31,12 +31,12 @@ class Gaps:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the longest turn is with a swap."""
+        """The longest step with a swap relative to the longest without."""
         return self.with_swap_s / self.without_s
 
 
 class SwapTrial:
-    """An engine with `waiting` sequences in its queue, of which a few end and are replaced in each turn."""
+    """An engine with `waiting` sequences in its queue; a few end and are replaced in each turn."""
 
     def __init__(self, waiting: int) -> None:
         self._stack = Stack(clock=time.monotonic, check=False, max_waiting_requests=1 << 20, max_waiting_tokens=1 << 40)
@@ -65,7 +65,7 @@ class SwapTrial:
 
     def _turn_s(self, swap_to: str = "") -> float:
         stack = self._stack
-        policy = policy_named(swap_to) if swap_to else None  # a service loads it beside its loop
+        policy = policy_named(swap_to) if swap_to else None  # a service loads it outside its loop
         begin_at = time.thread_time()
         if policy is not None:
             stack.engine.change_policy(policy)
@@ -83,7 +83,7 @@ class SwapTrial:
         return [self._turn_s() for _ in range(count)]
 
     def measure(self, turns: int) -> Gaps:
-        """So many turns without a swap; then as many, in which each policy is swapped in."""
+        """Runs `turns` turns without a swap, then as many during which each policy is swapped in."""
         with _collections_of_a_service():
             without = self._turns(turns)
             with_swap, reordering = [], 0

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: keys go in, what it draws comes out."""
+"""A command on a pseudo-terminal: tests send keys and read the drawn text."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class TerminalCommand:
 
     @property
     def drawn(self) -> str:
-        """All that was drawn so far, without escape sequences."""
+        """Everything drawn so far, without escape sequences."""
         return _ESCAPES.sub("", self._drawn.decode(errors="replace"))
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
-        """The last match in what was drawn, once there is one."""
+        """Waits until the drawn text matches, and returns the last match."""
         deadline = time.monotonic() + timeout_s
         while True:
             matches = list(re.finditer(pattern, self.drawn))
@@ -54,15 +54,15 @@ class TerminalCommand:
             time.sleep(0.05)
 
     def press(self, keys: str) -> None:
-        """Types."""
+        """Sends keys."""
         os.write(self._master, keys.encode())
 
     def modes_now(self) -> list[object]:
-        """The terminal's modes, to compare with `modes`."""
+        """Returns the terminal's modes, to compare with `modes`."""
         return termios.tcgetattr(self._slave)
 
     def exit_status(self, timeout_s: float = 60) -> int:
-        """Waits for the end."""
+        """Waits for the end; returns the exit status."""
         return self.process.wait(timeout_s)
 
     def _read(self) -> None:

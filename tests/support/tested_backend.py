@@ -1,7 +1,7 @@
-"""The backend that tests of real models run: `TESTED`, as ROSTER_TEST_DEVICE says (see `tested_device`).
+"""The backend used by tests of real models: `TESTED`, chosen by ROSTER_TEST_DEVICE (see `tested_device`).
 
-It also says what the device allows: sizes of blocks and of models, and how close to float32 its tokens are. Where that
-is the CPU, some tests run a part of what they try over the CUDA backend's host code as well: `TESTED_AND_HOST`.
+It also states the device's limits: sizes of blocks and models, and how close to float32 its tokens are. On the CPU,
+some tests also run part of their cases on the CUDA backend's host code: `TESTED_AND_HOST`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.tiny_models import KERNEL_SIZES, make_tiny_model
 
 KERNEL_BLOCK_SIZES = (16, 32)
 HOST_SHARE = 2
-"""Of what the CPU tries in CI, the host tries one in so many."""
+"""In CI the host runs one in this many of the CPU's cases."""
 
 ModelBackend = TorchBackend | CudaBackend
 
@@ -42,40 +42,40 @@ def _load_cuda(folder: Path, **sizes: Any) -> CudaBackend:
 
 @dataclass(frozen=True, slots=True)
 class TestedBackend:
-    """A way to compute, and what tests must know of it."""
+    """A backend, with the properties that tests depend on."""
 
-    __test__ = False  # pytest takes it for a test otherwise
+    __test__ = False  # pytest would collect the class otherwise
 
     name: str
     loader: Callable[..., ModelBackend]
-    """Takes the folder, the dtype, and sizes as `load`."""
+    """Takes the folder, the dtype, and sizes as `load` does."""
     has_kernel_sizes: bool
     tiny: Precision
-    """Tiny models are made of weights that this has, so that only arithmetic differs from float32."""
+    """Precision for tiny models: their weights are exact in its dtype, so that only arithmetic differs from float32."""
     smollm2: Precision
-    """What SmolLM2 is served in, which its weights are rounded to."""
+    """Precision for SmolLM2: its dtype is the one that SmolLM2 is served in and its weights are rounded to."""
     share: int = 1
-    """It tries one in so many of what tests would try."""
+    """It runs one in this many of a test's cases."""
 
     def __str__(self) -> str:
         return self.name
 
     def count(self, full: int, *, in_ci: int) -> int:
-        """How many to try."""
+        """Returns the number of cases to run."""
         return max(1, thoroughness.count(full, in_ci=in_ci) // self.share)
 
     def block_size(self, wanted: int) -> int:
-        """The size of blocks that the device has for one that a test wants, in tokens."""
+        """Returns the device's smallest block size of at least `wanted` tokens, or its largest."""
         if not self.has_kernel_sizes:
             return wanted
         return min(size for size in KERNEL_BLOCK_SIZES if size >= min(wanted, max(KERNEL_BLOCK_SIZES)))
 
     def make_model(self, family: str, folder: Path, seed: int = 0) -> Path:
-        """A tiny model that the device can serve; skips the test where the kernels have no such sizes."""
+        """Returns a tiny model that the device can serve; skips the test if the kernels do not support its sizes."""
         if not self.has_kernel_sizes:
             return make_tiny_model(family, folder, seed)
         if family not in KERNEL_SIZES:
-            pytest.skip(f"KERNEL_SIZES has no sizes of {family} that the kernels have")
+            pytest.skip(f"KERNEL_SIZES has no sizes of {family} that the kernels support")
         return make_tiny_model(family, folder, seed, self.tiny.dtype, **KERNEL_SIZES[family])
 
     def load(
@@ -88,9 +88,10 @@ class TestedBackend:
         max_step_tokens: int,
         precision: Precision | None = None,
     ) -> ModelBackend:
-        """The model in `folder`, a tiny one unless `precision` is given; its cache holds NaN.
+        """Returns the model in `folder`, loaded with a cache full of NaN; a tiny model unless `precision` is given.
 
-        Sizes are as the runner's settings of these names; `num_blocks` leaves room for other processes on a GPU.
+        Sizes are those of the runner's settings of these names; `num_blocks` leaves memory for other processes on a
+        GPU.
         """
         backend = self.loader(
             folder,
@@ -100,7 +101,7 @@ class TestedBackend:
             num_slots=num_slots,
             max_step_tokens=max_step_tokens,
         )
-        poison(backend.cache.data)  # nothing may be read that was not written
+        poison(backend.cache.data)  # so that reading an unwritten position shows
         return backend
 
 
@@ -109,28 +110,28 @@ HOST = TestedBackend("host", host_backend, True, FLOAT32, FLOAT32)
 CUDA = TestedBackend("cuda", _load_cuda, True, FLOAT16, BFLOAT16)
 
 TESTED = {"cpu": CPU, "host": HOST, "cuda": CUDA}[DEVICE]
-"""The one that ROSTER_TEST_DEVICE asks for."""
+"""The backend that ROSTER_TEST_DEVICE names."""
 TESTED_AND_HOST = (
     [CPU, TestedBackend("host", host_backend, True, FLOAT32, FLOAT32, HOST_SHARE)] if TESTED is CPU else [TESTED]
 )
-"""And in CI a part of the tests over the CUDA backend's host code."""
+"""`TESTED` and, on the CPU, part of the cases on the CUDA backend's host code."""
 
 
 def reference(folder: Path, precision: Precision) -> Any:
-    """transformers' model in float32 on the CPU, with the weights that a backend of this precision has."""
+    """Returns transformers' model in float32 on the CPU, with the weights of a backend of this precision."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for parameter in model.parameters():  # and not RoPE's frequencies, which are float32 everywhere
+    for parameter in model.parameters():  # parameters only: RoPE's frequencies are float32 everywhere
         parameter.data = parameter.data.to(precision.dtype).to(torch.float32)
     return model
 
 
 def poison(cached: torch.Tensor) -> None:
-    """Makes a part of a cache NaN, before the next step of its backend."""
+    """Sets a part of a cache to NaN, before the backend's next step."""
     cached.fill_(torch.nan)
     synchronize(cached.device)
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Waits for all that was launched on it."""
+    """Waits for all work launched on the device."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()

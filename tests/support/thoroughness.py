@@ -1,4 +1,4 @@
-"""How much is tried: a part of it in CI, all of it with ROSTER_TEST_FULL=1."""
+"""Amount of testing: a part of the cases in CI, all of them with ROSTER_TEST_FULL=1."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FULL = os.environ.get("ROSTER_TEST_FULL", "0") != "0"
 
 
 def count(full: int, *, in_ci: int) -> int:
-    """How many to try."""
+    """Returns the number of cases to run."""
     return full if FULL else in_ci
 
 
 def choice(full: Sequence[T], *, in_ci: Sequence[T]) -> Sequence[T]:
-    """What to try. Raises ValueError where CI would try something else."""
+    """Returns the cases to run. Raises ValueError if `in_ci` is not a part of `full`."""
     if any(one not in full for one in in_ci):
-        raise ValueError("CI tries a part of everything")
+        raise ValueError("in_ci must be a part of full")
     return full if FULL else in_ci

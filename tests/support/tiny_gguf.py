@@ -19,14 +19,14 @@ from runner_svc.backends.byte_tokenizer import (
 )
 
 HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 32, 64, 2, 4, 2
-# The first is of two digits: the model's own pre-tokenizer, which splits numbers into digits, never uses it. There are
-# two, because transformers 5.17 takes a list of one for its element.
+# The first merges two digits: the model's own pre-tokenizer splits numbers into digits and never uses it. There are two
+# merges because transformers 5.17 treats a list of one as its element.
 MERGES = ("4 2", "t h")
 VOCAB_SIZE = NUM_TOKENS + len(MERGES)
 
 
 def write_tiny_gguf(path: Path, seed: int = 0, specials: Mapping[int, str] = SPECIAL_TOKENS) -> Path:
-    """Writes float32 tensors and a byte-level BPE vocabulary to `path`; returns it. `specials`: their other names."""
+    """Writes float32 tensors and a byte-level BPE vocabulary to `path`; returns it. `specials`: special tokens."""
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(NUM_LAYERS)

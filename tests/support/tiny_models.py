@@ -1,7 +1,7 @@
 """Small random models of each supported family, saved as Hugging Face folders with a byte-level tokenizer.
 
-Weights are wide enough that greedy decoding has clear winners, and norms and biases differ from their defaults, so
-that leaving one out shows.
+The weights' scale makes greedy decoding have clear winners. Norms and biases differ from their defaults, so that a
+missing one changes the output.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
 }
-"""Name to configuration class and what differs from `SIZES`."""
+"""Name to configuration class and the differences from `SIZES`."""
 
 KERNEL_SIZES = {
     "llama": {"hidden_size": 256},
@@ -89,20 +89,20 @@ KERNEL_SIZES = {
     "qwen3": {"hidden_size": 256, "head_dim": 128},
     "smollm3": {"hidden_size": 256},
 }
-"""Of each family, sizes that the GPU kernels are tested with: heads of 64, 96, 128 and 256 elements."""
+"""Sizes of each family with which the GPU kernels are tested: heads of 64, 96, 128 and 256 elements."""
 
 
 def make_tiny_model(
     family: str, folder: Path, seed: int = 0, rounded_to: torch.dtype = torch.float32, **sizes: int
 ) -> Path:
-    """Saves a random model of the family (a key of `FAMILIES`) in `folder`, which is made; returns the folder.
+    """Creates `folder` with a random model of the family (a key of `FAMILIES`); returns the folder.
 
-    The folder holds config.json, generation_config.json, model.safetensors, tokenizer.json and a chat template; the
-    weights depend on family, seed and sizes only. They are float32 numbers that `rounded_to` has too; `sizes` overrides
-    those of the family.
+    It contains config.json, generation_config.json, model.safetensors, tokenizer.json and a chat template. The weights
+    depend only on family, seed and sizes. They are float32 values exactly representable in `rounded_to`; `sizes`
+    overrides the family's sizes.
     """
     config_class, overrides = FAMILIES[family]
-    # A copy of each value: transformers fills in the dicts that it is given.
+    # Copies each value: transformers modifies the dicts that it is given.
     config = config_class(**{key: _copied(value) for key, value in {**SIZES, **overrides, **sizes}.items()})
     with torch.random.fork_rng():
         torch.manual_seed(seed)

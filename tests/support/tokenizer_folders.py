@@ -1,4 +1,4 @@
-"""Model folders without weights: a small tokenizer of each kind, and each fact about it in each file that may hold it."""
+"""Model folders without weights: a small tokenizer of each kind, and each fact about it in each of its files."""
 
 from __future__ import annotations
 
@@ -215,9 +215,7 @@ def _stated() -> Iterator[Fact]:
         yield Fact(f"added_tokens.json: new at {distance}", _at_end("added_tokens.json", distance, "<new>"))
         yield Fact(
             f"added_tokens.json: new at {distance}, the end",
-            _both(
-                _at_end("added_tokens.json", distance, "<new>"), _set("tokenizer_config.json", eos_token="<new>")
-            ),
+            _both(_at_end("added_tokens.json", distance, "<new>"), _set("tokenizer_config.json", eos_token="<new>")),
         )
     decoder = "tokenizer_config.json"
     yield Fact("added_tokens_decoder: conflict", _set(decoder, added_tokens_decoder={"3": {"content": "<eot>"}}))
@@ -227,9 +225,7 @@ def _stated() -> Iterator[Fact]:
     yield Fact("added_tokens.json: text", _set("added_tokens.json", **{"<eot>": "3"}))
     yield Fact(
         "both: added_tokens_decoder hides added_tokens.json",
-        _both(
-            _at_end(decoder, 0, "<new>", **plain, special=True), _at_end("added_tokens.json", 1, "<newer>")
-        ),
+        _both(_at_end(decoder, 0, "<new>", **plain, special=True), _at_end("added_tokens.json", 1, "<newer>")),
     )
 
 
@@ -283,9 +279,7 @@ def _settings() -> Iterator[Fact]:
         yield Fact(f"model_type {kind}", _set("config.json", model_type=kind))
         yield Fact(
             f"model_type {kind} without a class",
-            _both(
-                _set("config.json", model_type=kind), lambda folder: (folder / "tokenizer_config.json").unlink()
-            ),
+            _both(_set("config.json", model_type=kind), lambda folder: (folder / "tokenizer_config.json").unlink()),
         )
 
 
@@ -333,7 +327,9 @@ def _broken() -> Iterator[Fact]:
         yield Fact(f"{file}: cut", _raw(file, lambda data: data[: len(data) // 2]))
         yield Fact(f"{file}: list", _raw(file, b"[1]"))
         yield Fact(f"{file}: empty", _raw(file, b""))
-        yield Fact(f"{file}: pointer", _raw(file, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"))
+        yield Fact(
+            f"{file}: pointer", _raw(file, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+        )
         yield Fact(f"{file}: latin", _raw(file, b'{"a": "\xe9"}'))
         yield Fact(f"{file}: nested", _raw(file, b'{"a":' * 100_000))
         yield Fact(f"{file}: missing", lambda folder, file=file: (folder / file).unlink())  # type: ignore[misc]

@@ -171,7 +171,9 @@ def _texts_differ(ours: ModelText, theirs: Any, model: plan_pb2.Model) -> Iterat
 def _ends_differ(folder: Path, theirs: Any, model: plan_pb2.Model) -> Iterator[str]:
     generation = _ids(read_json(folder / "generation_config.json").get("eos_token_id"))
     config = read_json(folder / "config.json")
-    of_config = _ids(config["eos_token_id"]) if "eos_token_id" in config else () if generation else _default_ends(folder)
+    of_config = (
+        _ids(config["eos_token_id"]) if "eos_token_id" in config else () if generation else _default_ends(folder)
+    )
     expected = {*generation, *of_config, *_ids(theirs.eos_token_id)}
     expected = {token for token in expected if token < model.vocab_size}
     if set(model.eos_token_ids) != expected:

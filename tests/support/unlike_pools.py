@@ -1,7 +1,7 @@
-"""Random walks over runners of unlike sizes that come, go and are replaced: each request ends, rightly or told why.
+"""Random walks over unlike runners that come, go and are replaced: each request ends correctly or with a reason.
 
-The real engine, schedulers and hash runners. After each plan the roster's invariants are proven (`settings.check`); in
-the end each stream is compared with its slow twin.
+The walks use the real engine, schedulers and hash runners. `settings.check` verifies the scheduler's invariants after
+each plan; at the end, each stream is compared with its slow twin.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EOS_PROBABILITY = 1 / 48
 STOP_IDS = [IM_END_ID, 7]
 STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
 MOST_TURNS = 6000
-"""In which everything must have ended: several times what the longest load takes one sequence at a time."""
+"""Turns within which everything must have ended: several times what the longest load takes one sequence at a time."""
 TURN_S = 0.05
 MODEL = HashBackend(context_length=256).model
 
 
 class Hung(AssertionError):
-    """A request did not end."""
+    """Raised when a request did not end."""
 
 
 def pool_backend(
@@ -45,7 +45,7 @@ def pool_backend(
     max_step_tokens: int = 16,
     eos_probability: float = EOS_PROBABILITY,
 ) -> HashBackend:
-    """A runner whose pool holds so many blocks of `BLOCK_SIZE` tokens."""
+    """Returns a runner's backend whose pool has `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     return HashBackend(
         num_slots=slots,
         block_size=BLOCK_SIZE,
@@ -57,15 +57,15 @@ def pool_backend(
 
 
 def limit_of(request: Submitted) -> int:
-    """Most tokens of each of its sequences, prompt included."""
+    """Returns the maximum length in tokens of each of its sequences, prompt included."""
     return len(request.submit.prompt) // 4 + request.submit.max_tokens
 
 
 class JudgedStack(Stack):
-    """A stack that proves, after each step, that nothing was given up or refused for which there was a runner."""
+    """Stack that checks after each step that no sequence was given up or refused while a runner could hold it."""
 
     def _holding(self, num_tokens: int) -> set[int]:
-        """Sessions of the open runners that hold so many tokens of one sequence."""
+        """Returns the sessions of open runners that hold `num_tokens` tokens of one sequence."""
         placement, found = self.engine.placement, set()
         for session, scheduler in self.engine.pool.schedulers.items():
             hello = scheduler.hello
@@ -83,13 +83,13 @@ class JudgedStack(Stack):
         for request, holding, streams in before:
             kept = holding & self._holding(limit_of(request))
             if request.refused is not None and request.refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]:
-                assert not kept, f"refused, and runners {kept} hold it: {request.refused.message}"
+                assert not kept, f"refused although runners {kept} can hold it: {request.refused.message}"
             for stream in streams:
                 if stream.end is not None and "that holds" in stream.end.message:
-                    assert not kept, f"given up, and runners {kept} hold it: {stream.end.message}"
+                    assert not kept, f"given up although runners {kept} can hold it: {stream.end.message}"
 
     def unfinished(self) -> list[Submitted]:
-        """Requests whose end has not been heard."""
+        """Returns the requests whose end the client has not received."""
         return [
             request
             for request in self.requests.values()
@@ -98,7 +98,7 @@ class JudgedStack(Stack):
 
 
 class PoolWalk:
-    """One walk, which is its seed."""
+    """One random walk, determined by its seed."""
 
     def __init__(self, seed: int) -> None:
         rng = self._rng = random.Random(seed)
@@ -110,28 +110,28 @@ class PoolWalk:
             tenant_limits={"a": TenantLimits.model_validate({"running": rng.choice([None, 2])})},
             no_runner_s=rng.choice([0.5, 2.0, 6.0]),
         )
-        self._losses = 0  # that may count against one request
-        self._sizes: set[int] = set()  # tokens of one sequence that the runners hold
+        self._losses = 0  # losses that may count against one request
+        self._sizes: set[int] = set()  # maximum tokens of one sequence on each runner
         self._drained = False
         self._cancelled: set[int] = set()
         self.outcomes: Counter[str] = Counter()
-        """Streams by how they ended: whole, or the reason or status that was told."""
+        """Number of streams by outcome: "whole", or the finish reason or status that the client received."""
         for _ in range(rng.randint(1, 3)):
             self._add()
         self.stack.step()
 
     @property
     def num_requests(self) -> int:
-        """Requests that were sent."""
+        """Number of requests sent."""
         return len(self.stack.requests)
 
     @property
     def num_hung(self) -> int:
-        """Requests whose end was not told."""
+        """Number of requests whose end the client has not received."""
         return len(self.stack.unfinished())
 
     def go(self) -> PoolWalk:
-        """Walks, and ends all that began on the way. Raises Hung, or AssertionError where an end is wrong."""
+        """Walks, then lets everything end. Raises Hung, or AssertionError where an end is wrong."""
         actions = {
             self._submit: 14, self._turns: 16, self._pass_time: 2, self._add: 2, self._replace: 3, self._leave: 2,
             self._kill: 1, self._restart: 0.7, self._swap: 1, self._cancel: 1, self._fall_ill: 2,
@@ -143,7 +143,7 @@ class PoolWalk:
             self._compare(request)
         return self
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ events
 
     def _submit(self) -> None:
         rng, tenant = self._rng, self._rng.choice(["", "", "a"])
@@ -198,9 +198,10 @@ class PoolWalk:
             self._losses += 1
 
     def _fall_ill(self) -> None:
-        """A runner answers its next plans, probes among them, with a fault each, and heals.
+        """Makes a runner answer its next plans, probes included, with a fault each; then it recovers.
 
-        However long that takes, it costs a request one loss at most: behind it the runner computes probes only.
+        However long that takes, it costs a request at most one loss: after the first fault, the runner computes only
+        probes.
         """
         if (session := self._some_runner()) is not None:
             ill, runner = self.stack.runners.ill, self.stack.runners.runners[session]
@@ -223,11 +224,11 @@ class PoolWalk:
             self._cancelled.add(handle)
             self.stack.front.put(cancel=engine_pb2.Cancel(handle=handle))
 
-    # ------------------------------------------------------------------ how it ends
+    # ------------------------------------------------------------------ the end
 
     def _finish(self) -> None:
         stack = self.stack
-        if not stack.runners.runners and stack.restarts:  # the clients ask a new scheduler until it knows a model
+        if not stack.runners.runners and stack.restarts:  # until a new scheduler knows a model, its clients keep asking
             self._add()
         self._drained = self._rng.random() < 0.15 and not stack.restarts
         if self._drained:
@@ -288,5 +289,5 @@ class PoolWalk:
 
 
 def grpc_name(code: int) -> str:
-    """The name of a gRPC status by its number."""
+    """Returns the name of a gRPC status code."""
     return next(status.name for status in grpc.StatusCode if status.value[0] == code)

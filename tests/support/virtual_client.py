@@ -1,8 +1,7 @@
-"""A whole service in one thread: the client's own way of taking a stream up again, the front's request streams, and the
-engine and runners of a `Stack`, with links that a test moves.
+"""A whole service in one thread: the client's logic for resuming streams, the front's request streams, and a `Stack`.
 
-Nothing is stood in for but sockets and time: `validate`, `RequestStream`, `Assembler` and `Resumption` are those of the
-service and of its client.
+Only sockets and time are simulated: `validate`, `RequestStream`, `Assembler` and `Resumption` are those of the service
+and its client. The test moves messages over the links.
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ POOL_TOKENS = 1 << 20
 
 
 class VirtualLine(EngineClient):
-    """An engine client whose line is a list."""
+    """An engine client that sends its commands to a list."""
 
     def __init__(self, front: FakeFront) -> None:
         super().__init__("", 0, lambda state: None)
         self._front = front
 
     def send(self, command: engine_pb2.Command) -> None:
-        """See `EngineClient`."""
         self._front.put(**{command.WhichOneof("command") or "": getattr(command, command.WhichOneof("command") or "")})
 
     def take(self, message: engine_pb2.FromEngine) -> None:
-        """A message of the engine has come."""
+        """Takes a message from the engine."""
         self._dispatch(message)
 
 
 class VirtualService(Stack):
-    """A `Stack` whose messages go to streams of a front worker."""
+    """A `Stack` whose messages go to a front worker's streams."""
 
     def __init__(self, text: ModelText, **settings: object) -> None:
         super().__init__(**settings)
@@ -57,30 +55,30 @@ class VirtualService(Stack):
         self.line.take(message)
 
     def step(self) -> None:
-        """One turn of the engine; the clients take what it brought."""
+        """Runs one engine step; the clients take its messages."""
         super().step()
         for client in getattr(self, "clients", ()):
             client.pump()
 
     def restart_scheduler(self) -> None:
-        """The engine dies with its front workers; clients whose streams broke attach to the next one."""
+        """Kills the engine and its front workers; clients with broken streams attach to the next engine."""
         self.line.lose()
         self.line = VirtualLine(self.front)
         super().restart_scheduler()
 
     def generate(self, request: pb.GenerateRequest, constraint: tuple[str, str] | None = None) -> VirtualStream:
-        """Sends a request. `constraint`: its kind and text, in the request's place."""
+        """Sends a request. `constraint`: its kind and text, which replace the request's own."""
         self.clients.append(VirtualStream(self, request, constraint))
         return self.clients[-1]
 
     def attach_to(self, request_id: str, received: list[int]) -> VirtualStream:
-        """Another client asks for a request, of which it has so many tokens a choice."""
+        """Attaches another client to a request, with the number of tokens that it has of each choice."""
         self.clients.append(VirtualStream(self, pb.GenerateRequest(request_id=request_id), received=received))
         return self.clients[-1]
 
 
 class VirtualStream:
-    """One request as a client sees it, over however many connections."""
+    """One request as a client sees it, over any number of connections."""
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class VirtualStream:
         constraint: tuple[str, str] | None = None,
         received: list[int] | None = None,
     ) -> None:
-        """`received`: it begins with an Attach from these cursors."""
+        """With `received`, starts with an Attach from these cursors."""
         self._service = service
         self._request = repeatable(request)
         self._grammar = grammar_text(*constraint) if constraint is not None else ""
@@ -98,9 +96,9 @@ class VirtualStream:
         self._resumption = Resumption(self._assembler, known, patience_s=1e9)
         self._announced = False
         self.prompts: list[pb.PromptInfo] = []
-        """What each connection told of the prompt."""
+        """Prompt information from each connection."""
         self.error: RosterError | None = None
-        """What ended it, if it was no usage."""
+        """Error that ended the stream, if no usage did."""
         if received is None:
             self._open(NextCall.GENERATE, self._request)
         else:
@@ -108,35 +106,35 @@ class VirtualStream:
 
     @property
     def completion(self) -> Completion:
-        """What has come so far."""
+        """What has been received so far."""
         return self._assembler.completion
 
     @property
     def over(self) -> bool:
-        """Nothing more comes."""
+        """Whether the stream has ended."""
         return self.completion.usage is not None or self.error is not None
 
     def attach(self) -> None:
-        """Takes its own stream over with another call, from the tokens that have come."""
+        """Takes the stream over with another call, from the tokens received so far."""
         attach = pb.AttachRequest(request_id=self._request.request_id, received=self._assembler.received)
         self._open(NextCall.ATTACH, attach)
 
     def send_again(self) -> None:
-        """The caller's own retry of a request that failed before it began."""
+        """Sends the request again, as a caller does if it failed before it began."""
         assert self.completion.started is None
         self.error = None
         self._open(NextCall.GENERATE, self._request)
 
     def cancel(self) -> None:
-        """The client cancels the request and listens on."""
+        """Cancels the request and keeps reading."""
         self._stream.cancel()
 
     def disconnect(self) -> None:
-        """The client goes."""
+        """Disconnects the client."""
         self._stream.disconnect()
 
     def pump(self) -> None:
-        """Takes all that is pending, and calls again if the stream broke."""
+        """Takes all pending responses, and calls again if the stream broke."""
         while not self.over:
             try:
                 self._stream.raise_failure()
@@ -181,4 +179,4 @@ class VirtualStream:
 
 
 def _ignore(urgent: bool) -> None:
-    """The test looks by itself."""
+    """Ignores the notification: the test polls."""

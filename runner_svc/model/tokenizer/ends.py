@@ -23,13 +23,14 @@ def stated_ends(where: str, values: Mapping[str, Any], vocab_size: int) -> tuple
         return ()
     ids = value if isinstance(value, list) else [value]
     if not ids:
-        raise UnusableTokenizer(f"{where} has an empty list as `eos_token_id`; give the ids that end an answer, or null.")
+        raise UnusableTokenizer(
+            f"{where} has an empty list as `eos_token_id`; give the ids that end an answer, or null."
+        )
     for token in ids:
         if type(token) is not int:
             raise UnusableTokenizer(f"{where} has {token!r} as `eos_token_id`; it must be an integer, a list or null.")
         if not 0 <= token < vocab_size:
             raise UnusableTokenizer(
-                f"{where} has {token} as `eos_token_id`, but the model's token ids are 0 to {vocab_size - 1}; correct it."
+                f"{where} has {token} as `eos_token_id`, but the model's ids are 0 to {vocab_size - 1}; correct it."
             )
     return tuple(ids)
-

@@ -1,8 +1,8 @@
 """Loads a folder's tokenizer as transformers does, and takes from it what the scheduler needs.
 
-transformers decides by the configuration, the tokenizer's class and all files together: it merges added tokens, rebuilds
-vocabularies for some classes and converts older formats. Its result is serialized. Whatever it does beyond that in
-Python, which the scheduler can't do, is found by comparing both on a few texts, and refused.
+transformers decides by the configuration, the tokenizer's class and all files together: it merges added tokens,
+rebuilds vocabularies for some classes and converts older formats. Its result is serialized. Whatever it does beyond
+that in Python, which the scheduler can't do, is found by comparing both on a few texts, and refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _as_written(folder: Path, tokenizer_config: Mapping[str, Any]) -> TokenizerP
     tokenizer = backend.to_str()
     return TokenizerParts(
         tokenizer=tokenizer,
-        chat_template=template.read_text("utf-8") if template.is_file() else tokenizer_config.get("chat_template") or "",
+        chat_template=template.read_text("utf-8")
+        if template.is_file()
+        else tokenizer_config.get("chat_template") or "",
         special_tokens=named,
         eos_token_id=backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
         special_ids=_special_ids(tokenizer),
@@ -117,11 +119,13 @@ def _require_converter(folder: Path) -> None:
     """Raises UnusableTokenizer if the package that reads the folder's .model file isn't installed."""
     path = next(iter(sorted(folder.glob("*.model"))))
     with path.open("rb") as file:
-        package, form = ("tiktoken", "tiktoken's") if _RANKED.match(file.read(4096)) else ("sentencepiece", "SentencePiece's")
+        package, form = (
+            ("tiktoken", "tiktoken's") if _RANKED.match(file.read(4096)) else ("sentencepiece", "SentencePiece's")
+        )
     if importlib.util.find_spec(package) is None:
         raise UnusableTokenizer(
-            f"{path} is a tokenizer in {form} format without a tokenizer.json, and the package {package}, which converts "
-            f"it, is not installed; run: pip install {package}"
+            f"{path} is a tokenizer in {form} format without a tokenizer.json, and the package {package}, which "
+            f"converts it, is not installed; run: pip install {package}"
         )
 
 

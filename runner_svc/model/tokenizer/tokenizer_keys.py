@@ -36,7 +36,16 @@ USED = frozenset(
 """Keys of tokenizer_config.json that every tokenizer of transformers reads. Those that end in "_token" are, too."""
 
 FILE_KEYS = frozenset(
-    {"vocab_file", "merges_file", "tokenizer_file", "spm_file", "special_tokens_map_file", "emoji_file", "vocab", "merges"}
+    {
+        "vocab_file",
+        "merges_file",
+        "tokenizer_file",
+        "spm_file",
+        "special_tokens_map_file",
+        "emoji_file",
+        "vocab",
+        "merges",
+    }
 )
 """Keys that name files: left out before transformers sees them, since the files of the folder are read."""
 
@@ -95,7 +104,8 @@ HARMLESS: dict[str, str] = {
         _ORIGIN,
     ),
     **dict.fromkeys(
-        ("chat_control_tokens", "response_schema", "response_template", "tool_parser_type", "reasoning_parser"), _ANSWERS
+        ("chat_control_tokens", "response_schema", "response_template", "tool_parser_type", "reasoning_parser"),
+        _ANSWERS,
     ),
     **dict.fromkeys(("image_size", "return_token_type_ids", "model_input_names", "patch_size"), _OTHER),
     "tokenize_chinese_chars": "tokenizer.json's normalizer says it",

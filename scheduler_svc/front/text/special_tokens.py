@@ -88,7 +88,11 @@ def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
 
 def _touches(merge: str | list[str], model: dict[str, Any], alias: dict[str, str]) -> bool:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return left in alias or right in alias or left + right.removeprefix(model.get("continuing_subword_prefix") or "") in alias
+    return (
+        left in alias
+        or right in alias
+        or left + right.removeprefix(model.get("continuing_subword_prefix") or "") in alias
+    )
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""`CudaAttention` with its kernels on the emulator: whole, but for the driver and CuPy."""
+"""`CudaAttention` with its kernels on the emulator; only the driver and CuPy are replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.gpu_limits import SHARED_MEMORY
 def emulate_attention(
     monkeypatch: pytest.MonkeyPatch, arch: str, multiprocessors: int, change: Callable[[str], str] = lambda text: text
 ) -> None:
-    """From now on attention's kernels are those of `arch`, on so many multiprocessors, their text changed so."""
+    """Makes attention use `arch`'s kernels, with `change` applied to their text, on that many multiprocessors."""
     encoder = MapEncoder()
     shared = SHARED_MEMORY[arch]
     limits = {"MaxSharedMemoryPerMultiprocessor": shared.multiprocessor, "MaxSharedMemoryPerBlockOptin": shared.block}

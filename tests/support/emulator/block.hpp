@@ -1,4 +1,4 @@
-// A block of threads: each a fiber, with what they share, and what the lanes of a warp do together.
+// A block of threads: each thread is a fiber. Shared state, and operations of a warp's lanes.
 #pragma once
 
 #include <setjmp.h>
@@ -24,9 +24,9 @@ namespace emulator {
 
 constexpr unsigned kSharedBytes = 256 * 1024, kSharedBase = 1024;  // no shared address is 0
 constexpr int kStackBytes = 128 * 1024;
-constexpr int kPatience = 3000;  // rounds in which nothing happens, then all wait for each other
+constexpr int kPatience = 3000;  // rounds without progress that mean a deadlock
 
-struct Product {  // d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count], a thread's part
+struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count]
     float* d;
     int count;
     bool is_bf16, a_is_shared, accumulates;
@@ -35,7 +35,7 @@ struct Product {  // d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count], a th
     unsigned number;
 };
 
-struct SmallCopy {  // of 16 bytes, of which some are zeros
+struct SmallCopy {  // of 16 bytes; those after `valid_bytes` are zeros
     unsigned target;
     const void* source;
     int valid_bytes;
@@ -47,8 +47,8 @@ struct Matrices {
 };
 
 struct Thread {
-    ucontext_t first;  // where it begins
-    jmp_buf place;     // where it goes on, which takes no system call
+    ucontext_t first;  // initial context
+    jmp_buf place;     // resumes the fiber without a system call
     bool begun = false;
     std::unique_ptr<char[]> stack{new char[kStackBytes]};
     struct { unsigned x, y = 0, z = 0; } index;
@@ -58,7 +58,7 @@ struct Thread {
     unsigned collectives = 0, products = 0;
     std::deque<std::vector<Product>> groups;
     std::vector<Product> open_group;
-    std::map<unsigned, std::vector<unsigned>> operands;  // of products by number, for the lanes beside
+    std::map<unsigned, std::vector<unsigned>> operands;  // by product number, for the neighbouring lanes
     std::deque<std::vector<SmallCopy>> copy_groups;
     std::vector<SmallCopy> open_copies;
 };
@@ -80,7 +80,7 @@ struct Barrier {
     unsigned phase = 0;
 };
 
-// As tests/support/emulator/kernel.py packs it.
+// Layout as packed by tests/support/emulator/kernel.py.
 struct EncodedMap {
     int64_t address, sizes[3], strides[2];
     int32_t element_bytes, box[3], swizzles;
@@ -99,7 +99,7 @@ struct Block {
     std::map<int, Named> named;
     std::map<unsigned, Barrier> barriers;
     std::vector<Copy> copies;
-    std::map<std::pair<int, unsigned>, Matrices> matrices;  // of a warpgroup's products, decoded
+    std::map<std::pair<int, unsigned>, Matrices> matrices;  // by warpgroup and product number, decoded
     alignas(1024) char shared[kSharedBytes];
     jmp_buf scheduler;
     std::mt19937 random;
@@ -129,16 +129,16 @@ inline void resume(Thread& thread) {
 
 [[noreturn]] inline void fail(const std::string& what) {
     if (block->fault.empty()) block->fault = "thread " + std::to_string(thread_number()) + ": " + what;
-    for (;;) yield("nothing: it has failed");
+    for (;;) yield("nothing: it failed");
 }
 
 inline char* shared_memory() { return block->shared; }
 inline char* at(unsigned address, unsigned bytes) {
-    if (address < kSharedBase || address + bytes > kSharedBase + kSharedBytes) fail("outside of shared memory");
+    if (address < kSharedBase || address + bytes > kSharedBase + kSharedBytes) fail("access outside shared memory");
     return block->shared + (address - kSharedBase);
 }
 inline unsigned swizzled(unsigned address) {
-    unsigned place = address - kSharedBase;  // aligned to 1,024, as tiles are
+    unsigned place = address - kSharedBase;  // tiles are aligned to 1,024
     return address ^ (place >> 7 & 7) << 4;
 }
 
@@ -151,7 +151,7 @@ inline unsigned meet(std::initializer_list<uint64_t> words) {
     return number & 1;
 }
 inline void check_whole(unsigned mask) {
-    if (mask != 0xffffffffu) fail("part of a warp");
+    if (mask != 0xffffffffu) fail("a warp operation with only part of the warp");
 }
 template <typename T>
 inline T exchanged(unsigned mask, T value, int source) {

@@ -1,5 +1,5 @@
-// Asynchronous copies: tensor copies with their mbarriers, which land some time after they were started, and those of 16
-// bytes, which land when they are waited for.
+// Asynchronous copies: tensor copies with mbarriers complete some time after their start, copies of 16 bytes when they
+// are waited for.
 #pragma once
 
 #include "block.hpp"
@@ -8,11 +8,11 @@ namespace emulator {
 
 inline Barrier& barrier(unsigned address) {
     auto found = block->barriers.find(address);
-    if (found == block->barriers.end()) fail("no barrier there");
+    if (found == block->barriers.end()) fail("no barrier at this address");
     return found->second;
 }
 inline void settle(Barrier& own) {
-    if (own.pending < 0) fail("one arrival too many");
+    if (own.pending < 0) fail("more arrivals than the barrier expects");
     if (own.pending == 0 && own.bytes == 0) own.phase++, own.pending = own.expected, block->progress++;
 }
 inline void barrier_init(unsigned address, int arrivals) { block->barriers[address] = {arrivals, arrivals}; }

@@ -1,8 +1,8 @@
-// CUDA on a CPU, as far as the kernels that are tested with it need it: one block at a time, each thread a fiber.
+// The part of CUDA that the tested kernels need, on a CPU: one block at a time, each thread a fiber.
 //
-// Fibers are taken up in random order, tensor copies land later and in any order, and products are done when they are
-// waited for: what a kernel does not order, happens in another order with each seed. Shared memory begins as NaN. Not
-// emulated: the caches, the proxies that fences order, registers, time.
+// Fibers run in random order, tensor copies complete later and in any order, and products are computed when they are
+// waited for: operations that a kernel does not order run in a different order with each seed. Shared memory starts as
+// NaN. Not emulated: caches, the proxies that fences order, registers, time.
 #pragma once
 
 #include "fragments.hpp"

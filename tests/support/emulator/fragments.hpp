@@ -1,4 +1,4 @@
-// What a warp does with matrices whose elements lie in the registers of its lanes (mma.sync, ldmatrix, movmatrix).
+// Warp operations on matrices whose elements are in the registers of its lanes (mma.sync, ldmatrix, movmatrix).
 #pragma once
 
 #include "block.hpp"

@@ -1,4 +1,4 @@
-"""Stands in for the driver: kernels are compiled by g++ and launched on the CPU, tensor maps are what it reads."""
+"""Replaces the CUDA driver: g++ compiles kernels, which run on the CPU, and tensor maps have the emulator's format."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ extern "C" int emulate(void** arguments, unsigned grid, unsigned threads, unsign
 
 
 class EmulationError(RuntimeError):
-    """What a kernel did that no kernel may."""
+    """Raised when a kernel did something that no kernel may do."""
 
 
 class EmulatedModule:
     """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, whose kernel has that name.
 
-    `change` is made to its preprocessed text. It is compiled when it is first launched: a test that launches one of a
+    `change` is applied to its preprocessed text. It is compiled at its first launch: a test that launches one of a
     model's kernels need not wait for the others.
     """
 
@@ -49,7 +49,7 @@ class EmulatedModule:
 
     @cached_property
     def library(self) -> ctypes.CDLL:
-        """Compiled, with the function `emulate`."""
+        """The compiled library, with the function `emulate`."""
         text = self._change(translated(self._name, self._defines, self._arch))
         return _library("\n".join((f'#include "{_HEADER}"', text, _ENTRY.format(name=self._name))))
 
@@ -58,7 +58,7 @@ class EmulatedKernel:
     """`runner_svc.cuda.kernel.Kernel` on the CPU."""
 
     orders = random.Random()
-    """Of each launch's own order of things; seed it to repeat them."""
+    """Draws each launch's order of execution; seed it to repeat a run."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class EmulatedKernel:
         self._pointers = argument_pointers(self._buffer, arguments)
 
     def __call__(self, stream: int, grid: int, *arguments: Any) -> None:
-        """Raises EmulationError."""
+        """Launches the kernel. Raises EmulationError."""
         self._struct.pack_into(self._buffer, 0, *arguments)
         fault = ctypes.create_string_buffer(2000)
         emulate = self._module.library.emulate
@@ -91,7 +91,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _precompiled_header() -> Path:
-    """What every kernel includes: a third of the time that a kernel would take is for parsing it."""
+    """Returns a precompiled header with what every kernel includes; parsing it would take a third of compilation."""
     header = Path(_folder().name, "precompiled.hpp")
     header.write_text(f'#include "{_HEADER}"\n', "utf-8")
     subprocess.run(["g++", *_OPTIONS, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True)
@@ -113,10 +113,10 @@ class MapEncoder:
 
     _FORMAT = struct.Struct("@q3q2qi3ii")
 
-    def cuTensorMapEncodeTiled(  # as the driver names it
+    def cuTensorMapEncodeTiled(  # the driver's name
         self, target, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
     ) -> int:
-        element_bytes = dtype + 1  # 8 and 16 bits
+        element_bytes = dtype + 1  # for types of 8 and 16 bits
         packed = self._FORMAT.pack(address.value, *sizes, *strides, element_bytes, *box, swizzle == 3)
         ctypes.memmove(target, packed, len(packed))
         return 0

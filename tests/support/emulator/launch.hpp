@@ -1,4 +1,4 @@
-// Runs blocks one after the other, the fibers of each in random order.
+// Runs blocks one after another, the fibers of each in random order.
 #pragma once
 
 #include "copies.hpp"
@@ -8,7 +8,7 @@ namespace emulator {
 
 inline void enter() {
     block->kernel();
-    if (!current->open_group.empty()) fail("products that are in no group");
+    if (!current->open_group.empty()) fail("products without a committed group");
     current->done = true;
     block->progress++;
     for (;;) yield("nothing");
@@ -37,7 +37,7 @@ inline void land_some() {
     copies.erase(due, copies.end());
 }
 inline std::string waits() {
-    std::map<std::string, std::string> waiting;  // what for, and who
+    std::map<std::string, std::string> waiting;  // thread numbers by what they wait for
     for (Thread& thread : block->threads)
         if (!thread.done) waiting[thread.waits_for + std::to_string(thread.which)] += " " + std::to_string(thread.index.x);
     std::string text;
@@ -50,14 +50,14 @@ inline std::string run_block() {
     long long seen = -1;
     for (int patience = kPatience; !order.empty() && block->fault.empty(); patience--) {
         if (block->progress != seen) seen = block->progress, patience = kPatience;
-        if (!patience) return "all threads wait for each other: " + waits();
+        if (!patience) return "deadlock: all threads wait: " + waits();
         if (block->random() % 8 == 0) std::shuffle(order.begin(), order.end(), block->random);
         for (Thread* thread : order) resume(*thread);
         current = &block->threads[0];
         land_some();
         order.erase(std::remove_if(order.begin(), order.end(), [](Thread* one) { return one->done; }), order.end());
     }
-    if (block->fault.empty() && !block->copies.empty()) return "tensor copies that nobody waited for";
+    if (block->fault.empty() && !block->copies.empty()) return "no thread waited for some tensor copies";
     return block->fault;
 }
 
@@ -65,7 +65,7 @@ template <typename... Arguments, size_t... Index>
 void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<Index...>) {
     kernel(*static_cast<std::remove_cv_t<Arguments>*>(arguments[Index])...);
 }
-// All blocks of a launch; an empty string, or what went wrong.
+// Runs all blocks of a launch; returns an empty string or the error.
 template <typename... Arguments>
 std::string launch(void (*kernel)(Arguments...), void** arguments, unsigned grid, unsigned threads, unsigned seed) {
     for (unsigned index = 0; index < grid; index++) {

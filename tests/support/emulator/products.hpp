@@ -1,4 +1,4 @@
-// Products of a warpgroup (wgmma): done when they are waited for, and read shared memory only then.
+// Products of a warpgroup (wgmma): they run, and read shared memory, only when they are waited for.
 #pragma once
 
 #include "block.hpp"
@@ -32,18 +32,18 @@ inline float element_at(unsigned address, bool is_bf16) {
     memcpy(&bits, at(swizzled(address), 2), 2);
     return element(bits, is_bf16);
 }
-// Element of a matrix in shared memory, rows of 128 bytes with k along them, groups of eight rows 1,024 bytes apart.
+// Element of a matrix in shared memory: rows of 128 bytes along k, groups of eight rows 1,024 bytes apart.
 inline float along_k(unsigned low, int row, int k, bool is_bf16) {
     unsigned start = (low & 0x3fff) << 4;
     return element_at(start + row / 8 * 1024 + row % 8 * 128 + k * 2, is_bf16);
 }
-// The same where rows are those of k, and a row's next 64 elements lie `leading` bytes further.
+// The same with a row per k, where a row's next 64 elements are `leading` bytes further.
 inline float across_k(unsigned low, int k, int column, bool is_bf16) {
     unsigned start = (low & 0x3fff) << 4, leading = (low >> 16 & 0x3fff) << 4;
     return element_at(start + column / 64 * leading + k / 8 * 1024 + k % 8 * 128 + column % 64 * 2, is_bf16);
 }
-// What a product reads of shared memory, read when the first thread of its warpgroup does its part: a warpgroup's
-// products are complete for all of it where one of its threads has waited for them.
+// A product's operands in shared memory, read when the first thread of its warpgroup does its part: a warpgroup's
+// products are complete for all its threads once one of them has waited for them.
 inline const Matrices& matrices_of(const Product& product) {
     auto key = std::make_pair(thread_number() / 128, product.number);
     auto [found, is_new] = block->matrices.try_emplace(key);
@@ -71,12 +71,12 @@ inline void left_side(const Product& product, const Matrices& read, float (&a)[2
             }
             Thread& owner = block->threads[thread_number() / 4 * 4 + k % 8 / 2];
             auto operand = owner.operands.find(product.number);
-            if (operand == owner.operands.end()) fail("lanes of a warp multiply something else");
+            if (operand == owner.operands.end()) fail("lanes of a warp have different products");
             a[upper][k] = element(half(operand->second[k / 8 * 2 + upper], k % 2), product.is_bf16);
         }
 }
 inline void carry_out(const Product& product) {
-    // A product is one of the whole warpgroup: it begins when all of it has come so far.
+    // A product belongs to the whole warpgroup: it starts once all its threads have reached it.
     for (int i = 0; i < 128; i++) {
         const Thread& other = block->threads[thread_number() / 128 * 128 + i];
         while (other.products <= product.number) yield("its warpgroup to start product ", product.number);

@@ -1,4 +1,4 @@
-"""A kernel's source as C++: preprocessed for an architecture, with a function call in place of each piece of PTX."""
+"""Translates a kernel's source to C++: preprocessed for an architecture, with a function call for each piece of PTX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREDEFINED = {
     "__align__(bytes)": "alignas(bytes)",
 }
 _NOTHING = "(void)0"
-# What a piece of PTX begins with or holds, and the statement for it: `{0}` is its first operand, outputs first.
+# Regular expressions that match PTX, with the statement for each: `{0}` is the first operand, outputs first.
 _STATEMENTS = (
     (r"ex2\.approx", "{0} = exp2f({1})"),
     (r"rcp\.approx", "{0} = 1.0f / ({1})"),
@@ -65,7 +65,7 @@ _STATEMENTS = (
 
 
 def translated(name: str, defines: Mapping[str, int | str], arch: str) -> str:
-    """kernels/NAME.cu. Raises ValueError for PTX that has no meaning here."""
+    """Returns kernels/NAME.cu as C++. Raises ValueError for PTX that is not emulated."""
     source = (kernel_folder() / f"{name}.cu").read_text("utf-8")
     macros = [f"-D{key}={value}" for key, value in {**_PREDEFINED, **_ARCHITECTURES[arch], **defines}.items()]
     with_stubs = f"-I{Path(__file__).parent / 'stubs'}"
@@ -88,17 +88,17 @@ def _without_ptx(text: str) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that was opened before `start` is closed."""
+    """Returns the index of the parenthesis that closes the one opened before `start`."""
     depth = 1
     for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[()]', text[start:]):
         depth += {"(": 1, ")": -1}.get(found.group(), 0)
         if not depth:
             return start + found.start()
-    raise ValueError("a parenthesis is never closed")
+    raise ValueError("unbalanced parenthesis")
 
 
 def _statement(ptx: str) -> str:
-    """Of `"text" : outputs : inputs : clobbers`."""
+    """Returns the statement for `"text" : outputs : inputs : clobbers`."""
     template, rest = _leading_strings(ptx)
     operands = _operands(rest)
     if not template:
@@ -113,11 +113,11 @@ def _statement(ptx: str) -> str:
     for pattern, statement in _STATEMENTS:
         if re.match(pattern, template, re.DOTALL):
             return statement.format(*operands, all=", ".join(operands))
-    raise ValueError(f"PTX that is not emulated: {template!r}")
+    raise ValueError(f"PTX is not emulated: {template!r}")
 
 
 def _leading_strings(ptx: str) -> tuple[str, str]:
-    """The template, and what follows it."""
+    """Returns the template and the text after it."""
     found = re.match(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)', ptx)
     if found is None:
         raise ValueError(f"no PTX in {ptx!r}")
@@ -126,7 +126,7 @@ def _leading_strings(ptx: str) -> tuple[str, str]:
 
 
 def _operands(rest: str) -> list[str]:
-    """Expressions behind constraints, in their order."""
+    """Returns the expressions that follow constraints, in order."""
     operands, constraint, place = [], re.compile(r'"[=+]?[a-z]"\s*\('), 0
     while found := constraint.search(rest, place):
         place = _closing(rest, found.end())

@@ -1,1 +1,1 @@
-// The emulator has the types.
+// The emulator defines the types.
