@@ -45,11 +45,11 @@ class TokenizerParts:
 def with_special(tokenizer: str, ids: set[int]) -> str:
     """Returns the serialized tokenizer with these of its added tokens marked as special.
 
-    Ids of ordinary tokens change nothing: they are words, and their text stays text.
+    Ids of ordinary tokens change nothing, nor do those of single characters: they are words, and their text stays text.
     """
     description = json.loads(tokenizer)
     changed = False
     for token in description.get("added_tokens") or []:
-        if token["id"] in ids and not token["special"]:
+        if token["id"] in ids and not token["special"] and len(token["content"]) > 1:
             token["special"] = changed = True
     return json.dumps(description, ensure_ascii=False) if changed else tokenizer

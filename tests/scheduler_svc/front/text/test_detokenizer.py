@@ -163,7 +163,7 @@ def test_a_decoder_may_strip_several_spaces_over_several_tokens(spaces: int) -> 
 
 
 def test_a_decoder_that_can_not_be_streamed_is_refused_by_name() -> None:
-    tokenizer = Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
-    tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(UnsupportedTokenizer, match="WordPiece"):
+    tokenizer = Tokenizer(models.BPE({"a</w>": 0}, []))
+    tokenizer.decoder = decoders.BPEDecoder()
+    with pytest.raises(UnsupportedTokenizer, match="BPEDecoder"):
         TokenTexts(tokenizer, {}, True)
