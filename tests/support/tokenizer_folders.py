@@ -315,7 +315,8 @@ def _ends() -> Iterator[Fact]:
         _set("generation_config.json", eos_token_id=token)(folder)
 
     yield Fact("generation_config.json: an added token that isn't special", not_special)
-    ignored = dict.fromkeys((*generation_keys.SUGGESTED, *generation_keys.HARMLESS), 1)
+    ignored: dict[str, Any] = dict.fromkeys((*sorted(generation_keys.SUGGESTED), *generation_keys.HARMLESS), 1)
+    ignored |= {"assistant_ensemble_weight": 0.5, "cache_implementation": "static", "compile_config": {}}
     for key, value in {**ignored, "suppress_tokens": [3], "stop_strings": ["a"], "foreign": 1}.items():
         yield Fact(f"generation_config.json: {key}", _set("generation_config.json", **{key: value}))
 

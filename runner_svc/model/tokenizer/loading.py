@@ -42,21 +42,23 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     tokenizer_config = read_object(folder / "tokenizer_config.json")
     if tokenizer_config.get(AS_WRITTEN) is True:
         return _as_written(folder, tokenizer_config)
+    serialized, special_tokens_map, added_tokens = (
+        read_object(folder / name) for name in ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+    )
     with tempfile.TemporaryDirectory(prefix="roster-tokenizer-") as scratch:
         stage(folder, Path(scratch))
         loaded = _loaded_by_transformers(folder, Path(scratch))
-    special_tokens_map = read_object(folder / "special_tokens_map.json")
     check_keys(tokenizer_config, special_tokens_map, loaded)
     backend: Tokenizer = loaded.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    serialized = read_object(folder / "tokenizer.json")
-    check_stated_ids(backend, serialized, tokenizer_config, read_object(folder / "added_tokens.json"))
+    check_stated_ids(backend, serialized, tokenizer_config, added_tokens)
     check_likeness(loaded, backend)
     named: dict[str, str] = dict(loaded.special_tokens_map)
-    control = {backend.token_to_id(text) for text in loaded.all_special_tokens} - {None}
-    tokenizer = with_special(backend.to_str(), control)  # type: ignore[arg-type]
-    special_ids = _special_ids(tokenizer)
+    tokenizer, special_ids = backend.to_str(), set(_special_ids(backend))
+    control = {token for text in loaded.all_special_tokens if (token := backend.token_to_id(text)) is not None}
+    if not control <= special_ids:
+        tokenizer, special_ids = with_special(tokenizer, control), special_ids | control
     check_special_tokens(backend, special_ids)
     template, template_notes = _chat_template(loaded)
     return TokenizerParts(
@@ -64,7 +66,7 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
         chat_template=template,
         special_tokens=named,
         eos_token_id=backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
-        special_ids=special_ids,
+        special_ids=tuple(sorted(special_ids)),
         notes=(*template_notes, *_unused_names(special_tokens_map, named), *_rebuilt(backend, folder)),
     )
 
@@ -73,15 +75,14 @@ def _as_written(folder: Path, tokenizer_config: Mapping[str, Any]) -> TokenizerP
     backend = Tokenizer.from_str(json.dumps(read_object(folder / "tokenizer.json")))
     named = dict(named_tokens(tokenizer_config))
     template = folder / "chat_template.jinja"
-    tokenizer = backend.to_str()
     return TokenizerParts(
-        tokenizer=tokenizer,
+        tokenizer=backend.to_str(),
         chat_template=template.read_text("utf-8")
         if template.is_file()
         else tokenizer_config.get("chat_template") or "",
         special_tokens=named,
         eos_token_id=backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
-        special_ids=_special_ids(tokenizer),
+        special_ids=tuple(_special_ids(backend)),
         notes=(),
     )
 
@@ -174,5 +175,5 @@ def _rebuilt(backend: Tokenizer, folder: Path) -> Iterator[str]:
         )
 
 
-def _special_ids(tokenizer: str) -> tuple[int, ...]:
-    return tuple(token["id"] for token in json.loads(tokenizer).get("added_tokens") or [] if token["special"])
+def _special_ids(backend: Tokenizer) -> Iterator[int]:
+    return (token for token, added in backend.get_added_tokens_decoder().items() if added.special)

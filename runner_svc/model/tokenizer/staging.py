@@ -37,7 +37,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def stage(folder: Path, target: Path) -> None:
     """Fills the empty folder `target` with links to the tokenizer's files of `folder`.
 
-    Raises MissingTokenizer if there is no vocabulary, and UnusableTokenizer for an invalid JSON file.
+    Raises MissingTokenizer if there is no vocabulary, and UnusableTokenizer for an invalid tokenizer_config.json.
     """
     files = tokenizer_files(folder)
     names = [path.name for path in files]
@@ -52,6 +52,4 @@ def stage(folder: Path, target: Path) -> None:
             config = {key: value for key, value in read_object(path).items() if key not in FILE_KEYS}
             linked.write_text(json.dumps(config), encoding="utf-8")
         else:
-            if path.suffix == ".json":
-                read_object(path)
             linked.symlink_to(path.resolve())

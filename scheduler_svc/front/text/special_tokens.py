@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 _WORD = re.compile(r"\w")
@@ -79,8 +79,9 @@ def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
     for token in description.get("added_tokens") or []:
         token["content"] = alias.get(token["content"], token["content"])
     model = description["model"]
-    if alias and model.get("merges"):
-        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, model, alias)]
+    if model.get("merges") and (pieces := alias.keys() & model["vocab"].keys()):
+        prefix = model.get("continuing_subword_prefix") or ""
+        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, prefix, pieces)]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {alias.get(text, text): number for text, number in model["vocab"].items()}
     else:  # Unigram: pairs of text and score, ids by position
@@ -90,13 +91,10 @@ def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
     return json.dumps(description, ensure_ascii=False).encode()
 
 
-def _touches(merge: str | list[str], model: dict[str, Any], alias: dict[str, str]) -> bool:
+def _touches(merge: str | list[str], prefix: str, pieces: Set[str]) -> bool:
+    """Returns whether a merge joins or makes one of the pieces. `prefix`: of pieces that continue a word."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return (
-        left in alias
-        or right in alias
-        or left + right.removeprefix(model.get("continuing_subword_prefix") or "") in alias
-    )
+    return left in pieces or right in pieces or left + right.removeprefix(prefix) in pieces
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

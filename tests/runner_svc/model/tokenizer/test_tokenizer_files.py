@@ -214,10 +214,10 @@ def test_a_vocabulary_in_an_older_format_needs_its_package(folder: Path, monkeyp
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedModel, match="SentencePiece's format .* run: pip install sentencepiece"):
+    with pytest.raises(UnsupportedModel, match=r"SentencePiece's format .* run: pip install sentencepiece"):
         described(folder)
     (folder / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
-    with pytest.raises(UnsupportedModel, match="tiktoken's format .* run: pip install tiktoken"):
+    with pytest.raises(UnsupportedModel, match=r"tiktoken's format .* run: pip install tiktoken"):
         described(folder)
 
 
