@@ -13,6 +13,7 @@ from roster_client.options.policy_names import policy_names
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
+from roster_common.std_streams import forgive_output
 
 Model = Annotated[
     str | None, typer.Option("--model", help="What to serve: a local folder, a hub id, or smollm2 (the default).")
@@ -38,6 +39,8 @@ def serve(
 ) -> None:
     """Run both services here until Ctrl-C or SIGTERM. Their other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services
+
+    forgive_output()
 
     if free_ports and (listen or admin_listen or link):
         raise ValueError("--free-ports chooses the addresses: leave out --listen, --admin-listen and --link")

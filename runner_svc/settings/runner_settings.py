@@ -19,8 +19,17 @@ from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForT
 
 
 def default_cache_folder() -> Path:
-    """$XDG_CACHE_HOME/roster, by default ~/.cache/roster: holds converted models."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
+    """Returns $XDG_CACHE_HOME/roster, by default ~/.cache/roster: it holds converted models.
+
+    A user without a home folder gets one below /nonexistent, as in a passwd entry: what needs a cache then says so.
+    """
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "roster"
+    try:
+        home = Path.home()
+    except RuntimeError:  # no HOME, and no passwd entry of this uid
+        home = Path("/nonexistent")
+    return home / ".cache" / "roster"
 
 
 class RunnerSettings(ServiceSettings):

@@ -23,7 +23,7 @@ ORDER = {
         "front/gateway front operation ."
     ),
     "runner_svc": (
-        "interface settings model sampling cuda cuda/products attention decoder batch backends gpu execution link "
+        "interface settings hub model sampling cuda cuda/products attention decoder batch backends gpu execution link "
         "startup ."
     ),
     "roster_client": (
