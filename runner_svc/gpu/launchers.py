@@ -1,4 +1,4 @@
-"""The launchers of one model on the GPU at hand, compiled when they are made (seconds the first time, then cached)."""
+"""The kernel launchers of one model, compiled for the current GPU on construction (seconds at first, then cached)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from runner_svc.model.config import ModelConfig
 class CudaLaunchers:
     """Implements `runner_svc.interface.launchers.Launchers`.
 
-    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
-    by their blocks a multiprocessor.
+    `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
+    rows, by their blocks per multiprocessor.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CudaLaunchers:
         self._skinny_blocks = skinny_blocks
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
-        """Those of the layers. Raises ValueError for sizes that the kernels lack."""
+        """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
         config = self._config
         return DecoderLaunchers(
             norm=AddRmsNorm(config.hidden_size, self._dtype, config.rms_norm_eps, overlap=self._overlap),
@@ -55,7 +55,7 @@ class CudaLaunchers:
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
-        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
+        """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported."""
         config = self._config
         if not is_hopper() or not fits(*matrices):
             return []
@@ -75,23 +75,23 @@ class CudaLaunchers:
         ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
-        """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
+        """Compiles attention over `cache`. Raises ValueError for sizes that the kernels do not support."""
         return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
-        """Inputs from a token buffer and block tables."""
+        """Gathers a step's inputs from the token buffer and the block tables."""
         return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
 
     def copy(self) -> CopyWords:
-        """Between host and device."""
+        """Copies words between host and device."""
         return CopyWords(overlap=self._overlap)
 
     def scatter(self) -> ScatterSegments:
-        """Changes into the slots."""
+        """Applies changes to the slots."""
         return ScatterSegments()
 
     def sampling(self, tokens: Tensor) -> CudaSampler:
-        """Draws from float32 logits, written into a token buffer."""
+        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
 
     def _gated(self) -> GatedProduct:

@@ -1,8 +1,8 @@
 """The shape of a decoder-only model, read from its Hugging Face configuration.
 
-One `ModelConfig` covers every supported architecture: what tells them apart is a handful of fields (biases, QK-norm,
-windows, RoPE), so the decoder never asks for an architecture's name. Works on plain dicts, because importing
-transformers only to parse a small JSON file would cost seconds at each start.
+One `ModelConfig` covers every supported architecture. Architectures differ only in a few fields (biases, QK-norm,
+windows, RoPE), so the decoder never checks an architecture's name. This module works on plain dicts, because importing
+transformers to parse a small JSON file would add seconds to each start.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What an architecture fixes, as opposed to what its configuration says."""
+    """Properties that an architecture fixes, as opposed to those that its configuration sets."""
 
     model_type: str
     # None: the configuration's `attention_bias` decides.
     qkv_bias: bool | None = None
     output_bias: bool | None = None
     qk_norm: bool = False
-    # A checkpoint that already holds merged qkv_proj and gate_up_proj.
+    # The checkpoint has merged qkv_proj and gate_up_proj.
     merged_weights: bool = False
-    # The configuration's `use_sliding_window` must be set for a window to count.
+    # A window applies only if the configuration sets `use_sliding_window`.
     window_needs_flag: bool = False
-    # Values of fields that older configurations leave out.
+    # Values of fields that older configurations omit.
     defaults: tuple[tuple[str, Any], ...] = ()
 
 
@@ -45,11 +45,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         "smollm3", window_needs_flag=True, defaults=(("rope_theta", 2_000_000.0), ("tie_word_embeddings", True))
     ),
 }
-"""Supported architectures by the name in a configuration's `architectures`. SmolLM and SmolLM2 are Llama."""
+"""Supported architectures, by the name in a configuration's `architectures`. SmolLM and SmolLM2 are Llama models."""
 
 
 class HuggingFaceConfig(Protocol):
-    """A transformers `PretrainedConfig`, as far as it is needed here."""
+    """The part of a transformers `PretrainedConfig` that is used here."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -75,9 +75,9 @@ class ModelConfig:
     tied_embeddings: bool
     merged_weights: bool
     rope: RopeConfig
-    # Per layer: tokens that a query sees, itself included; None sees all.
+    # Per layer: number of tokens that a query attends to, itself included; None: all.
     windows: tuple[int | None, ...]
-    # Per layer: whether it rotates queries and keys (SmolLM3 leaves every fourth layer out).
+    # Per layer: whether it rotates queries and keys (SmolLM3 skips every fourth layer).
     rotary_layers: tuple[bool, ...]
     # Most positions of one sequence.
     context_length: int
@@ -85,7 +85,7 @@ class ModelConfig:
 
     @property
     def num_layer_weights(self) -> int:
-        """Elements of the matrices of all layers (embeddings and head not counted)."""
+        """Number of elements in the matrices of all layers, without embeddings and head."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         return self.num_layers * (attention + 3 * self.intermediate_size * self.hidden_size)
 
@@ -93,8 +93,8 @@ class ModelConfig:
     def from_hugging_face(cls, config: Mapping[str, Any] | HuggingFaceConfig) -> ModelConfig:
         """Reads a configuration: the contents of config.json, or a transformers configuration object.
 
-        Raises UnsupportedModel for an architecture, RoPE type, activation or quantization that the decoder lacks, and
-        for a configuration that misses a size.
+        Raises UnsupportedModel for an unsupported architecture, RoPE type, activation or quantization, and for a
+        configuration that lacks a size.
         """
         raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
         name, architecture = _architecture(raw)
@@ -107,7 +107,7 @@ class ModelConfig:
         num_heads = _size(raw, "num_attention_heads")
         num_kv_heads = _size(raw, "num_key_value_heads") if "num_key_value_heads" in raw else num_heads
         if num_heads % num_kv_heads:
-            raise UnsupportedModel(f"{num_heads} attention heads can't share {num_kv_heads} key-value heads evenly.")
+            raise UnsupportedModel(f"{num_heads} attention heads are not a multiple of {num_kv_heads} key-value heads.")
         hidden_size = _size(raw, "hidden_size")
         head_dim = _size(raw, "head_dim") if "head_dim" in raw else hidden_size // num_heads
         activation = raw.get("hidden_act", "silu")
@@ -142,7 +142,7 @@ class ModelConfig:
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Token ids as configurations write them: one, several or none."""
+    """Returns the token ids of a configuration's field, which has one id, several or none."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
@@ -162,12 +162,12 @@ def _architecture(raw: Mapping[str, Any]) -> tuple[str, Architecture]:
 def _size(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"The model's config.json needs a positive integer {key!r}, it has {value!r}.")
+        raise UnsupportedModel(f"{key!r} in the model's config.json must be a positive integer, but is {value!r}.")
     return value
 
 
 def _windows(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer: by `layer_types` where given, else by `max_window_layers` (Qwen), else in all."""
+    """Returns each layer's window: by `layer_types` if given, by `max_window_layers` for Qwen, otherwise in all."""
     window = raw.get("sliding_window")
     if window is None or (architecture.window_needs_flag and not raw.get("use_sliding_window", False)):
         return (None,) * num_layers
@@ -183,7 +183,7 @@ def _windows(raw: Mapping[str, Any], architecture: Architecture, num_layers: int
 def _rotary_layers(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
     if architecture.model_type != "smollm3":
         return (True,) * num_layers
-    if "no_rope_layers" in raw:  # named after its zeros: 1 rotates, 0 does not
+    if "no_rope_layers" in raw:  # despite the name, 1 rotates and 0 does not
         return tuple(bool(rotates) for rotates in raw["no_rope_layers"][:num_layers])
     interval = raw.get("no_rope_layer_interval", 4)
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))

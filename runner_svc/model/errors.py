@@ -1,4 +1,4 @@
-"""What can be wrong with a model that a runner is told to serve."""
+"""Errors of loading a model."""
 
 
 class UnsupportedModel(ValueError):
@@ -6,4 +6,4 @@ class UnsupportedModel(ValueError):
 
 
 class ModelNotFound(ValueError):
-    """No model under that name; the message says where it was looked for."""
+    """There is no model of that name, or a file of it is missing; the message says which and what to give."""

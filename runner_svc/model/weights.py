@@ -1,7 +1,7 @@
 """Reads a checkpoint in the safetensors format, one file or sharded, into the decoder's merged weights.
 
-Layers are read one at a time, as the decoder asks for them: it packs each weight, so that a plain copy of the whole
-model never exists.
+Layers are read one at a time, on the decoder's demand. It packs each weight, so an unpacked copy of the whole model
+never exists.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-# A fingerprint reads this many samples of each file, of this many bytes: milliseconds where all of it takes seconds,
-# and no training step leaves all of them as they were.
+# Number and size in bytes of the samples that a fingerprint reads of each file. This takes milliseconds, while reading
+# whole files takes seconds; any training step changes some of the samples.
 FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
@@ -33,7 +33,7 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One layer; matrices are [out, in], as torch.nn.functional.linear takes them."""
+    """Weights of one layer; matrices are [out, in], as for torch.nn.functional.linear."""
 
     attention_norm: Tensor  # [hidden_size]
     q_norm: Tensor | None  # [head_dim]
@@ -51,12 +51,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    """A whole model."""
+    """Weights of a whole model."""
 
     embeddings: Tensor  # [vocab_size, hidden_size]
-    head: Tensor  # [vocab_size, hidden_size]; the embeddings themselves where they are tied
+    head: Tensor  # [vocab_size, hidden_size]; the same tensor as the embeddings if they are tied
     norm: Tensor  # [hidden_size]
-    # To be read once.
+    # Can be iterated over once.
     layers: Iterator[LayerWeights]
 
 
@@ -72,10 +72,10 @@ class Checkpoint:
         return name in self._file_of
 
     def read(self, name: str) -> Tensor:
-        """The tensor, as stored. Raises UnsupportedModel when there is none of that name."""
+        """Returns the tensor as stored. Raises UnsupportedModel if there is no tensor of that name."""
         if name not in self._file_of:
             raise UnsupportedModel(
-                f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json asks for."
+                f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json requires."
             )
         tensor: Tensor = self._open(self._file_of[name]).get_tensor(name)
         return tensor
@@ -87,15 +87,15 @@ class Checkpoint:
 
 
 def pickled_weights_sentence(folder: Path) -> str:
-    """What to do about weights that are there in a format that can run code when it is read; "" if there are none."""
+    """Returns a sentence that names a pickle file in the folder, which could run code when loaded; "" without one."""
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED_SUFFIXES)
     if not pickled:
         return ""
-    return f" {pickled[0]} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
+    return f" {pickled[0]} is a pickle file, which could run code when loaded; convert it to safetensors."
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, sorted. Raises ModelNotFound when there is none or a shard is missing."""
+    """Returns the folder's safetensors files, sorted. Raises ModelNotFound if a file is missing."""
     index = folder / INDEX_FILE
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -105,7 +105,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     for path in paths:
         if not path.is_file():
             raise ModelNotFound(
-                f"{path} is missing; a model folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
+                f"{path} is missing; a model's folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
                 f"{pickled_weights_sentence(folder)}"
             )
     return paths
@@ -114,7 +114,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
-    """The weights in `dtype` on `device`; layers follow as they are iterated over, and `progress` with them."""
+    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
     checkpoint = Checkpoint(folder)
 
     def read(name: str) -> Tensor:
@@ -123,7 +123,7 @@ def load_weights(
     embeddings = read("model.embed_tokens.weight")
     if embeddings.shape != (config.vocab_size, config.hidden_size):
         raise UnsupportedModel(
-            f"The checkpoint's embeddings are {tuple(embeddings.shape)}, its config.json says "
+            f"The checkpoint's embeddings have the shape {tuple(embeddings.shape)}, but its config.json requires "
             f"{(config.vocab_size, config.hidden_size)}."
         )
     return ModelWeights(
@@ -164,7 +164,7 @@ def _layer(read: Callable[[str], Tensor], config: ModelConfig, prefix: str) -> L
 
 
 def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
-    """32 hex digits of the configuration, the compute type, and samples of the weights."""
+    """Returns 32 hex digits that depend on the configuration, the compute type and samples of the weights."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / "config.json").read_bytes())
     digest.update(str(dtype).encode())
@@ -174,7 +174,7 @@ def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
 
 
 def sample_bytes(path: Path) -> bytes:
-    """The file's size and evenly spaced samples, the first and the last bytes among them."""
+    """Returns the file's size and evenly spaced samples, which include the first and the last bytes."""
     size = path.stat().st_size
     last = max(0, size - FINGERPRINT_SAMPLE_BYTES)
     samples = [size.to_bytes(8, "little")]

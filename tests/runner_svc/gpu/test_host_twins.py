@@ -1,4 +1,4 @@
-"""The host's launchers pass what the kernels have to pass on a GPU: so the tests there are right in themselves."""
+"""The host's launchers pass the tests of the kernels on a GPU, which verifies those tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_rope_and_cache_write(shape: tuple, num_tokens: int, qk_norm: bool) -> N
 
 
 def at_once() -> None:
-    """There is no device to wait for."""
+    """Does nothing: there is no device to wait for."""
 
 
 @pytest.mark.parametrize("num_words", WORDS)
@@ -44,5 +44,5 @@ def test_copies(num_words: int) -> None:
 
 
 @pytest.mark.parametrize(("num_admitted", "num_appended"), [(1, 0), (0, 1), (3, 2), (0, 40), (40, 40)])
-def test_changes_of_the_roster(num_admitted: int, num_appended: int) -> None:
+def test_changes_of_the_slots(num_admitted: int, num_appended: int) -> None:
     check_scatter(scatter_segments, CPU, num_admitted, num_appended, 0, at_once)

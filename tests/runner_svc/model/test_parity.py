@@ -1,6 +1,6 @@
-"""Greedy output equals transformers' generate in float32, for each family, however the prompts are cut.
+"""Greedy output equals transformers' generate in float32, for each family and any chunking of the prompts.
 
-ROSTER_TEST_DEVICE says over which backend.
+ROSTER_TEST_DEVICE selects the backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.tiny_models import FAMILIES, NUM_TOKENS
 MAX_TOKENS = 16
 PROMPT_LENGTHS = (1, 70)
 NUM_PROMPTS = TESTED.count(3, in_ci=2)
-"""Of each way to cut them."""
+"""Number of prompts for each chunking."""
 
 pytestmark = NEEDS_DEVICE
 
