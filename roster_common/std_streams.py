@@ -120,7 +120,7 @@ def _wrapped(stream: Any) -> Any:
 
 
 def _hold_descriptors() -> None:
-    """Opens /dev/null as each standard descriptor that is closed, lest a socket or a file become one."""
+    """Opens /dev/null as each standard descriptor that is closed, so that no socket or file becomes one."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -1,6 +1,6 @@
 """What a failed request to a hub means, in a sentence that says what to do.
 
-huggingface_hub tells HTTP's errors apart by its own classes; those of the network come from its HTTP library, which is
+huggingface_hub has a class for each of HTTP's errors; those of the network come from its HTTP library, which is
 another one in each of its major versions, so they are known by their modules.
 """
 
@@ -62,7 +62,7 @@ def refusal(name: HubName, error: Exception) -> str | None:
     if "RepositoryNotFoundError" in kinds or status in (401, 404):
         return f"{address} has no model {name.repo!r}, or it is private: check the spelling; if private, {_LOG_IN}."
     if status == 403:
-        return f"{address} forbids access to {name.repo}: ask its owners, and {_LOG_IN} as one who may read it."
+        return f"{address} forbids access to {name.repo}: ask its owners for access, then {_LOG_IN} with that account."
     if status is not None and status < 500 and status != 429:
         return f"{address} refuses {name.repo} with HTTP status {status}: {one_line(error)}"
     return None

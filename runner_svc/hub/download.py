@@ -1,4 +1,4 @@
-"""Has a model in the hub's cache: downloads what is missing, or takes what is there where the hub can't be asked."""
+"""Has a model in the hub's cache: downloads missing files, or uses the cached ones where the hub can't be asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner_svc.hub.cache import (
     snapshot_files,
     snapshot_folder,
 )
-from runner_svc.hub.complaints import is_unreachable, one_line, refusal, storage_problem, why_unreachable
+from runner_svc.hub.complaints import hub_address, is_unreachable, one_line, refusal, storage_problem, why_unreachable
 from runner_svc.hub.gguf_files import choose_gguf, gguf_models
 from runner_svc.hub.names import HubError, HubName
 from runner_svc.hub.needed_files import CONFIG, description_files, gguf_files, weight_files
@@ -78,7 +78,7 @@ def _listing(name: HubName) -> dict[str, RemoteFile]:
     except ImportError as error:
         raise HubError(f"Downloads need huggingface_hub (pip install 'roster-serve[runner]'): {error}") from error
 
-    info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True, timeout=_ANSWER_S)
+    info = HfApi(endpoint=hub_address()).model_info(name.repo, revision=name.revision, files_metadata=True, timeout=_ANSWER_S)
     return {
         file.rfilename: RemoteFile(file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
         for file in info.siblings or ()
@@ -93,7 +93,7 @@ class _Download:
         self._repository = repository_folder(cache, name.repo)
 
     def fetch(self, paths: Iterable[str]) -> Path:
-        """Returns the snapshot's folder once the files are in it; what is there already is not downloaded again."""
+        """Returns the snapshot's folder once the files are in it; files of the cache are not downloaded again."""
         wanted = list(paths)
         missing = self._missing(wanted)
         self._check_room(missing)
@@ -121,7 +121,11 @@ class _Download:
         patterns = [glob.escape(path) for path in paths]
         return Path(
             snapshot_download(
-                self._name.repo, revision=self._name.revision, cache_dir=self._cache, allow_patterns=patterns
+                self._name.repo,
+                revision=self._name.revision,
+                cache_dir=self._cache,
+                allow_patterns=patterns,
+                endpoint=hub_address(),
             )
         )
 

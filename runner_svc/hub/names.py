@@ -24,7 +24,7 @@ class HubName:
     revision: str = MAIN
     """A branch, a tag or a commit."""
     file: str | None = None
-    """A .gguf file of the repository, or what tells it from the others, such as "Q4_K_M"."""
+    """A .gguf file of the repository, or the end of its name, such as "Q4_K_M"."""
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
