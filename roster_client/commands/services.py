@@ -13,6 +13,7 @@ from roster_client.options.policy_names import policy_names
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
+from roster_common.std_streams import forgive_output
 
 Model = Annotated[
     str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
@@ -36,6 +37,8 @@ def serve(
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services
+
+    forgive_output()
 
     if free_ports and (listen or admin_listen or link):
         raise ValueError("--free-ports chooses the addresses: omit --listen, --admin-listen and --link")
