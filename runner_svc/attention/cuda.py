@@ -230,7 +230,7 @@ class CudaAttention:
     def run_mixed(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
     ) -> None:
-        """Launches a layer's decode and prefill attention with the plan at this device address."""
+        """Launches a layer's decode and prefill attention; `plan` is the device address of the plan."""
         prefill_plan = plan + 4 * self._mixed_decode_words(batch, prefill_words)
         beside = self._beside(batch, prefill_words)
         if beside is not None:

@@ -1,6 +1,7 @@
 """Parameters of rotary position embeddings, from either form of a Hugging Face configuration.
 
-transformers 5 writes `rope_parameters`; older files have `rope_theta` and `rope_scaling`. Both become a `RopeConfig`.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both become a
+`RopeConfig`.
 """
 
 from __future__ import annotations
