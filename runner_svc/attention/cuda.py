@@ -65,7 +65,7 @@ class CudaAttention:
     ) -> None:
         """Compiles the kernels for `cache`.
 
-        `max_batch` is the most rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
+        `max_batch`: maximum rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
         required for an FP8 cache. `scale` of the scores defaults to 1 / sqrt(head_dim).
 
         Raises ValueError for a head size, block size or dtype that the kernels do not support.

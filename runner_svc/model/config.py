@@ -79,7 +79,7 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     # Per layer: whether it rotates queries and keys (SmolLM3 skips every fourth layer).
     rotary_layers: tuple[bool, ...]
-    # Most positions of one sequence.
+    # Maximum number of positions of one sequence.
     context_length: int
     eos_token_ids: tuple[int, ...]
 

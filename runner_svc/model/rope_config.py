@@ -79,7 +79,7 @@ class RopeConfig:
         )
 
     def context_length(self, max_positions: int) -> int:
-        """Returns the most positions of a sequence: `max_position_embeddings`, scaled if it is the unscaled context."""
+        """Returns the maximum sequence length: `max_position_embeddings`, scaled if that is the unscaled context."""
         if self.type in (RopeType.LINEAR, RopeType.DYNAMIC):
             return int(max_positions * self.factor)
         if self.type is RopeType.YARN:
