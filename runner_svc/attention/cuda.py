@@ -65,7 +65,7 @@ class CudaAttention:
     ) -> None:
         """Compiles the kernels for `cache`, whose layers attend as `layers` say.
 
-        `max_batch` is the most rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
+        `max_batch`: maximum rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
         required for an FP8 cache.
 
         Raises ValueError for a head size, block size or dtype that the kernels do not support, and for layers of which
@@ -244,7 +244,7 @@ class CudaAttention:
     def run_mixed(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
     ) -> None:
-        """Launches a layer's decode and prefill attention with the plan at this device address."""
+        """Launches a layer's decode and prefill attention; `plan` is the device address of the plan."""
         prefill_plan = plan + 4 * self._mixed_decode_words(batch, prefill_words)
         beside = self._beside(batch, prefill_words)
         if beside is not None:

@@ -132,7 +132,7 @@ class DecodeVariant:
 
     @property
     def heads(self) -> int:
-        """Most query heads in a unit."""
+        """Maximum number of query heads in a unit."""
         return min(self.shape.group_size, self.columns)
 
     @property

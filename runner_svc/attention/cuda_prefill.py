@@ -30,7 +30,7 @@ class Prefill(Protocol):
     def __call__(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
     ) -> None:
-        """Launches one layer with the plan at this device address.
+        """Launches one layer; `plan` is the device address of the plan.
 
         With `beside`, it runs concurrently with the decode kernel launched just before.
         """

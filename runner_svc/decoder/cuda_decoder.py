@@ -76,7 +76,7 @@ class CudaDecoder:
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
     ) -> None:
-        """`max_tokens` is the most positions of a forward pass."""
+        """`max_tokens` is the maximum number of positions of a forward pass."""
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings

@@ -42,7 +42,7 @@ from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_l
 from runner_svc.sampling.sample_records import RowPacker
 from runner_svc.weights.model_weights import ModelWeights
 
-# Most steps that are launched but not yet waited for.
+# Maximum number of steps that are launched but not yet waited for.
 MAX_IN_FLIGHT = 4
 # Room for a step's slot changes and sampling records; data that does not fit is copied separately.
 TAIL_WORDS = 1 << 17
@@ -62,7 +62,7 @@ class CudaSizes:
 
     @property
     def max_table(self) -> int:
-        """Most blocks of one sequence."""
+        """Maximum number of blocks of one sequence."""
         return -(-self.context_length // self.block_size)
 
 

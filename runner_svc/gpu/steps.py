@@ -212,7 +212,7 @@ class CudaSteps:
         return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
-        """Returns the most plan words of any batch: a small batch may be planned differently and need more."""
+        """Returns the maximum plan words of any batch: a small batch may be planned differently and need more."""
         attention = self._attention
         prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
         batches = range(1, self.num_slots + 1)

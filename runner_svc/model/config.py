@@ -51,7 +51,7 @@ class ModelConfig:
     ropes: tuple[RopeConfig, ...]
     names: TensorNames
     tied_embeddings: bool
-    # Most positions of one sequence.
+    # Maximum number of positions of one sequence.
     context_length: int
     eos_token_ids: tuple[int, ...]
     # Of each layer, float32 [num_heads]: known only when weights have been read.

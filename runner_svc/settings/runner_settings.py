@@ -97,7 +97,7 @@ class RunnerSettings(ServiceSettings):
         None,
         ge=1,
         le=4096,
-        description="Most sequences that run at once; default: 256 on a GPU, otherwise 8.",
+        description="Maximum number of sequences that run at once; default: 256 on a GPU, otherwise 8.",
         json_schema_extra=EVERYONE,
     )
     block_size: int = Field(
@@ -131,13 +131,13 @@ class RunnerSettings(ServiceSettings):
     max_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
+        description="Maximum number of tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
         json_schema_extra=tuning("steps with prompts take too long or need too much memory"),
     )
     context_length: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of one sequence, prompt and output together; default: the model's context length.",
+        description="Maximum number of tokens of one sequence, prompt and output; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
     threads: int = Field(

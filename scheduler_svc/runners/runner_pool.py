@@ -34,7 +34,7 @@ class RunnerPool:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
         self._max_tokens = self._usual_tokens = 0
-        self._expected: dict[int, int] = {}  # most tokens of a sequence on each runner on probation
+        self._expected: dict[int, int] = {}  # maximum number of tokens of a sequence on each runner on probation
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
