@@ -73,7 +73,7 @@ struct Work {
     }
 };
 
-// Whoever starts after this may rely on the jobs.
+// A kernel that starts after this may rely on the jobs.
 __device__ __forceinline__ void wait_then_release() {
     wait_for_predecessors();
     release_successors();

@@ -12,7 +12,7 @@ constexpr int kVectors = WIDTH / 8;
 // out [num_pairs, WIDTH] = x [rows, WIDTH] at pairs / TOP_K
 extern "C" __global__ void expert_gather(const SCALAR* x, const int* pairs, SCALAR* out, int num_pairs) {
     wait_for_predecessors();
-    release_successors();  // only now: whoever starts then may rely on the jobs
+    release_successors();  // only now: a kernel that starts then may rely on the jobs
     const long long total = static_cast<long long>(num_pairs) * kVectors;
     for (long long index = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; index < total;
          index += static_cast<long long>(gridDim.x) * blockDim.x) {

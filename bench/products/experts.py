@@ -41,7 +41,7 @@ ROUTINGS = ("uniform", "zipf")
 VARIANTS = [ExpertVariant(rows, blocks) for rows in (8, 16, 32, 64) for blocks in (1, 2)] + [ExpertVariant(128, 1)]
 _FEW_LAYERS, _MANY_LAYERS = 2, 6
 _WEIGHTS_BYTES = 8_000_000_000
-# From so many rows on, own products are timed for jobs of many rows alone.
+# Cases of this many rows or more are timed with jobs of many rows alone.
 _MANY_ROWS = 1024
 
 
@@ -149,7 +149,7 @@ class Case:
         self._products.cache_clear()
 
     def time(self, part: str, variant: str, run: Callable[[int, int], None], matrices: int = 0) -> ExpertTime:
-        """Of `run(stream, layer)` over all layers; it reads so many matrices of each active expert."""
+        """Of `run(stream, layer)` over all layers; it reads `matrices` of each active expert."""
 
         def launch() -> None:
             stream = torch.cuda.current_stream().cuda_stream

@@ -50,7 +50,7 @@ def active_experts(backend: CudaBackend) -> int:
 
 
 def experts_ms(config: ModelConfig, active: int, tb_s: float) -> float:
-    """Returns the time that the bytes of so many experts of each layer take at this bandwidth."""
+    """Returns the milliseconds to read `active` experts of each layer at `tb_s` TB/s."""
     assert config.experts is not None, "only a mixture has experts"
     layers = sum(isinstance(layer.mlp, ExpertsConfig) for layer in config.layers)
     return layers * active * 3 * config.experts.width * config.hidden_size * DTYPE.itemsize / tb_s / 1e9

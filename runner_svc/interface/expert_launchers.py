@@ -11,7 +11,7 @@ from torch import Tensor
 from runner_svc.interface.expert_plan import ExpertPlan
 
 FEW_ROWS = 8
-"""So many rows need not be sorted by expert: a product multiplies all of them, which costs no more than its own."""
+"""Up to this number, rows are not sorted by expert: a job multiplies all of them at the cost of its own."""
 
 
 class ActivationLauncher(Protocol):

@@ -12,7 +12,7 @@ JOB_WORDS = 4
 
 
 def max_jobs(num_experts: int, num_pairs: int, job_rows: int) -> int:
-    """Most jobs of up to `job_rows` pairs each that so many pairs make."""
+    """Returns the most jobs, of up to `job_rows` pairs each, that `num_pairs` pairs make."""
     return min(num_experts, num_pairs) + num_pairs // job_rows
 
 
@@ -50,7 +50,7 @@ class ExpertPlan:
         )
 
     def rows(self, count: int) -> ExpertPlan:
-        """The part of a step of so many rows."""
+        """Returns the part of a step of `count` rows."""
         return ExpertPlan(
             self.experts[:count],
             self.weights[:count],

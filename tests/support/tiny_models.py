@@ -147,7 +147,6 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "head_dim": 16,
             "intermediate_size": 64,
             "sliding_window": 11,
-            "swiglu_limit": 1.0,
             **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
         },
     ),

@@ -126,5 +126,5 @@ def product_defines(
 
 
 def _matrix_map(address: int, rows: int, width: int, parts: int) -> bytes:
-    """Boxes of a tile's rows in so many parts."""
+    """Returns the map of [rows, width], in boxes of a tile's rows or of one of its `parts`."""
     return heads_map(address, width // PLANE, PLANE, rows, width, (TILE_ROWS // parts, 1))

@@ -29,7 +29,7 @@ def qwen3_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescripti
 
 
 def qwen2_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
-    """Returns the layers, whose windows `layer_types` tells. Raises ValueError."""
+    """Returns the layers, with the windows of `layer_types`. Raises ValueError."""
     layer = LayerDescription(_dense(config), qkv_bias=bool(config.get("qkv_bias", True)))
     experts = qwen2_experts(config, num_layers)
     has_windows = bool(config.get("use_sliding_window", False))

@@ -44,7 +44,6 @@ inline unsigned __float_as_uint(float value) {
 }
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T* address) { return *address; }
 template <typename T> inline T __ldcg(const T* address) { return *address; }
