@@ -16,6 +16,7 @@ from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ProductLauncher, ScaledRows, SkinnyLaunchers
+from runner_svc.model.families.description import MlpDescription
 from runner_svc.weights.model_weights import MlpWeights
 
 
@@ -89,10 +90,17 @@ def dense_mlps(decoder: CudaDecoder) -> list[MlpWeights]:
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
-    """Returns all matrices of a pass, or None for a model that is not plain, which these products do not support."""
-    if not decoder.config.is_plain:
+    """Returns the matrices that these products would multiply with, or None where they support none.
+
+    That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
+    """
+    config = decoder.config
+    if not all(
+        isinstance(layer.mlp, MlpDescription) and layer.mlp.gated and not layer.mlp.bias for layer in config.layers
+    ):
         return None
-    found = [decoder.head]
-    for layer, mlp in zip(decoder.layers, dense_mlps(decoder), strict=True):
-        found += [layer.qkv.weight, layer.output.weight, mlp.gate_up.weight, mlp.down.weight]
+    found = [matrix.weight for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
+    if config.is_plain:
+        found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+        found.append(decoder.head)
     return found

@@ -101,7 +101,8 @@ class CudaSteps:
         """
         variants: list[Variant] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
-            variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
+            if part.decoder is not None:
+                variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
@@ -261,7 +262,7 @@ class _SkinnyParts:
     """Replacements built from one variant of the products for few rows: the whole decoder, or its MLPs."""
 
     name: str
-    decoder: SkinnyDecoder
+    decoder: SkinnyDecoder | None  # only for plain models
     mlps: dict[str, Sequence[CudaMlp]]  # by the products that they replace
 
 
@@ -272,7 +273,7 @@ def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyPar
     return [
         _SkinnyParts(
             each.name,
-            SkinnyDecoder(decoder, each),
+            SkinnyDecoder(decoder, each) if decoder.config.is_plain else None,
             {
                 "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
                 "gate-up": skinny_mlps(decoder, each.products, own_down=False),

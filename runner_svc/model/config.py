@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.families.description import LayerDescription, MlpDescription, ModelDescription, NormKind
+from runner_svc.model.families.description import (
+    LayerDescription,
+    MlpDescription,
+    ModelDescription,
+    NormKind,
+    check_alike,
+)
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
@@ -155,6 +161,7 @@ class ModelConfig:
         max_positions = _size(raw, "max_position_embeddings")
         try:
             layers, model = tuple(family.layers(raw, num_layers)), family.model(raw)
+            check_alike(layers)
             ropes = tuple(RopeConfig.from_hugging_face(each, head_dim, max_positions) for each in family.ropes(raw))
         except (ValueError, KeyError) as error:
             raise error if isinstance(error, UnsupportedModel) else UnsupportedModel(f"{name}: {error}.") from error

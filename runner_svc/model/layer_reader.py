@@ -82,7 +82,8 @@ class LayerReader:
 
     def _linear(self, prefix: str, modules: Sequence[str], has_bias: bool) -> LinearWeights:
         def merged(kind: str) -> Tensor:
-            return torch.cat([self._matrix(self.name(f"{prefix}.{module}", kind)) for module in modules])
+            parts = [self._matrix(self.name(f"{prefix}.{module}", kind)) for module in modules]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return LinearWeights(merged("weight"), merged("bias") if has_bias else None)
 

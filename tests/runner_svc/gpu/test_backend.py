@@ -73,6 +73,8 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
         ("qwen3", 4, 3, 128, 6),
         ("llama", 4, 3, 3, 3),
         ("qwen3", 4, 3, 3, 3),
+        ("gemma3", 4, 64, 128, 3),
+        ("cohere", 4, 3, 128, 5),
         ("llama-biases", 4, 64, 128, 1),
         ("llama-biases", 4, 3, 128, 2),
     ],
@@ -114,6 +116,8 @@ def test_all_variants_of_a_decode_step_give_the_same_logits(
         ("qwen3", False, Fusions(Adding.PRODUCTS, Activating.PRODUCT)),
         ("llama", True, Fusions(Adding.NORMS, Activating.PRODUCT)),
         ("llama-biases", True, Fusions(Adding.PRODUCTS)),
+        ("granite", True, Fusions(Adding.PRODUCTS)),
+        ("cohere", False, Fusions(Adding.PRODUCTS, Activating.PRODUCT)),
     ],
 )
 def test_mixed_steps_of_all_kinds_give_the_torch_backends_tokens(
