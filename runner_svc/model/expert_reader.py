@@ -6,12 +6,13 @@ Each expert's tensors are copied to their place as they are read, so that no sec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 from torch import Tensor
 
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.expected_experts import block_name
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.tensor_names import ExpertNames
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
@@ -27,14 +28,14 @@ class ExpertReader:
         hidden_size: int,
         names: ExpertNames,
         read: Callable[[str], Tensor],
-        contains: Callable[[str], bool],
+        tensors: Container[str],
     ) -> None:
-        """`read` returns the tensor of a name, in the type and on the device that are wanted."""
+        """`read` returns the tensor of a name, in the type and on the device that are wanted; `tensors`: all names."""
         self._config = config
         self._hidden = hidden_size
         self._names = names
         self._read = read
-        self._contains = contains
+        self._tensors = tensors
 
     def layer(self, prefix: str) -> ExpertWeights:
         """Returns the experts of the layer whose tensors' names begin so.
@@ -42,14 +43,14 @@ class ExpertReader:
         Raises UnsupportedModel for a tensor that is missing, has another shape, or is in MXFP4.
         """
         config = self._config
-        block = self._block(prefix)
+        block = block_name(prefix, self._names, self._tensors)
         experts = f"{block}.experts"
-        if self._contains(f"{experts}.gate_up_proj_blocks"):
+        if f"{experts}.gate_up_proj_blocks" in self._tensors:
             raise UnsupportedModel(
                 f"{experts}.gate_up_proj_blocks is in MXFP4, which is not supported: convert the model to bfloat16."
             )
         router = f"{block}.{self._names.router}"
-        is_whole = self._contains(f"{experts}.gate_up_proj")
+        is_whole = f"{experts}.gate_up_proj" in self._tensors
         gate_up, down = self._whole(experts) if is_whole else self._stacked(experts)
         return ExpertWeights(
             router=LinearWeights(
@@ -64,10 +65,6 @@ class ExpertReader:
             else None,
             shared=self._shared(block) if config.shared_width is not None else None,
         )
-
-    def _block(self, prefix: str) -> str:
-        blocks = [f"{prefix}.{block}" for block in self._names.blocks]
-        return next((block for block in blocks if self._contains(f"{block}.{self._names.router}.weight")), blocks[0])
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self._read(name)

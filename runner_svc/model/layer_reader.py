@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
@@ -19,14 +19,12 @@ from runner_svc.weights.model_weights import LayerWeights, MlpWeights
 class LayerReader:
     """Reads one model's tensors."""
 
-    def __init__(
-        self, config: ModelConfig, base: str, read: Callable[[str], Tensor], contains: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, config: ModelConfig, base: str, read: Callable[[str], Tensor], tensors: Container[str]) -> None:
         """`read` returns the tensor of a name, in the type and on the device that are wanted."""
         self.config = config
         self._base = base
         self._read = read
-        self._contains = contains
+        self._tensors = tensors
 
     def name(self, module: str, kind: str) -> str:
         """Returns the name of a tensor below the base."""
@@ -71,7 +69,7 @@ class LayerReader:
     def _mlp(self, prefix: str, described: LayerDescription) -> MlpWeights | ExpertWeights:
         names, mlp = self.config.names, described.mlp
         if isinstance(mlp, ExpertsConfig):
-            reader = ExpertReader(mlp, self.config.hidden_size, names.experts, self._read, self._contains)
+            reader = ExpertReader(mlp, self.config.hidden_size, names.experts, self._read, self._tensors)
             return reader.layer(f"{self._base}{prefix}")
         return MlpWeights(
             gate_up=self._linear(prefix, names.gate_up, mlp.bias), down=self._linear(prefix, (names.down,), mlp.bias)

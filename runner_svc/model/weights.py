@@ -69,7 +69,7 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, base_name(config.names, checkpoint.tensors), read, checkpoint.__contains__)
+    reader = LayerReader(config, base_name(config.names, checkpoint.tensors), read, checkpoint)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )

@@ -71,9 +71,7 @@ def random_model(name: str) -> Any:
 
 
 def reader(name: str, config: ExpertsConfig, tensors: dict[str, torch.Tensor]) -> ExpertReader:
-    return ExpertReader(
-        config, SIZES["hidden_size"], FAMILIES[name][2].names.experts, tensors.__getitem__, tensors.__contains__
-    )
+    return ExpertReader(config, SIZES["hidden_size"], FAMILIES[name][2].names.experts, tensors.__getitem__, tensors)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["as saved", "as in memory"])

@@ -59,7 +59,7 @@ def test_a_whole_checkpoint_is_what_is_expected(family: str, tiny: Callable[[str
     folder = tiny(family)
     assert why_not(folder) is None
     config, stored = ModelConfig.from_hugging_face(read_config(folder)), checkpoint_tensors(folder)
-    expected = dict(expected_tensors(config, base_name(config.names, stored)))
+    expected = dict(expected_tensors(config, base_name(config.names, stored), stored))
     if config.tied_embeddings:
         expected.pop(f"{config.names.head}.weight")
     assert {name: tensor.shape for name, tensor in stored.items()} == expected
