@@ -11,6 +11,7 @@ from bench.common.random_model import ALL_SHAPES
 from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
 from roster_protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.model.config import ModelConfig
@@ -44,7 +45,15 @@ def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "
         weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
     begin = time.perf_counter()
     launchers = CudaLaunchers(config, DTYPE, **VARIANTS[variant])
-    backend = CudaBackend(model, config, weights, launchers, GpuDevice(), sizes, no_progress)
+    backend = CudaBackend(
+        model,
+        config,
+        lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),
+        launchers,
+        GpuDevice(),
+        sizes,
+        no_progress,
+    )
     graphs = backend.decode_graphs
     print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
     for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:
