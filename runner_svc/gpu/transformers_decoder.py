@@ -68,6 +68,7 @@ class TransformersCudaDecoder:
     def compile_products(self, max_tokens: int) -> None:
         """As `CudaDecoder.compile_products`: there are none."""
 
+    @torch.inference_mode()
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""
         indexes = self._indexes[: len(positions)]
@@ -75,6 +76,7 @@ class TransformersCudaDecoder:
         self._prompt_lens = rows.prompt_lens[row]
         return DeviceInputs(tokens, positions, slot_mapping, ())
 
+    @torch.inference_mode()
     def forward(
         self,
         stream: int,
@@ -107,6 +109,7 @@ class TransformersCudaDecoder:
         assert self._hidden is not None, "`forward` comes first"
         return Hidden(self._hidden[:num_tokens], None)
 
+    @torch.inference_mode()
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]."""
         out.copy_(self._decoder.logits(hidden.residual))

@@ -17,15 +17,16 @@ from tests.support.host_backend import no_progress
 from tests.support.transformers_models import make_tiny
 from tests.support.transformers_sweep import serve_folder
 
+# No mixtures of experts: in 16 bits a router's near tie sends a row to other experts.
 CASES = (
     ("llama", "LlamaForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
     ("gemma2", "Gemma2ForCausalLM"),
     ("gemma3_text", "Gemma3ForCausalLM"),
-    ("gpt_oss", "GptOssForCausalLM"),
+    ("phi", "PhiForCausalLM"),
     ("olmo2", "Olmo2ForCausalLM"),
-    ("deepseek_v3", "DeepseekV3ForCausalLM"),
-    ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    ("minicpm3", "MiniCPM3ForCausalLM"),
+    ("glm4", "Glm4ForCausalLM"),
     ("starcoder2", "Starcoder2ForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
 )
