@@ -24,7 +24,7 @@ ORDER = {
     ),
     "runner_svc": (
         "interface settings gguf hub weights model/folder model/families model/tokenizer model sampling cuda "
-        "cuda/products cuda/experts attention decoder transformers_decoder batch backends gpu execution link startup ."
+        "cuda/products cuda/experts attention decoder transformers_decoder transformers_decoder/gpu batch backends gpu execution link startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve bench bench/records bench/load bench/runs bench/report demo "
