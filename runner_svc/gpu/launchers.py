@@ -138,7 +138,9 @@ class CudaLaunchers:
     def _experts(self, experts: ExpertsConfig) -> ExpertLaunchers:
         """Raises ValueError for another GPU than Hopper, and for sizes that the kernels lack."""
         if not is_hopper():
-            raise ValueError("mixtures of experts need a GPU of compute capability 9.0 (Hopper)")
+            raise ValueError(
+                "mixtures of experts need one of compute capability 9.0 (Hopper); --device cpu serves them"
+            )
         sizes = (self._config.hidden_size, experts.width)
         if any(size % STEP for size in sizes):
             raise ValueError(f"experts need sizes that are multiples of {STEP}, not {sizes[0]} and {sizes[1]}")

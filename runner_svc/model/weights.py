@@ -69,7 +69,7 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, base_name(config.names, checkpoint.tensors), read, checkpoint)
+    reader = LayerReader(config, base_name(config.names, checkpoint.tensors), read, checkpoint.tensors)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )
