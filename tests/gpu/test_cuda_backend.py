@@ -142,10 +142,9 @@ def test_mixtures_are_the_cpus_but_for_near_ties_between_experts(
     ours = np.concatenate([scored(gpu, sequence) for sequence in sequences])
     theirs = np.concatenate([scored(cpu, sequence) for sequence in sequences])
     errors = np.abs(ours - theirs) / theirs.std()
-    print(
-        f"{family}: error of half {np.median(errors):.4f}, of 90% {np.quantile(errors, 0.9):.4f}, of all {errors.max():.4f}"
-    )
-    assert np.quantile(errors, 0.9) < SPARSE_ERROR
+    half, most = np.quantile(errors, [0.5, 0.9])
+    print(f"{family}: error of half {half:.4f}, of 90% {most:.4f}, of all {errors.max():.4f}")
+    assert most < SPARSE_ERROR
     tokens = RandomDriver(both.gpu, rng).generate(prompts, 12, 40)
     assert all(len(drawn) == 12 for drawn in tokens)
 
