@@ -71,7 +71,8 @@ def page(verdicts: Iterable[Verdict]) -> str:
     own = "\n".join(f"| `{name}` | `{architecture.model_type}` |" for name, architecture in ARCHITECTURES.items())
     rows = sorted(verdicts, key=lambda verdict: (verdict.model_type, verdict.name))
     counts = Counter(verdict.outcome for verdict in rows)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    verbs = {"works": "work", "refused": "are refused"}
+    told = ", ".join(f"{count} {verbs.get(outcome, outcome)}" for outcome, count in counts.most_common())
     table = "\n".join(
         f"| `{row.model_type}` | `{row.name}` | {row.outcome}{': ' + reason(row) if row.why else ''} |" for row in rows
     )

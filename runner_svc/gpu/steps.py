@@ -29,6 +29,7 @@ from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
 from runner_svc.gpu.graphs import Variant
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, StepLayout
+from runner_svc.gpu.transformers_decoder import TransformersCudaDecoder
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Replay
 from runner_svc.interface.kv_cache import KVCache
@@ -67,7 +68,7 @@ class CudaSteps:
 
     def __init__(
         self,
-        decoder: CudaDecoder,
+        decoder: CudaDecoder | TransformersCudaDecoder,
         cache: KVCache,
         slots: DeviceSlots,
         launchers: Launchers,
@@ -115,7 +116,7 @@ class CudaSteps:
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
-        if self._decoder.config.experts is not None:
+        if self.has_experts:
             own, grouped = Fusions(activating=Activating.PRODUCT), Fusions()
             return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
@@ -194,7 +195,7 @@ class CudaSteps:
     @property
     def has_experts(self) -> bool:
         """Whether layers of the model are mixtures of experts."""
-        return self._decoder.config.experts is not None
+        return isinstance(self._decoder, CudaDecoder) and self._decoder.config.experts is not None
 
     def mixed_fusions(self) -> list[Fusions]:
         """Returns the fusions available to mixed steps."""
@@ -269,8 +270,10 @@ class _SkinnyParts:
     mlps: dict[str, Sequence[CudaMlp]]  # by the products that they replace
 
 
-def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
+def _skinny_parts(decoder: CudaDecoder | TransformersCudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
     """Returns [] for models that the products do not support."""
+    if not isinstance(decoder, CudaDecoder):
+        return []
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
     return [

@@ -136,8 +136,6 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     from runner_svc.interface.pool_size import OutOfMemory
     from runner_svc.startup.gpu_probe import failure
 
-    if settings.decoder == "transformers":
-        raise UnusableSettings("decoder is 'transformers', which needs the CPU: set device to 'cpu'")
     sizes = Sizes.of(settings, on_gpu=True)
     options = GpuOptions(
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
@@ -149,6 +147,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         num_blocks=sizes.num_blocks(settings.block_size),
         gpu_memory=settings.gpu_memory,
         fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
+        decoder=settings.decoder,
     )
     try:
         return load_cuda_backend(settings.model, settings.cache_dir, options, progress)

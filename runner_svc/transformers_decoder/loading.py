@@ -28,10 +28,8 @@ def load_transformers_decoder(
 
     Raises UnsupportedModel for a model that can't be served right, ModelNotFound if weights are missing.
     """
-    model_class = served_class(raw)
-    checkpoint_files(folder)  # refuses pickles and missing shards
     progress(_WHAT, 0.0)
-    model = _loaded(model_class, folder, dtype)
+    model = load_model(folder, raw, dtype)
     progress(_WHAT, 1.0)
     with watched_layers(model) as linear_layers:
         decoder = TransformersDecoder(model)
@@ -40,6 +38,26 @@ def load_transformers_decoder(
     check_on_cpu(decoder)
     progress(_CHECK, 1.0)
     return decoder
+
+
+def load_model(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """Returns transformers' model on the CPU, in evaluation mode, each of whose parameters comes from the checkpoint.
+
+    Raises UnsupportedModel and ModelNotFound as `load_transformers_decoder`.
+    """
+    model_class = served_class(raw)
+    checkpoint_files(folder)  # refuses pickles and missing shards
+    return _loaded(model_class, folder, dtype)
+
+
+def random_model(raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """Returns a model of the configuration with random weights, made on `device`. Raises UnsupportedModel."""
+    register()
+    model_class = served_class(raw)
+    config = model_class.config_class.from_dict(dict(raw))
+    with device:
+        model = model_class._from_config(config, attn_implementation=NAME, dtype=dtype)
+    return model.to(device).eval()
 
 
 def _loaded(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:

@@ -44,7 +44,7 @@ class PagedStep:
         """Returns a mask of zeros, which nothing reads: the trace knows each call's window."""
         if self._mask is None:
             tokens = len(self._slot_mapping)
-            self._mask = torch.zeros(1).expand(1, 1, tokens, tokens)
+            self._mask = torch.zeros(1, device=self._slot_mapping.device).expand(1, 1, tokens, tokens)
         return self._mask
 
     def attend(self, call: AttentionCall) -> Tensor:

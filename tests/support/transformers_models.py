@@ -63,7 +63,7 @@ _SIZES: dict[str, Any] = {
     "num_heads": 4,
     "type_vocab_size": 2,
     # others
-    "global_head_dim": 16,
+    "global_head_dim": 32,
     "query_pre_attn_scalar": 16,
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": NUM_TOKENS,
@@ -86,6 +86,7 @@ _OWN: dict[str, dict[str, Any]] = {
         | {"num_hidden_layers": 4}
     },
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": _LAYERS, "activation_sparsity_pattern": [0.0] * 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "moshi": {"audio_vocab_size": 64},
     "xmod": {"default_language": "en_XX"},

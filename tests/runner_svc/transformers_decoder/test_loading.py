@@ -45,6 +45,7 @@ NORM = "model.layers.1.input_layernorm.weight"
         (lambda tensors: {**tensors, "model.extra": torch.zeros(2)}, "a tensor 'model.extra'"),
         (lambda tensors: {**tensors, NORM: torch.zeros(7)}, NORM),
     ],
+    ids=["missing", "unknown", "another shape"],
 )
 def test_tensors_that_are_missing_unknown_or_of_another_shape_are_refused(
     change: Callable[[Tensors], Tensors], says: str, folder: Path, tmp_path: Path

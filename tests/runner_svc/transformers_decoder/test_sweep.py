@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.thoroughness import FULL
+from tests.support.thoroughness import FULL, choice
 from tests.support.transformers_models import names
 from tests.support.transformers_sweep import serve_tiny, sweep
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 ROW = re.compile(r"^\| `([\w-]+)` \| `(\w+)` \| (works|refused)", re.MULTILINE)
 LEAST = 95
-IN_CI = ("gemma2", "gpt_oss", "deepseek_v3", "opt", "doge", "moshi", "roberta")
-"""Soft caps and windows, sinks and experts, wide keys and narrow values, an inner base model; three are refused."""
+SOME = ("gemma2", "gpt_oss", "deepseek_v3", "opt", "mimo_v2_flash", "doge", "moshi")
+"""Soft caps, sinks and experts, wide keys and narrow values, an inner base model, unlike heads; two are refused."""
+IN_CI = ("gpt_oss", "deepseek_v3", "doge")
 
 
 def written() -> dict[tuple[str, str], str]:
@@ -31,7 +32,7 @@ def test_the_page_has_enough_classes_that_work() -> None:
     assert outcomes.count("works") >= LEAST and len(outcomes) >= 138
 
 
-@pytest.mark.parametrize("kind", IN_CI)
+@pytest.mark.parametrize("kind", choice(SOME, in_ci=IN_CI))
 def test_a_class_does_what_the_page_says(kind: str, tmp_path: Path) -> None:
     name, outcome = next((name, outcome) for (listed, name), outcome in written().items() if listed == kind)
     verdict = serve_tiny(kind, name, tmp_path)
