@@ -95,7 +95,7 @@ class CudaLaunchers(StepLaunchers):
         *,
         overlap: bool = True,
         skinny_blocks: Sequence[int] = (1, 2),
-        expert_variants: Sequence[tuple[int, int]] = ((8, 2), (16, 2), (32, 2), (64, 2)),
+        expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
         super().__init__(config, dtype, overlap=overlap)
         self._config = config
@@ -158,7 +158,9 @@ class CudaLaunchers(StepLaunchers):
     def _experts(self, experts: ExpertsConfig) -> ExpertLaunchers:
         """Raises ValueError for another GPU than Hopper, and for sizes that the kernels lack."""
         if not is_hopper():
-            raise ValueError("mixtures of experts need a GPU of compute capability 9.0 (Hopper)")
+            raise ValueError(
+                "mixtures of experts need one of compute capability 9.0 (Hopper); --device cpu serves them"
+            )
         sizes = (self._config.hidden_size, experts.width)
         if any(size % STEP for size in sizes):
             raise ValueError(f"experts need sizes that are multiples of {STEP}, not {sizes[0]} and {sizes[1]}")
