@@ -17,6 +17,7 @@ from runner_svc.model.families.description import LayerDescription, ModelDescrip
 from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.families.tensor_names import TensorNames
+from runner_svc.model.families.text_part import text_part
 from runner_svc.model.rope_config import RopeConfig, RopeType
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -109,7 +110,7 @@ class ModelConfig:
         Raises UnsupportedModel for an unsupported architecture, RoPE type, activation or quantization, and for a
         configuration that lacks a size.
         """
-        raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
+        raw = text_part(config if isinstance(config, Mapping) else config.to_dict())
         name, family = _family(raw)
         raw = _renamed(raw, family)
         if "quantization_config" in raw:

@@ -9,15 +9,8 @@ from torch import Tensor
 
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
-from runner_svc.model.families.tensor_names import TensorNames
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights
-
-
-def base_name(names: TensorNames, contains: Callable[[str], bool]) -> str:
-    """Returns what tensors' names begin with: `base`, or "" for a checkpoint of the model without its head."""
-    has_none = contains(f"{names.embeddings}.weight") and not contains(f"{names.base}.{names.embeddings}.weight")
-    return "" if has_none else f"{names.base}."
 
 
 class LayerReader:

@@ -19,7 +19,7 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.model.layer_reader import LayerReader, base_name
+from runner_svc.model.layer_reader import LayerReader
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -92,7 +92,7 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, base_name(config.names, checkpoint.__contains__), read)
+    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read)
     embeddings = read(reader.name(config.names.embeddings, "weight"))
     if embeddings.shape != (config.vocab_size, config.hidden_size):
         raise UnsupportedModel(
