@@ -23,8 +23,9 @@ from runner_svc.model.folder.layer_keys import LAYER_KEYS, layer_values
 from runner_svc.model.folder.rope_keys import ROPE_KEYS, rope_parameters
 
 QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
-# Read wherever they are, whether the class declares them or not.
-_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "head_dim", "eos_token_id", *ROPE_KEYS)
+# Read wherever they are, whether the class declares them or not; the second ones by classes that have RoPE.
+_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "eos_token_id")
+_USED_WITH_ROPE = ("head_dim", *ROPE_KEYS)
 
 
 # Of a head, the share that rotates unless a key says otherwise, for classes that read one.
@@ -48,8 +49,9 @@ _READ_BESIDE = {
 
 def used_keys(architecture: str) -> frozenset[str]:
     """Returns the keys that decide what a model of this architecture answers."""
-    beside = _READ_BESIDE.get(architecture, ())
-    return frozenset((*class_fields(architecture).fields, *beside, *_ALWAYS_USED)) - HARMLESS.keys()
+    declared, beside = class_fields(architecture).fields, _READ_BESIDE.get(architecture, ())
+    with_rope = _USED_WITH_ROPE if "rope_parameters" in declared else ()
+    return frozenset((*declared, *beside, *with_rope, *_ALWAYS_USED)) - HARMLESS.keys()
 
 
 @cache
@@ -57,7 +59,7 @@ def harmless_keys(architecture: str) -> Mapping[str, str]:
     """Returns the reason of each key that changes no answer of this architecture, beside the keys of `FIXED`."""
     unread = f"transformers' class for {architecture} does not read it."
     foreign = {key for other in DECLARED for key in class_fields(other).fields}
-    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS), unread), **HARMLESS}
+    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS, *_USED_WITH_ROPE), unread), **HARMLESS}
     return {key: reason for key, reason in reasons.items() if key not in used_keys(architecture)}
 
 

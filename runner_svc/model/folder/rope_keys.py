@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner_svc.model.folder.errors import UnsupportedModel
-from runner_svc.model.folder.key_values import check_range, check_type, number, shortened
+from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
+from runner_svc.model.folder.key_values import MOST, check_range, check_type, number, shortened
 
 ROPE_KEYS = (
     "rope_scaling",
@@ -144,6 +144,11 @@ def _of_type(raw: Mapping[str, Any], given: Mapping[str, Any], name: str, max_po
         read[key] = original
     if "factor" in read and not (name == "yarn" and read["factor"] is None):
         read["factor"] = number("factor", read["factor"], 1.0, above=False)
+        if read["factor"] * max_positions > MOST:
+            raise BrokenModel(
+                f"The model's config.json has 'factor' {read['factor']:g} of {max_positions} positions, which is more "
+                f"than {MOST} positions."
+            )
     for key in ("beta_fast", "beta_slow"):
         if not read.get(key):
             read.pop(key, None)  # as transformers, which takes 0 and null for the defaults

@@ -123,6 +123,7 @@ def test_ends_are_those_that_the_file_names_and_the_model_can_draw() -> None:
         ("Llama", {"rope_scaling": [1]}, "'rope_scaling' to be an object or null"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "'factor'.*it has '2'"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e400}}, "'factor'"),
+        ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e300}}, "'factor' 1e.300 of 2048 positions"),
         ("SmolLM3", {"no_rope_layer_interval": 0}, "'no_rope_layer_interval'"),
     ],
 )
