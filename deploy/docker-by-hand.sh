@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command with a Docker daemon of its own, for a Debian machine that has neither a Docker service nor an image
-# hub: installs the packages, starts dockerd by hand, makes stand-ins for the images that a hub would give (the base with
-# debootstrap, Prometheus from Debian's binaries, a small imitation of Grafana), runs the command, and ends that daemon
-# again.
+# Runs a command with its own Docker daemon, on a Debian machine without a Docker service or access to an image hub.
+# Installs the packages, starts dockerd, builds stand-ins for the images of a hub (the base with debootstrap, Prometheus
+# from Debian's binaries, a small imitation of Grafana), runs the command, and stops the daemon.
 #
 #   sudo deploy/docker-by-hand.sh make test-compose
 #
-# DOCKER_BY_HAND_ROOT: where images and the stand-in are kept between runs (default .cache/docker, some GB).
+# DOCKER_BY_HAND_ROOT: folder in which images and stand-ins are kept between runs (default .cache/docker, some GB).
 set -euo pipefail
 
 here="$(cd "$(dirname "$0")/.." && pwd)"
@@ -19,9 +18,9 @@ die() {
   exit 1
 }
 
-[ $# -gt 0 ] || die "say what to run, e.g. $0 make test-compose"
-[ "$(id -u)" = 0 ] || die "needs root, to install packages and to start dockerd"
-command -v apt-get >/dev/null || die "works on Debian only; elsewhere start a Docker daemon and run the command itself"
+[ $# -gt 0 ] || die "give the command to run, for example $0 make test-compose"
+[ "$(id -u)" = 0 ] || die "run it as root: it installs packages and starts dockerd"
+command -v apt-get >/dev/null || die "works only on Debian; elsewhere, start a Docker daemon and run the command directly"
 
 packages=()
 [ -x /usr/sbin/dockerd ] || packages+=(docker.io iptables)
@@ -30,7 +29,7 @@ packages=()
 [ -x /usr/bin/promtool ] || packages+=(prometheus)
 if [ ${#packages[@]} -gt 0 ]; then
   echo "docker-by-hand: installing ${packages[*]}"
-  # policy-rc.d: a package must not start a daemon of its own here.
+  # policy-rc.d prevents packages from starting their daemons.
   policy=/usr/sbin/policy-rc.d
   made_policy=
   if [ ! -e "$policy" ]; then
@@ -43,8 +42,8 @@ if [ ${#packages[@]} -gt 0 ]; then
   [ -z "$made_policy" ] || rm -f "$policy"
 fi
 
-# A directory that only root can enter holds the socket: whoever reaches it is root on this machine. A socket's path may
-# have 107 bytes, so it lies in /tmp whatever the repository's path.
+# The socket is in a directory that only root can enter, because access to it is root access to this machine. It is in
+# /tmp, because the path of a socket is limited to 107 bytes and the repository's path may be longer.
 mkdir -p "$state"
 run="$(mktemp -d /tmp/docker-by-hand.XXXXXX)"
 export DOCKER_HOST="unix://$run/docker.sock"
@@ -68,7 +67,7 @@ trap 'exit 143' TERM
 
 for _ in $(seq 100); do
   docker version >/dev/null 2>&1 && break
-  kill -0 "$daemon" 2>/dev/null || { tail -n 20 "$run/dockerd.log" >&2; die "dockerd ended at once"; }
+  kill -0 "$daemon" 2>/dev/null || { tail -n 20 "$run/dockerd.log" >&2; die "dockerd exited at start"; }
   sleep 0.3
 done
 docker version >/dev/null 2>&1 || { tail -n 20 "$run/dockerd.log" >&2; die "dockerd did not answer within 30 s"; }
@@ -79,14 +78,14 @@ if ! docker image inspect "$base" >/dev/null 2>&1; then
   rm -rf "$rootfs"
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$rootfs" >"$run/debootstrap.log" \
     || { tail -n 20 "$run/debootstrap.log" >&2; die "debootstrap failed"; }
-  # The host's own certificate bundle: an index behind a private certificate answers inside the build as it does here.
+  # The host's certificate bundle, so that an index behind a private certificate can be reached during the build.
   [ ! -e "$bundle" ] || cp "$bundle" "$rootfs$bundle"
   rm -rf "$rootfs"/var/cache/apt/archives/*.deb "$rootfs"/var/lib/apt/lists/*
   tar -C "$rootfs" -c . | docker import - "$base" >/dev/null
   rm -rf "$rootfs"
 fi
 
-# Builds a stand-in under the name that compose.yaml has for the image: stand_in NAME CONTEXT
+# stand_in NAME CONTEXT builds a stand-in under the image's name in compose.yaml.
 stand_in() {
   local name="$1" context="$2" image
   image="$(sed -n "s|^ *image: \(.*/$name:.*\)|\1|p" "$here/compose.yaml")"

@@ -1,6 +1,6 @@
-"""Prints what pyproject.toml requires, one requirement a line: `list_requirements.py EXTRA[,EXTRA...]`.
+"""Prints the requirements in pyproject.toml, one per line: `list_requirements.py EXTRA[,EXTRA...]`.
 
-The images install it before the sources come in, so that a change of the sources reuses that layer.
+The images install them before copying the sources, so that a change of the sources reuses that layer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def requirements(project: dict, extras: list[str]) -> list[str]:
-    """Requirements of a [project] table and some of its extras. Raises KeyError for an unknown extra."""
+    """Returns the requirements of a [project] table and of `extras`. Raises KeyError for an unknown extra."""
     optional = [requirement for extra in extras for requirement in project["optional-dependencies"][extra]]
     return [*project["dependencies"], *optional]
 

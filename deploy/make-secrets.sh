@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Makes what compose.yaml and deploy/kubernetes read as secrets, one file each: CURVE keys of the link, a token of the
-# public API (of a tenant `default`), one of the admin API, the gateway's API key, Grafana's password. Files that are
-# there stay as they are.
+# Generates the secrets of compose.yaml and deploy/kubernetes, one file each: CURVE keys of the link, a token of the
+# public API (for the tenant `default`), a token of the admin API, the gateway's API key, Grafana's password. Existing
+# files are not changed.
 #
-#   deploy/make-secrets.sh [FOLDER]                     # by default deploy/secrets
+#   deploy/make-secrets.sh [FOLDER]                     # default: deploy/secrets
 #
-# `roster keygen` makes the keys: from .venv, from the PATH, or from the image roster-scheduler (built if need be).
+# `roster keygen` generates the keys: from .venv, from the PATH, or from the image roster-scheduler (built if needed).
 set -euo pipefail
 
 here="$(cd "$(dirname "$0")/.." && pwd)"
 folder="${1:-$here/deploy/secrets}"
 image="roster-scheduler:0.1.0"
 
-# Only the owner enters the folder. The files themselves can be read by all: Compose hands them to containers as they
-# are, where users of other numbers read them.
+# Only the owner can enter the folder. The files are readable by all users, because Compose mounts them unchanged into
+# containers, where other user ids read them.
 umask 022
 install -d -m 700 "$folder"
 folder="$(cd "$folder" && pwd)"
@@ -35,7 +35,7 @@ random() {
   head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n'
 }
 
-# make NAME COMMAND...: the command's output becomes that file.
+# make NAME COMMAND... writes the command's output to that file.
 make() {
   local file="$folder/$1"
   shift

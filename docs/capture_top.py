@@ -1,4 +1,4 @@
-"""Writes docs/images/top.svg: a frame of `roster top` at a service that answers eleven chats of three tenants.
+"""Writes docs/images/top.svg: a frame of `roster top` while a service answers eleven chats of three tenants.
 
 PYTHONPATH=. python docs/capture_top.py                    # SmolLM2 on the CPU
 PYTHONPATH=. python docs/capture_top.py --device hash      # without a model
@@ -36,13 +36,13 @@ QUESTIONS = (
 )
 SLOTS = 6
 FEWEST_TOKENS = 40
-"""Of the shortest answer; each further one has 25 more."""
+"""Tokens of the shortest answer; each further one has 25 more."""
 INTERVAL_S = 8
-"""That the frame's rates speak of, from the first answer's end on: some more end meanwhile, and others join."""
+"""Seconds that the frame's rates cover, from the end of the first answer."""
 
 
 async def capture(runner: dict[str, object]) -> None:
-    """Starts both services, sends the questions, and takes the frame while they are answered."""
+    """Starts both services, sends the questions, and captures the frame while they are answered."""
     stack = Stack(
         Endpoints.free(), scheduler={"policy": "fair"}, runner={**runner, "runner_id": "runner", "slots": SLOTS}
     )
@@ -79,7 +79,7 @@ async def _answer(target: str, number: int, question: str, ended: asyncio.Event)
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="where the runner computes: cpu, cuda, hash")
     parser.add_argument("--step-ms", default=100, type=int, help="milliseconds that a step of hash takes")

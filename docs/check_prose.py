@@ -48,6 +48,9 @@ COMMENT = {
     "run": r"(?:^|\s)#(.*)",
 }
 
+DATA = ("roster_client/bench/load/prompts.py", "roster_client/demo/prompts.py")
+"""Files whose strings are prompts."""
+
 Line = tuple[int, str]
 
 
@@ -87,7 +90,8 @@ def read_comments(source: str, pattern: str) -> Iterator[Line]:
 def read_prose(path: Path) -> Iterator[Line]:
     """Yields the numbered lines of prose in a file; none for a kind of file that holds none."""
     if path.suffix == ".py":
-        return read_python(path.read_text("utf-8"), path.relative_to(ROOT).parts[0] in PRODUCT)
+        name = path.relative_to(ROOT)
+        return read_python(path.read_text("utf-8"), name.parts[0] in PRODUCT and name.as_posix() not in DATA)
     if path.suffix == ".md":
         return read_page(path.read_text("utf-8"))
     kind = COMMENT.get(path.suffix or path.name.split(".")[0])

@@ -2,7 +2,7 @@
 
     from roster_client import Message, RosterClient
 
-Names are imported when they are first used: the `roster` command starts without gRPC.
+Names are imported on first use, so that the `roster` command starts without gRPC.
 """
 
 from __future__ import annotations

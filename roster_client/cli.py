@@ -1,6 +1,6 @@
-"""The `roster` command: generate and chat against a server, look at it, or run both services here.
+"""The `roster` command: generates and chats against a server, inspects it, or runs both services.
 
-Failures are one red sentence on stderr and an exit status (`exit_codes.py`).
+A failure prints one red sentence on stderr and sets the exit status (`exit_codes.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ errors = Console(stderr=True)
 
 
 class RosterGroup(TyperGroup):
-    """Turns the exceptions that a user can do something about into a sentence and an exit status."""
+    """Turns exceptions that the user can act on into a sentence and an exit status."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
+        """Runs the command and reports its errors."""
         try:
             return super().invoke(ctx)
         except RosterError as error:
@@ -47,7 +47,7 @@ class RosterGroup(TyperGroup):
 app = typer.Typer(
     cls=RosterGroup,
     no_args_is_help=True,
-    help="Serve language models with continuous batching, and talk to a server.",
+    help="Serve language models with continuous batching, and send requests to a server.",
     epilog=EXPLANATION,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -65,14 +65,14 @@ def main() -> None:
 
 
 def fail(message: str, code: ExitCode) -> None:
-    """Prints one red sentence and leaves."""
+    """Prints one red sentence and exits with `code`."""
     errors.print(f"[red]{escape(message)}[/]", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
 def _sentence(error: RosterError) -> str:
     if isinstance(error, UnavailableError):
-        return f"No server is ready there: {error}. Is `roster serve` running?"
+        return f"The server is not available: {error}. Is `roster serve` running?"
     return str(error)
 
 

@@ -1,4 +1,4 @@
-"""What a request is made of, for `from roster_client.requests import Message`."""
+"""Types of a request's arguments, for `from roster_client.requests import Message`."""
 
 from roster_client.client.requests import Message, OnDisconnect, Options, Prompt
 

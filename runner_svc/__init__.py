@@ -1,1 +1,1 @@
-"""The runner service: executes numbered plans and returns sampled tokens; decides nothing."""
+"""The runner service: executes the scheduler's numbered plans and returns sampled tokens; makes no decisions."""

@@ -1,7 +1,7 @@
-"""`roster-runner`: loads a model, says hello to the scheduler, executes plans until SIGTERM or Ctrl-C.
+"""`roster-runner`: loads a model, connects to the scheduler, and executes plans until SIGTERM or Ctrl-C.
 
-Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used, 3 when
-the device is beyond use (a CUDA error or a step that never ends, say) and a new process must take over.
+Exit status: 0 after a signal, 1 if the scheduler rejected the runner, 2 for settings that can't be used, 3 if this
+process can no longer use the device (for example after a CUDA error or a step that never ends) and must be restarted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from runner_svc.startup.device_choice import BrokenGpu, choose_device
 from runner_svc.startup.loading_progress import LoadingProgress
 from runner_svc.startup.runner_name import default_name
 
-# The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
+# Bounds the delay until the socket's thread gets the interpreter to send a result while the next plan is prepared.
 _SWITCH_INTERVAL_S = 0.0002
 
-# Objects between collections: a step makes a few hundred, nearly none of them in cycles.
+# Objects between collections. A step creates a few hundred, nearly none of them in cycles.
 _GC_THRESHOLD = 20_000
 
 _BROKEN = 3
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Entry point of the `roster-runner` command."""
     try:
         settings = RunnerSettings.read(_cli_parse_args=True)
     except UnusableSettings as error:
@@ -51,7 +51,7 @@ def main() -> None:
     if status == _BROKEN:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # the ordinary way out waits for the device
+        os._exit(status)  # an ordinary exit would wait for the device
     sys.exit(status)
 
 
@@ -59,17 +59,17 @@ MakeLink = Callable[[Runner, str, float, CurveClient | None, float], PlanSocket]
 
 
 def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
-    """Runs until a signal ends it; returns the exit status. Must run in the main thread.
+    """Runs the service until a signal; returns the exit status. Must run in the main thread.
 
-    `make_link` makes the socket from the runner, the endpoint, `silence_s`, the keys and `plan_timeout_s`: benchmarks
-    put one in that takes times.
+    `make_link` makes the socket from the runner, the endpoint, `silence_s`, the keys and `plan_timeout_s`; benchmarks
+    substitute a socket that measures times.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:
-        curve = _curve(settings)  # before the model: a wrong path is told at once
-        name = settings.runner_id or default_name(settings.cache_dir)  # before the model: others may start
+        curve = _curve(settings)  # before loading the model, to report a wrong path at once
+        name = settings.runner_id or default_name(settings.cache_dir)  # before the model: other runners may start
         choice = choose_device(settings)
         choice.tell()
         with LoadingProgress() as progress:
@@ -79,7 +79,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
-        return _complain(f"link is {settings.link!r}, which is no ZeroMQ endpoint: {error}")
+        return _complain(f"link is {settings.link!r}, which is not a usable ZeroMQ endpoint: {error}")
     except BrokenGpu as error:
         _complain(str(error))
         return _BROKEN
@@ -103,23 +103,23 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         link=settings.link,
     )
     gc.collect()
-    gc.freeze()  # what is here now stays: no collection needs to look at it
+    gc.freeze()  # objects that exist now live until the end: collections need not scan them
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     return _run(link, settings.plan_timeout_s)
 
 
 def _run(link: PlanSocket, plan_timeout_s: float) -> int:
-    """Serves plans to the end; returns the exit status."""
+    """Executes plans until `stop` or an error; returns the exit status."""
     try:
         link.run()
     except Rejected as rejection:
-        log.error("the scheduler can't use this runner", reason=str(rejection))
+        log.error("the scheduler rejected this runner", reason=str(rejection))
         return 1
     except HungBackend:
-        log.error("a plan does not end: start this runner again", seconds=plan_timeout_s)
+        log.error("a plan did not finish in time: restart this runner", seconds=plan_timeout_s)
         return _BROKEN
     except BrokenBackend:
-        log.error("the device can't be used any more: start this runner again")
+        log.error("this process can no longer use the device: restart this runner")
         return _BROKEN
     log.info("stopped")
     return 0
@@ -132,7 +132,7 @@ def _curve(settings: RunnerSettings) -> CurveClient | None:
 
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:
-    sys.exit(0)  # nothing has begun yet
+    sys.exit(0)  # no plan has been received yet
 
 
 def _complain(text: str) -> int:

@@ -1,7 +1,7 @@
 """Writes dashboards/roster.json from the panels below: `python deploy/grafana/generate_dashboard.py` (`make docs`).
 
-A panel is said once, in the order in which it is seen; ids, grid positions and what all panels share are computed. Each
-query keeps to the chosen instances, and rates are over `$__rate_interval`, four scrapes at least.
+Panels are listed in display order; ids, grid positions and common properties are computed. Each query selects the
+chosen instances, and rates are over `$__rate_interval`, at least four scrapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel: queries by their legend, and how they are drawn."""
+    """A panel: queries by legend, and their display."""
 
     title: str
     description: str
@@ -35,27 +35,27 @@ class Panel:
     most: float | None = None
     """Upper end of the axis."""
     thresholds: dict[float, str] = field(default_factory=dict)
-    """Colours from these values on."""
+    """Colours by lower bound."""
 
 
 def rate(metric: str, by: str = "", labels: str = "") -> str:
-    """Growth per second of a counter, summed up to the labels `by`."""
+    """Returns the query of a counter's rate per second, summed by the labels `by`."""
     return f"sum{by and f' by ({by})'}(rate({metric}{{{CHOSEN}{labels and ',' + labels}}}[$__rate_interval]))"
 
 
 def percentiles(histogram: str) -> dict[str, str]:
-    """Quantiles of a histogram over all chosen instances."""
+    """Returns the queries of a histogram's quantiles over all chosen instances."""
     buckets = rate(f"{histogram}_bucket", by="le")
     return {name: f"histogram_quantile({part}, {buckets})" for name, part in PERCENTILES.items()}
 
 
 def chosen(metric: str) -> str:
-    """A gauge of the service."""
+    """Returns the query of a service's gauge."""
     return f"{metric}{{{CHOSEN}}}"
 
 
 def of_runners(metric: str) -> str:
-    """A gauge that each runner has."""
+    """Returns the query of a gauge per runner."""
     return f"{metric}{{{CHOSEN_RUNNERS}}}"
 
 
@@ -65,59 +65,59 @@ SAMPLED = rate("roster_sampled_tokens_total")
 
 ROWS: dict[str, list[Panel]] = {
     "Now": [
-        Panel("Runners", "Runners that serve; without one nothing is computed.",
+        Panel("Runners", "Runners in service; without one, nothing is computed.",
               {"": f"sum({chosen('roster_runners')})"}, "none", 4, 4, "stat", thresholds={0: "red", 1: "green"}),
-        Panel("Running", "Sequences in slots, of all runners.",
+        Panel("Running", "Sequences in slots, over all runners.",
               {"": f"sum({of_runners('roster_running_sequences')})"}, "none", 4, 4, "stat"),
         Panel("Waiting", "Sequences that wait for a slot.",
               {"": f"sum({chosen('roster_waiting_sequences')})"}, "none", 4, 4, "stat"),
         Panel("Tokens", "Tokens sampled per second.", {"": SAMPLED}, "suffix: tok/s", 4, 4, "stat"),
-        Panel("TTFT p90", "90% of the first tokens came within this time of their request.",
+        Panel("TTFT p90", "90% of the first tokens were sent within this time of their request.",
               {"": percentiles("roster_time_to_first_token_seconds")["p90"]}, "s", 4, 4, "stat"),
-        Panel("KV use", "Part of the KV blocks that sequences hold; cached prefixes count as free.",
+        Panel("KV use", "Share of the KV blocks in use by sequences; cached prefixes count as free.",
               {"": KV_USE}, "percentunit", 4, 4, "stat", thresholds={0: "green", 0.9: "orange", 0.98: "red"}),
     ],
     "Traffic": [
-        Panel("Requests", "Requests accepted, and sequences that ended, by reason.",
+        Panel("Requests", "Accepted requests, and ended sequences by reason.",
               {"accepted": rate("roster_requests_total"), "{{reason}}": rate("roster_sequences_ended_total", "reason")},
               "reqps"),
-        Panel("Refusals", "Requests that the engine refused or took back, by reason.",
+        Panel("Refusals", "Requests that the engine refused or withdrew, by reason.",
               {"{{reason}}": rate("roster_refusals_total", "reason")}, "reqps", stacked=True),
-        Panel("Tokens", "Tokens sampled; prompt tokens computed; prompt tokens that a prefix hit spared.",
+        Panel("Tokens", "Tokens sampled, prompt tokens computed, and prompt tokens saved by prefix hits.",
               {"sampled": SAMPLED, "prompt, {{source}}": rate("roster_prompt_tokens_total", "source")},
               "suffix: tok/s"),
     ],
     "Latency": [
         Panel("Time to first token", "From a request's arrival to its first token, queue included.",
               percentiles("roster_time_to_first_token_seconds"), "s"),
-        Panel("Inter-token latency", "From a sequence's token to its next, as the engine sees it.",
+        Panel("Inter-token latency", "From a sequence's token to its next, as measured by the engine.",
               percentiles("roster_inter_token_latency_seconds"), "s"),
         Panel("End to end", "From arrival to the end, of sequences that ended by stop or length.",
               percentiles("roster_request_duration_seconds"), "s"),
     ],
     "Roster": [
-        Panel("Running", "Sequences in slots, by runner, under the slots there are.",
+        Panel("Running", "Sequences in slots, by runner, and the number of slots.",
               {"{{runner}}": f"sum by (runner) ({of_runners('roster_running_sequences')})",
                "slots": f"sum({of_runners('roster_slots')})"}, "none"),
-        Panel("Waiting by tenant", "Sequences that have not started; the 20 tenants with the most, the others in one.",
+        Panel("Waiting by tenant", "Sequences that have not started; the 20 largest tenants, and the others in one.",
               {"{{tenant}}": f"sum by (tenant) ({chosen('roster_tenant_waiting_sequences')})"}, "none", stacked=True),
-        Panel("Batch fill", "Mean rows of a step over the slots of a runner.",
+        Panel("Batch fill", "Mean number of rows per step over the slots of a runner.",
               {"fill": f"{MEAN_ROWS} / avg({of_runners('roster_slots')})"}, "percentunit", most=1),
-        Panel("KV blocks", "Parts of the KV blocks: held by sequences, and free but still with a prefix in them.",
+        Panel("KV blocks", "Shares of the KV blocks: in use by sequences, and free with a cached prefix.",
               {"{{runner}} in use": f"1 - {of_runners('roster_kv_free_blocks')} / {of_runners('roster_kv_blocks')}",
                "{{runner}} cached": f"{of_runners('roster_kv_cached_blocks')} / {of_runners('roster_kv_blocks')}"},
               "percentunit", most=1),
-        Panel("Prefix hit rate", "Part of the prompt tokens that a cached prefix spared.",
+        Panel("Prefix hit rate", "Share of the prompt tokens that cached prefixes saved.",
               {"hits": f"""{rate('roster_prompt_tokens_total', labels='source="cached"')}"""
                        f" / {rate('roster_prompt_tokens_total')}"}, "percentunit", most=1),
-        Panel("Preemptions", "Sequences that lost their slot to others; rows computed for sequences that had ended.",
+        Panel("Preemptions", "Preempted sequences; rows computed for sequences that had ended.",
               {"preemptions": rate("roster_preemptions_total"), "dropped rows": rate("roster_dropped_rows_total")},
               "cps"),
     ],
     "Step": [
-        Panel("Engine time", "What the engine's thread does with its time. With no wait left it is the bottleneck.",
+        Panel("Engine time", "Time of the engine's thread by phase. Without any wait, it is the bottleneck.",
               {"{{phase}}": rate("roster_engine_seconds_total", "phase")}, "percentunit", 6, stacked=True),
-        Panel("Runner time", "Runners in steps, and idle between a step and the next plan; the rest had no work.",
+        Panel("Runner time", "Runners in steps, and idle between a step and the next plan; the rest had no plans.",
               {"{{state}}": f"{rate('roster_runner_seconds_total', 'state')}"
                             f" / on () group_left () sum({chosen('roster_runners')})"}, "percentunit", 6, stacked=True),
         Panel("Step duration", "Runner time of a step, transport included.",
@@ -126,17 +126,17 @@ ROWS: dict[str, list[Panel]] = {
               {"{{runner}}": of_runners("roster_oldest_plan_age_seconds")}, "s", 6, thresholds={0: "green", 10: "red"}),
     ],
     "Failures": [
-        Panel("Runners", "Runners that serve, those that lose every plan and are held back, and whether it drains.",
+        Panel("Runners", "Runners in service, runners in quarantine because they lose every plan, and draining.",
               {"{{instance}} runners": chosen("roster_runners"),
                "{{instance}} held back": chosen("roster_runners_held_back"),
                "{{instance}} draining": chosen("roster_draining")},
               "none", 6),
-        Panel("Runners lost", "Runners that went away, by reason, within the rate's interval.",
+        Panel("Runners lost", "Lost runners by reason, within the rate's interval.",
               {"{{reason}}": f"sum by (reason) (increase({chosen('roster_runner_losses_total')}[$__rate_interval]))"},
               "none", 6, stacked=True),
-        Panel("Recoveries", "Sequences that outlived their runner (recomputed) or a former scheduler (adopted).",
+        Panel("Recoveries", "Sequences that survived their runner (recomputed) or a former scheduler (adopted).",
               {"{{way}}": rate("roster_recovered_sequences_total", "way")}, "cps", 6, stacked=True),
-        Panel("Policy errors", "Decisions that the defaults took in the policy's place, and calls that took too long.",
+        Panel("Policy errors", "Decisions made by the default instead of the policy, and calls that took too long.",
               {"failures": rate("roster_policy_failures_total"), "timeouts": rate("roster_policy_timeouts_total")},
               "cps", 6),
     ],
@@ -144,11 +144,11 @@ ROWS: dict[str, list[Panel]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The whole dashboard."""
+    """Returns the whole dashboard."""
     return {
         "uid": "roster",
         "title": "Roster",
-        "description": "Continuous batching: traffic, latency, the roster, its step, and what failed.",
+        "description": "Continuous batching: traffic, latency, running sequences, steps and failures.",
         "tags": ["roster", "llm"],
         "schemaVersion": 38,
         "version": 1,
@@ -163,7 +163,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """What is chosen at the dashboard's head."""
+    """Returns the variables at the head of the dashboard."""
     instances = "label_values(roster_uptime_seconds, instance)"
     runners = f"label_values(roster_slots{{{CHOSEN}}}, runner)"
     source = {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "hide": 0}
@@ -188,7 +188,7 @@ def _labels(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def panels() -> Iterator[dict[str, Any]]:
-    """Rows and panels, from left to right and from top to bottom."""
+    """Yields rows and panels, from left to right and from top to bottom."""
     number, top = 0, 0
     for title, row in ROWS.items():
         number += 1

@@ -1,6 +1,6 @@
 // A web backend: POST /chat with {"messages": [{"role": "user", "content": "..."}], "max_tokens": 64,
-// "temperature": 0.7} answers with server-sent events, one JSON object each. A browser that goes away ends its request
-// in Roster.
+// "temperature": 0.7} answers with server-sent events, one JSON object each. If the browser disconnects, its request is
+// cancelled in Roster.
 package main
 
 import (
@@ -70,12 +70,12 @@ func setting(name, otherwise string) string {
 
 func chat(roster *Roster, w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
-		http.Error(w, "POST /chat is all there is", http.StatusMethodNotAllowed)
+		http.Error(w, "use POST /chat", http.StatusMethodNotAllowed)
 		return
 	}
 	asked, ok := parse(w, r)
 	if !ok {
-		answerError(w, http.StatusBadRequest, "say messages: [{role, content}, ...] and, if you like, max_tokens and temperature")
+		answerError(w, http.StatusBadRequest, "give messages: [{role, content}, ...] and optionally max_tokens and temperature")
 		return
 	}
 	options := ChatOptions{MaxTokens: 256, Temperature: asked.Temperature}

@@ -34,34 +34,34 @@ type Message struct {
 	Content string `json:"content"`
 }
 
-// ChatOptions say how the answer is drawn. A nil Temperature is the server's default, 1.
+// ChatOptions are sampling options. A nil Temperature is the server's default, 1.
 type ChatOptions struct {
 	MaxTokens   uint32
 	Temperature *float32
 }
 
-// End tells how an answer ended.
+// End is the end of an answer: the reason, and the token counts.
 type End struct {
 	Reason           string
 	PromptTokens     uint32
 	CompletionTokens uint32
 }
 
-// Roster streams chats that outlive their connections: a refusal for overload is tried again when the server says so; a
-// stream that breaks is taken up by Attach from the tokens received so far; a server that no longer knows the request
-// gets it once more with those tokens, and goes on after them. For that the id and the seed are fixed before the request
+// Roster streams chats that survive broken connections. If the server is overloaded, the request is retried when the
+// server says so. A broken stream resumes by Attach from the tokens received so far. If the server no longer has the
+// request, it is sent again with those tokens and continues after them; the id and the seed are fixed before the request
 // is first sent.
 type Roster struct {
 	client pb.InferenceServiceClient
 	token  string
 }
 
-// NewRoster uses a connection that the caller opened, with TLS or without. token may be "".
+// NewRoster uses a connection opened by the caller, with or without TLS. token may be "".
 func NewRoster(connection grpc.ClientConnInterface, token string) *Roster {
 	return &Roster{client: pb.NewInferenceServiceClient(connection), token: token}
 }
 
-// Chat calls text with each piece of the answer, in order. When ctx ends, so does the request.
+// Chat calls text with each piece of the answer, in order. When ctx ends, the request is cancelled.
 func (r *Roster) Chat(ctx context.Context, messages []Message, options ChatOptions, text func(string)) (End, error) {
 	request, err := chatRequest(messages, options)
 	if err != nil {
@@ -107,7 +107,7 @@ const (
 	callAttach
 )
 
-// read opens one stream and takes all that comes; progressed says whether anything did.
+// read opens one stream and reads it to its end; progressed says whether any message arrived.
 func (r *Roster) read(ctx context.Context, next call, request *pb.GenerateRequest, answer *answer) (progressed bool, err error) {
 	receive, err := r.open(ctx, next, request, answer)
 	if err != nil {
@@ -148,7 +148,7 @@ func (r *Roster) open(ctx context.Context, next call, request *pb.GenerateReques
 	return stream.Recv, nil
 }
 
-// cancel is best effort: a stream without a reader is kept for keepMs at most.
+// cancel is best effort: the server keeps a request without a reader for at most keepMs.
 func (r *Roster) cancel(requestID string) {
 	ctx, stop := context.WithTimeout(context.Background(), 2*time.Second)
 	defer stop()
@@ -158,7 +158,7 @@ func (r *Roster) cancel(requestID string) {
 	_, _ = r.client.Cancel(ctx, &pb.CancelRequest{RequestId: requestID})
 }
 
-// answer is what has come so far; a gap in the token count is an error, since it would be a hole in the text.
+// answer is the answer received so far. A gap in the token count is an error, because text would be missing.
 type answer struct {
 	text     func(string)
 	tokenIds []uint32
@@ -209,12 +209,12 @@ func chatRequest(messages []Message, options ChatOptions) (*pb.GenerateRequest, 
 	}, nil
 }
 
-// nextCall says what to call after an error; false when it is the caller's.
+// nextCall returns the call to make after an error; false if the error is to be returned.
 func nextCall(err error, last call, begun bool) (call, bool) {
 	switch status.Code(err) {
 	case codes.ResourceExhausted:
 		return callGenerate, true
-	case codes.Unavailable, codes.Aborted, codes.Canceled: // the caller's own context was looked at before
+	case codes.Unavailable, codes.Aborted, codes.Canceled: // the caller's own context was checked before
 		if begun {
 			return callAttach, true
 		}
@@ -238,7 +238,7 @@ func retryDelay(err error) (time.Duration, bool) {
 	return 0, false
 }
 
-// explain makes a sentence of an error that names the fields at fault.
+// explain returns an error as a sentence that names the invalid fields.
 func explain(err error) string {
 	refused := status.Convert(err)
 	parts := []string{refused.Message()}

@@ -1,1 +1,1 @@
-"""`roster bench`: load that tells the truth about a server, per-request records, and reports on them."""
+"""`roster bench`: generates open-loop load on a server, records every request, and writes reports."""

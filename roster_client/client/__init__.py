@@ -1,4 +1,4 @@
-"""The client library: gRPC calls as Python objects, asynchronous and blocking."""
+"""The client library: typed gRPC calls, asynchronous and blocking."""
 
 from roster_client.client.async_client import EventStream, RosterClient
 

@@ -1,4 +1,4 @@
-"""The asyncio client of the operators' API, `roster.admin.v1.AdminService`."""
+"""The asyncio client of the admin API, `roster.admin.v1.AdminService`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roster_protos import admin_pb2, admin_pb2_grpc
 
 
 class StepStream:
-    """Steps as they are sent to the runners; iterate, and `cancel` when seen enough."""
+    """Steps as they are sent to the runners; iterate over it, and call `cancel` to end it."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -45,14 +45,14 @@ class AdminClient:
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def get_status(self, *, deadline_s: float | None = None) -> admin_pb2.GetStatusResponse:
-        """The state of the scheduler and its runners, now."""
+        """Returns the current state of the scheduler and its runners."""
         try:
             return await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
     async def list_policies(self, *, deadline_s: float | None = None) -> admin_pb2.ListPoliciesResponse:
-        """The installed policies with their parameters, and the one in force."""
+        """Returns the installed policies with their parameters, and the current one."""
         try:
             return await self._stub.ListPolicies(
                 admin_pb2.ListPoliciesRequest(), timeout=deadline_s, metadata=self._metadata
@@ -63,9 +63,9 @@ class AdminClient:
     async def set_policy(
         self, name: str, parameters: Mapping[str, object] | None = None, *, deadline_s: float | None = None
     ) -> admin_pb2.SetPolicyResponse:
-        """Puts a policy in force while streams run; parameters that are not given have their defaults.
+        """Changes the policy without interrupting streams; parameters not given have their defaults.
 
-        Raises NotFoundError for a name that is not installed, InvalidRequestError for parameters that it does not take.
+        Raises NotFoundError if the policy is not installed, InvalidRequestError for parameters that it does not accept.
         """
         request = admin_pb2.SetPolicyRequest(name=name, parameters=json.dumps(dict(parameters or {})))
         try:
@@ -74,22 +74,22 @@ class AdminClient:
             raise from_rpc_error(error) from None
 
     async def watch_steps(self, *, done: bool = False) -> StepStream:
-        """The roster of each step from now on: it has begun when this returns.
+        """Watches each step's roster; the watch has begun when this returns.
 
-        `done`: each step once its result is here, with its times, instead of when it is sent.
+        `done`: reports each step when its result arrives, with its times, instead of when it is sent.
         """
         call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest(done=done), metadata=self._metadata)
         try:
             await call.initial_metadata()
             if call.done():
-                # Refused before it began: reading is what raises the status.
+                # Refused before it began: reading raises the status.
                 await call.read()
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         return StepStream(call)
 
     async def watch_roster(self, interval_s: float = 0.5) -> AsyncIterator[admin_pb2.WatchRosterResponse]:
-        """Running sequences, queue and latencies, every `interval_s` (at least 0.1), until the service goes."""
+        """Yields running sequences, queue and latencies every `interval_s` (at least 0.1) until the server ends."""
         request = admin_pb2.WatchRosterRequest(interval_ms=round(interval_s * 1000))
         try:
             async for answer in self._stub.WatchRoster(request, metadata=self._metadata):
@@ -98,9 +98,9 @@ class AdminClient:
             raise from_rpc_error(error) from None
 
     async def drain(self, timeout_s: float | None = None) -> AsyncIterator[admin_pb2.DrainResponse]:
-        """Drains and ends the scheduler, telling how far it is; the last message has `done`.
+        """Drains and ends the scheduler; yields its progress, with `done` set in the last message.
 
-        `timeout_s`: seconds that living requests get, by default the server's `drain_s`.
+        `timeout_s`: seconds that running requests get, by default the server's `drain_s`.
         """
         request = admin_pb2.DrainRequest(timeout_ms=None if timeout_s is None else round(timeout_s * 1000))
         try:

@@ -4,7 +4,7 @@
         async for event in client.generate("Once upon a time", max_tokens=64):
             ...
 
-`sync_client.py` is its twin for code without an event loop, where there are no sessions. Both raise the exceptions of
+`sync_client.py` has the same API for code without an event loop, except sessions. Both raise the exceptions of
 `errors.py`.
 """
 
@@ -30,14 +30,14 @@ from roster_protos import inference_pb2_grpc
 
 
 class EventStream(AssembledStream):
-    """The events of one request, in order: iterate, or await `completion()`.
+    """The events of one request, in order: iterate over it, or await `completion()`.
 
-    A broken connection is taken up again (see `resumption.py`). Leaving the stream early, by `cancel()` or at the end
-    of an `async with`, cuts it, which cancels the request on the server unless it was sent with on_disconnect=KEEP.
+    The stream resumes after a broken connection (see `resumption.py`). `cancel()` or the end of an `async with` closes
+    the stream, which cancels an unfinished request on the server unless it was sent with on_disconnect=KEEP.
     """
 
     def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, caller: Caller) -> None:
-        """`caller` makes the call that `resumption` asks for when the connection breaks."""
+        """`caller` makes the call that `resumption` returns after the connection broke."""
         super().__init__(assembler)
         self._call = call
         self._former: Any = None
@@ -63,10 +63,10 @@ class EventStream(AssembledStream):
             except asyncio.CancelledError:
                 if not self._cut:
                     raise
-                # grpc.aio reports our own cancel() as if the task had been cancelled.
-                raise RequestCancelledError(grpc.StatusCode.CANCELLED, "the stream was cut by cancel()") from None
+                # grpc.aio reports the stream's own cancel() as a cancellation of the task.
+                raise RequestCancelledError(grpc.StatusCode.CANCELLED, "the stream was closed by cancel()") from None
             if self._resumption.attach_when_accepted:
-                self._former = self._call  # it ends when the new call has taken over
+                self._former = self._call  # it ends when the new call has attached
                 await self._resume(self._resumption.accepted())
                 continue
             self._resumption.progress()
@@ -78,13 +78,13 @@ class EventStream(AssembledStream):
         self._messages = self._call.__aiter__()
 
     async def completion(self) -> Completion:
-        """Reads to the end and returns the whole answer."""
+        """Reads the stream to its end and returns the whole answer."""
         async for _ in self:
             pass
         return self._assembler.completion
 
     def cancel(self) -> None:
-        """Cuts the stream; harmless when it has ended."""
+        """Closes the stream; has no effect if it has ended."""
         self._cut = True
         self._call.cancel()
         if self._former is not None:
@@ -102,7 +102,7 @@ class EventStream(AssembledStream):
 class RosterClient:
     """One channel to one server, for one tenant. Safe to share between the tasks of one event loop.
 
-    `deadline_s` of a call is in seconds and covers it whole; None means no deadline.
+    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline.
     """
 
     def __init__(
@@ -114,8 +114,9 @@ class RosterClient:
         reconnect_s: float = RECONNECT_S,
         trace: bool = False,
     ) -> None:
-        """`tenant` may stay empty where a token says it. `reconnect_s`: how long a stream whose connection broke is
-        tried to be taken up again, in seconds; 0: not at all. `trace`: calls carry OpenTelemetry's current context.
+        """`tenant` may be empty if the token implies it. `trace`: calls carry OpenTelemetry's current context.
+
+        `reconnect_s`: seconds for which a stream tries to resume after its connection broke; 0: it does not.
         """
         self._reconnect_s = reconnect_s
         self._metadata = metadata_source(call_metadata(tenant) + credentials.metadata, trace)
@@ -125,11 +126,11 @@ class RosterClient:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel, for services beside this one (health, reflection)."""
+        """The channel, for other services of the server (health, reflection)."""
         return self._channel
 
     def generate(self, prompt: Prompt, *, deadline_s: float | None = None, **options: Unpack[Options]) -> EventStream:
-        """Streams the answer to a prompt: text, token ids or messages. Options: see `requests.Options`."""
+        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`."""
         return self.send(build_request(prompt, options), deadline_s=deadline_s)
 
     def chat(
@@ -139,13 +140,13 @@ class RosterClient:
         return self.generate(messages, deadline_s=deadline_s, **options)
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> EventStream:
-        """Streams the answer to a request that is built already."""
+        """Streams the answer to a request message."""
         request = repeatable(request)
         call = self._caller.generate(request, deadline_s)
         return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
 
     def attach(self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None) -> EventStream:
-        """Resumes a request's stream after the tokens received of each choice (`EventStream.received`)."""
+        """Resumes a request's stream after the `received` tokens of each choice (`EventStream.received`)."""
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._caller.attach(request, deadline_s)
         return self._stream(call, Assembler(tuple(received)), None, deadline_s)
@@ -157,31 +158,31 @@ class RosterClient:
         return EventStream(call, assembler, resumption, self._caller)
 
     def session(self) -> Session:
-        """One stream for many requests; use as `async with`."""
+        """Returns one stream for many requests; use it in an `async with`."""
         return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata()), self._reconnect_s)
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
-        """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""
+        """Cancels a request, waiting or running. Raises NotFoundError if the tenant has no such request."""
         await self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), deadline_s)
 
     async def get_model(self, *, deadline_s: float | None = None) -> pb.GetModelResponse:
-        """The model that is served. Raises UnavailableError until a runner is there."""
+        """Returns the served model. Raises UnavailableError while there is no runner."""
         return await self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)
 
     async def tokenize(self, prompt: Prompt, *, deadline_s: float | None = None) -> list[int]:
-        """The prompt's token ids, exactly as generate would use them."""
+        """Returns the prompt's token ids, as `generate` would use them."""
         request = pb.TokenizeRequest(prompt=build_prompt(prompt))
         return list((await self._unary(self._stub.Tokenize, request, deadline_s)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, deadline_s: float | None = None
     ) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return (await self._unary(self._stub.Detokenize, request, deadline_s)).text
 
     async def close(self) -> None:
-        """Closes the channel and cuts its streams."""
+        """Closes the channel and its streams."""
         await self._channel.close()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How a client gets through a server's doors: TLS, a certificate of its own, a bearer token.
+"""A client's credentials: TLS, a client certificate, a bearer token.
 
 RosterClient("models.example:50061", credentials=Credentials(tls_ca=Path("ca.pem"), token="..."))
 """
@@ -17,9 +17,9 @@ from roster_common.call_metadata import TOKEN_KEY
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files are PEM. A token travels in the clear where there is no TLS: keep that to loopback.
+    """TLS files, in PEM, and a bearer token. Without TLS the token is sent unencrypted: use that only on loopback.
 
-    `tls` without a `tls_ca` trusts the authorities that gRPC comes with; `tls_ca`, or a certificate, implies `tls`.
+    `tls` without `tls_ca` trusts gRPC's default authorities; `tls_ca` or a certificate implies `tls`.
     """
 
     tls: bool = False
@@ -29,26 +29,26 @@ class Credentials:
     token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for half a certificate, or a token that a header can't carry."""
+        """Raises ValueError for a certificate without its key or vice versa, and for a token that is not ASCII."""
         if (self.cert is None) != (self.key is None):
-            raise ValueError("a client certificate and its key belong together: give both, or neither")
+            raise ValueError("a client certificate needs its private key: give both or neither")
         if not (self.token.isascii() and (self.token.isprintable() or not self.token)):
             raise ValueError("the token must be printable ASCII")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """The metadata of every call."""
         return ((TOKEN_KEY, f"Bearer {self.token}"),) if self.token else ()
 
     def channel(self, target: str) -> grpc.Channel:
-        """A channel for code without an event loop. Raises ValueError when a file can't be read."""
+        """Returns a blocking channel. Raises ValueError if a file can't be read."""
         secure = self._secure()
         if secure is None:
             return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         return grpc.secure_channel(target, secure, options=CHANNEL_OPTIONS)
 
     def aio_channel(self, target: str) -> grpc.aio.Channel:
-        """A channel for the event loop. Raises ValueError when a file can't be read."""
+        """Returns an asyncio channel. Raises ValueError if a file can't be read."""
         secure = self._secure()
         if secure is None:
             return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
@@ -61,7 +61,7 @@ class Credentials:
 
 
 IN_THE_CLEAR = Credentials()
-"""No TLS, no token: what a server on loopback takes by default."""
+"""No TLS and no token, which a server on loopback accepts by default."""
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -1,7 +1,7 @@
-"""Exceptions of the client: one class per gRPC status that a caller may want to handle, all of them `RosterError`.
+"""Exceptions of the client: one subclass of `RosterError` for each gRPC status that a caller may want to handle.
 
-The server explains refusals with google.rpc details (which field, when to come back); they are parsed here, so that a
-caller never touches gRPC metadata.
+The server explains refusals with google.rpc details (the field, the time to retry). They are parsed here, so that a
+caller need not read gRPC metadata.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 _WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
-"""What grpc.aio makes of a message that could not be written because the connection broke; no server said so."""
+"""grpc.aio's error for a message that could not be written because the connection broke; not from the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class FieldViolation:
 
 
 class RosterError(Exception):
-    """A call that failed: `code`, `message`, the fields at fault, and when to try again.
+    """A failed call: its status `code`, `message`, invalid fields, and the time to retry.
 
-    `retry_after_s` is in seconds; None where the server named no time.
+    `retry_after_s` is in seconds; None if the server gave no time.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RosterError(Exception):
 
 
 class InvalidRequestError(RosterError):
-    """INVALID_ARGUMENT or OUT_OF_RANGE: the request can't be served as it is; `violations` say what to change."""
+    """INVALID_ARGUMENT or OUT_OF_RANGE: the request is invalid; `violations` say what to change."""
 
 
 class NotFoundError(RosterError):
@@ -66,7 +66,7 @@ class AlreadyExistsError(RosterError):
 
 
 class OverloadedError(RosterError):
-    """RESOURCE_EXHAUSTED: the queue is full; `retry_after_s` says when to come back."""
+    """RESOURCE_EXHAUSTED: the queue is full; retry after `retry_after_s`."""
 
 
 class DeadlineError(RosterError):
@@ -78,15 +78,15 @@ class RequestCancelledError(RosterError):
 
 
 class UnavailableError(RosterError):
-    """UNAVAILABLE: no server at the address, or no runner has said hello yet."""
+    """UNAVAILABLE: no server answers at the address, or it has no runner."""
 
 
 class NotSupportedError(RosterError):
-    """UNIMPLEMENTED: this server doesn't do what the request asks for."""
+    """UNIMPLEMENTED: the server does not support the request."""
 
 
 class StreamGapError(RosterError):
-    """A delta did not join the one before it: tokens were lost or repeated on the way."""
+    """A delta did not continue the previous one: tokens were lost or repeated."""
 
     def __init__(self, index: int, expected: int, got: int) -> None:
         message = f"choice {index}: the next delta starts at token {got}, expected {expected}"
@@ -108,7 +108,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def from_rpc_error(error: grpc.RpcError) -> RosterError:
-    """The exception for a failed call, sync or asyncio, with the details that came in its trailing metadata."""
+    """Returns the exception for a failed call, blocking or asyncio, with the details of its trailing metadata."""
     call: Any = error
     if (call.code(), call.details()) == _WRITE_FAILED:
         return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
@@ -123,7 +123,7 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
 
 
 def from_status(code: int, message: str, details: bytes) -> RosterError:
-    """The exception for a refusal inside a session: `roster.v1.Status`'s fields, `details` a google.rpc.Status."""
+    """Returns the exception for a refusal within a session, from `roster.v1.Status`; `details`: a google.rpc.Status."""
     try:
         status = status_pb2.Status.FromString(details)
     except DecodeError:

@@ -1,7 +1,7 @@
-"""What a stream brings, as plain dataclasses, and the bookkeeping that both clients share.
+"""A stream's events as dataclasses, and their assembly, which both clients share.
 
-`Assembler` turns each `GenerateResponse` into events, checks that the deltas of every choice join without a gap, and
-gathers the whole answer, so that `client.py` and `sync_client.py` only move messages.
+`Assembler` converts each `GenerateResponse` to events, checks that the deltas of every choice are contiguous, and
+collects the whole answer. `async_client.py` and `sync_client.py` only pass messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roster_protos import inference_pb2 as pb
 
 
 class FinishReason(Enum):
-    """Why a choice ended (roster.v1.FinishReason)."""
+    """Reason that a choice ended (roster.v1.FinishReason)."""
 
     STOP = pb.FINISH_REASON_STOP
     LENGTH = pb.FINISH_REASON_LENGTH
@@ -27,7 +27,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of one token, and of the likeliest ones at its place as (token id, log-probability)."""
+    """Log-probability of one token and of the likeliest tokens at its position, as (token id, log-probability)."""
 
     sampled: float
     top: tuple[tuple[int, float], ...]
@@ -35,10 +35,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was accepted under this id; what was asked of its prompt (both empty otherwise).
+    """The request was accepted under this id. Has the prompt's token ids and log-probabilities if they were requested.
 
-    `prompt_logprobs` speak of prompt tokens 1, 2, ...: the first has none. A session accepts a request before its
-    prompt is computed: what was asked of that comes with a second one then.
+    `prompt_logprobs` are those of prompt tokens 1, 2, ...; token 0 has none. A session accepts a request before its
+    prompt is computed, and then yields a second `Started` with the requested data of the prompt.
     """
 
     request_id: str
@@ -48,7 +48,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Tokens of one choice and their text; `first_index` tokens of it came before. Where asked, one logprob a token."""
+    """Tokens of one choice, after its first `first_index` tokens, with their text and, if requested, logprobs."""
 
     index: int
     first_index: int
@@ -59,7 +59,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A choice ended; `stop_string` or `stop_token_id` is what matched, `message` explains an error."""
+    """A choice ended; `stop_string` or `stop_token_id` is the match that ended it, `message` explains an error."""
 
     index: int
     reason: FinishReason
@@ -71,7 +71,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of the whole request; `cached_tokens` prompt tokens came from the prefix cache."""
+    """Token counts of the whole request; `cached_tokens`: prompt tokens found in the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -83,7 +83,7 @@ Event = Started | Delta | Finish | Usage
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it has come."""
+    """One answer, as received so far."""
 
     index: int
     text: str = ""
@@ -94,7 +94,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Completion:
-    """All that a stream brought: its choices in order of index, usage once it has ended."""
+    """Everything received from a stream: choices in order of index, and usage once it has ended."""
 
     request_id: str = ""
     started: Started | None = None
@@ -103,12 +103,12 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The text of choice 0, "" if there is none."""
+        """The text of choice 0; "" without choices."""
         return self.choices[0].text if self.choices else ""
 
 
 class Assembler:
-    """Gathers a stream's messages; `cursors` are the tokens of each choice that came before this stream."""
+    """Collects a stream's messages; `cursors`: number of tokens of each choice received before this stream."""
 
     def __init__(self, cursors: tuple[int, ...] = ()) -> None:
         self.completion = Completion()
@@ -116,13 +116,13 @@ class Assembler:
 
     @property
     def received(self) -> list[int]:
-        """Tokens received of each choice, earlier streams included: what `attach` takes to go on from here."""
+        """Number of tokens received of each choice, earlier streams included, for `attach`."""
         return [self._cursors.get(index, 0) for index in range(max(self._cursors, default=-1) + 1)]
 
     def events(self, response: pb.GenerateResponse) -> Iterator[Event]:
-        """The events of one message, in their order; what a resumed stream repeats is left out.
+        """Yields the events of one message in order, without those that a resumed stream repeats.
 
-        Raises StreamGapError when a delta does not join.
+        Raises StreamGapError if a delta does not continue the previous one.
         """
         if self._tells_of_the_start(response):
             yield self._start(response)
@@ -139,7 +139,7 @@ class Assembler:
             yield self.completion.usage
 
     def _tells_of_the_start(self, response: pb.GenerateResponse) -> bool:
-        """Something that is not known yet; a stream that is taken up again repeats what was asked of the prompt."""
+        """Whether the message has new data of the start; a resumed stream repeats the data of the prompt."""
         started = self.completion.started
         if started is None:
             return bool(response.request_id) or response.HasField("prompt")
@@ -175,7 +175,7 @@ class Assembler:
 
 
 class AssembledStream:
-    """What every kind of stream of one request tells besides its events."""
+    """Properties of a request's stream, common to all clients."""
 
     def __init__(self, assembler: Assembler) -> None:
         self._assembler = assembler
@@ -187,12 +187,12 @@ class AssembledStream:
 
     @property
     def received(self) -> list[int]:
-        """Tokens received of each choice: the cursors with which `attach` goes on from here."""
+        """Number of tokens received of each choice, with which `attach` resumes the stream."""
         return self._assembler.received
 
 
 def token_logprobs(logprobs: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
-    """Packed arrays to one `TokenLogprobs` per token."""
+    """Unpacks arrays to one `TokenLogprobs` per token."""
     k = logprobs.top
     ids, values = logprobs.top_token_ids, logprobs.top_logprobs
     return tuple(

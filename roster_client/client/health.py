@@ -8,11 +8,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from roster_client.client.errors import from_rpc_error
 
 READINESS = "roster.v1.InferenceService"
-"""Requests are taken. "" only says that the process lives; "roster.engine" and "roster.runner" tell hangs."""
+"""Readiness: requests are accepted. "" is liveness; "roster.engine" and "roster.runner" detect hangs."""
 
 
 def check_health(channel: grpc.Channel, timeout_s: float, service: str = READINESS) -> str:
-    """The name of the server's status, "SERVING" if all is well. Raises RosterError if it does not answer."""
+    """Returns the name of the service's status, "SERVING" if healthy. Raises RosterError without an answer."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)

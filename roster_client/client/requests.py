@@ -1,6 +1,6 @@
-"""Building requests: plain Python arguments to `roster.v1` messages.
+"""Builds `roster.v1` messages from plain Python arguments.
 
-Every option defaults to "not set", so the server's defaults, documented in inference.proto, are the only ones.
+Options that are not given are not set in the message, so only the server's defaults apply (inference.proto).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TypedDict
 from roster_common.call_metadata import TENANT_KEY
 from roster_protos import inference_pb2 as pb
 
-# Answers may hold logprobs of a whole prompt: the default limit of 4 MiB is too small for them.
+# Answers may have logprobs of a whole prompt, for which the default limit of 4 MiB is too small.
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # A server that vanished without a word is noticed within a minute, also in the middle of a silent stream.
+    # Detects within a minute that a server has vanished, even while a stream is silent.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
@@ -29,27 +29,27 @@ CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message: `role` is "system", "user", "assistant" or what else the model's template knows."""
+    """One chat message: `role` is "system", "user", "assistant" or another role of the model's template."""
 
     role: str
     content: str
 
 
 class OnDisconnect(Enum):
-    """What happens to a request when its stream is cut."""
+    """What the server does with a request when its stream is closed or breaks."""
 
     CANCEL = pb.ON_DISCONNECT_CANCEL
     KEEP = pb.ON_DISCONNECT_KEEP
 
 
-# Text to continue, token ids as they are, or chat messages for the model's template.
+# Text to continue, token ids, or chat messages for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Options(TypedDict, total=False):
     """Options of a request; ranges, units and defaults as in `GenerateRequest` (inference.proto).
 
-    At most one of `json_schema`, `regex` and `grammar`: what the output must match.
+    At most one of `json_schema`, `regex` and `grammar` constrains the output.
     """
 
     request_id: str
@@ -100,9 +100,9 @@ _REQUEST = (
 
 
 def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
-    """A GenerateRequest; raises TypeError for an unknown option or a value of the wrong type.
+    """Builds a GenerateRequest. Raises TypeError for an unknown option or a value of the wrong type.
 
-    ValueError for a number that the message's field can't hold. Everything else is the server's to judge.
+    Raises ValueError for a number out of the field's range. The server checks everything else.
     """
     unknown = set(options) - set(Options.__annotations__)
     if unknown:
@@ -115,7 +115,7 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             value = options.get(name)
             if value is not None:
                 setattr(target, name, value)
-    # Touching a nested message marks it as set: only what was given may.
+    # Accessing a nested message marks it as set, so only those of given options are accessed.
     if bias := options.get("logit_bias"):
         request.sampling.logit_bias.update(bias)
     if strings := options.get("stop"):
@@ -135,14 +135,14 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
 
 
 def build_prompt(prompt: Prompt) -> pb.Prompt:
-    """Text, token ids or chat messages as a Prompt; an empty sequence counts as token ids, for the server to refuse."""
+    """Builds a Prompt from text, token ids or messages; an empty sequence becomes token ids, which a server refuses."""
     if isinstance(prompt, str):
         return pb.Prompt(text=prompt)
     messages = [item for item in prompt if isinstance(item, Message)]
     if not messages:
         return pb.Prompt(token_ids=pb.TokenIds(ids=[_token_id(item) for item in prompt]))
     if len(messages) != len(prompt):
-        raise TypeError("a prompt holds either token ids or messages, not both")
+        raise TypeError("a prompt is either token ids or messages, not both")
     return pb.Prompt(
         chat=pb.Chat(
             messages=[
@@ -153,7 +153,7 @@ def build_prompt(prompt: Prompt) -> pb.Prompt:
 
 
 def call_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that names the tenant; raises ValueError for a name that a header can't carry."""
+    """Returns the metadata that names the tenant. Raises ValueError for a name that is not printable ASCII."""
     if not (tenant.isascii() and (tenant.isprintable() or not tenant)):
         raise ValueError(f"the tenant must be printable ASCII, got {tenant!r}")
     return ((TENANT_KEY, tenant),) if tenant else ()

@@ -1,16 +1,16 @@
-"""Taking a broken stream up again: what to call next after an error, from the tokens that have come so far.
+"""Resumes a broken stream: chooses the next call after an error, from the tokens received so far.
 
-| what happened | what is done |
+| error | response |
 |---|---|
-| UNAVAILABLE after the stream had begun, or CANCELLED, but not by the caller | Attach, after a pause that grows |
-| NOT_FOUND of that Attach: the server no longer knows the request | it is sent again with `received_token_ids` |
-| the same, but n > 1 | it is sent again from its beginning, and attached to as soon as it is accepted |
-| ALREADY_EXISTS of that: the server does know it, since a moment ago | Attach |
-| anything else, or no success for `patience_s` | the error is the caller's |
+| UNAVAILABLE after the stream began, or CANCELLED, but not by the caller | Attach, with exponential backoff |
+| NOT_FOUND from that Attach: the server no longer has the request | the request again, with `received_token_ids` |
+| the same, with n > 1 | the request again from its beginning, then Attach as soon as it is accepted |
+| ALREADY_EXISTS from that: the server has the request after all | Attach |
+| any other, or no success for `patience_s` | the error is raised |
 
-So that a request sent again draws the same tokens, its id and its seed are fixed before it is first sent. A stream that
-never began is not taken up: the caller knows that nothing has come of it. Nothing waits here: the clients drive it, the
-asyncio one and its twin alike.
+A request's id and seed are fixed before it is first sent, so that a repeated request samples the same tokens. A stream
+that never began is not resumed: the caller knows that it received nothing. This module never waits; both the asyncio
+and the blocking client use it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from roster_client.client.events import Assembler
 from roster_protos import inference_pb2 as pb
 
 RECONNECT_S = 30.0
-"""How long a broken stream is tried to be taken up again, unless said otherwise."""
+"""Default time for which a broken stream tries to resume, in seconds."""
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 0.25
 
 
 class NextCall(Enum):
-    """What opens the stream again."""
+    """The call that reopens the stream."""
 
     ATTACH = "attach"
     GENERATE = "generate"
@@ -49,21 +49,21 @@ class NextCall(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What to call next, after a pause in seconds."""
+    """The next call, after a pause in seconds."""
 
     call: NextCall
     pause_s: float
 
 
 def is_broken(error: RosterError) -> bool:
-    """Is it the connection that failed? A server that is shut down cancels the calls that do not end in time."""
+    """Returns whether the connection failed. A server that shuts down cancels calls that do not end in time."""
     return isinstance(error, UnavailableError | RequestCancelledError)
 
 
 def repeatable(request: pb.GenerateRequest) -> pb.GenerateRequest:
-    """The request with an id and a seed, so that it can be found again, and repeated token by token.
+    """Returns the request with an id and a seed, so that it can be attached to and repeated token by token.
 
-    The seed comes from the id: the same call twice is the same body, which attaches.
+    The seed is derived from the id, so that repeating a call sends the same body, which attaches.
     """
     fixed = pb.GenerateRequest()
     fixed.CopyFrom(request)
@@ -75,7 +75,7 @@ def repeatable(request: pb.GenerateRequest) -> pb.GenerateRequest:
 
 
 class Resumption:
-    """The state of one stream over its connections."""
+    """State of one stream across its connections."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class Resumption:
         deadline_s: float | None = None,
         patience_s: float,
     ) -> None:
-        """`request`: as first sent, made `repeatable`; None when the stream began with Attach.
+        """`request`: as first sent, from `repeatable`; None if the stream began with Attach.
 
         `deadline_s`: seconds from now for all connections together. `patience_s`: seconds without success after which
-        an error is the caller's.
+        errors are raised.
         """
         self._assembler = assembler
         self._request = request
@@ -108,7 +108,7 @@ class Resumption:
 
     @property
     def attach_when_accepted(self) -> bool:
-        """The request was sent again from its beginning: its first message is the sign to attach."""
+        """Whether the request was sent again from its beginning, so that its first message is followed by Attach."""
         return self._call is NextCall.GENERATE and self._from_scratch
 
     @property
@@ -116,11 +116,11 @@ class Resumption:
         return self._request is not None and self._request.n > 1
 
     def progress(self) -> None:
-        """A message came: the next failure is a new one."""
+        """Notes that a message arrived, which resets the backoff and the patience."""
         self._pause_s, self._broken_s = FIRST_PAUSE_S, None
 
     def after(self, error: RosterError) -> Retry:
-        """What to do about the error; raises it when that is nothing."""
+        """Returns the call to make after the error, or raises the error if the stream can't be resumed."""
         now_s = time.monotonic()
         if self._broken_s is None:
             self._broken_s = now_s
@@ -143,19 +143,19 @@ class Resumption:
         return None
 
     def accepted(self) -> Retry:
-        """The request that was sent again from its beginning is known to the server now."""
+        """Notes that the server accepted the request sent again from its beginning; returns the Attach to make."""
         self._call = NextCall.ATTACH
         return Retry(NextCall.ATTACH, 0.0)
 
     def attach_request(self) -> pb.AttachRequest:
-        """The rest of the stream."""
+        """Returns the Attach for the rest of the stream."""
         return pb.AttachRequest(request_id=self._assembler.completion.request_id, received=self._assembler.received)
 
     def generate_request(self) -> pb.GenerateRequest:
-        """The request once more: behind what was received, or from its beginning if it has several choices."""
+        """Returns the request again: after the received tokens, or from its beginning if it has several choices."""
         again = pb.GenerateRequest()
         if self._request is None:
-            raise ValueError("the request is not known here")
+            raise ValueError("a stream that began with Attach has no request to send again")
         again.CopyFrom(self._request)
         if not self._from_scratch and self._assembler.completion.choices:
             again.received_token_ids.extend(self._assembler.completion.choices[0].token_ids)
@@ -166,28 +166,28 @@ class Resumption:
 
 
 class Caller:
-    """Makes the calls that open a stream, and open it again, on one stub: an asyncio one or a blocking one."""
+    """Makes the calls that open and reopen a stream, on an asyncio or blocking stub."""
 
     def __init__(self, stub: Any, metadata: Callable[[], Any]) -> None:
-        """`metadata` is asked before each call."""
+        """`metadata` is called before each call."""
         self._stub = stub
         self._metadata = metadata
 
     def generate(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
-        """The stream of a new request."""
+        """Opens the stream of a new request."""
         return self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata())
 
     def attach(self, request: pb.AttachRequest, timeout_s: float | None) -> Any:
-        """The rest of a request's stream."""
+        """Opens the rest of a request's stream."""
         return self._stub.Attach(request, timeout=timeout_s, metadata=self._metadata())
 
     def reopen(self, call: NextCall, resumption: Resumption) -> Any:
-        """The call that goes on with a broken stream."""
+        """Reopens a broken stream by `call`."""
         if call is NextCall.ATTACH:
             return self.attach(resumption.attach_request(), resumption.remaining_s)
         return self.generate(resumption.generate_request(), resumption.remaining_s)
 
 
 def response_of(message: pb.GenerateResponse | pb.AttachResponse) -> pb.GenerateResponse:
-    """What came, whichever call opened the stream."""
+    """Returns the response of a message of either call."""
     return message.response if isinstance(message, pb.AttachResponse) else message

@@ -1,12 +1,12 @@
-"""Many requests over one bidirectional stream: the cheapest way to ask a lot.
+"""Many requests over one bidirectional stream, which costs the least per request.
 
     async with RosterClient("127.0.0.1:50061") as client, client.session() as session:
         completions = await asyncio.gather(*[session.generate(p).completion() for p in prompts])
 
-A broken session is opened again, and each of its streams taken up where it was (see `resumption.py`).
+A broken session is reopened, and each of its streams resumes where it was (see `resumption.py`).
 
-The server sends one message per flush for all requests together. A session's streams are read as they come and kept in
-memory until they are iterated: there is no back-pressure on a single one of them.
+The server sends one message per flush for all requests together. Events are buffered in memory until their stream is
+iterated over: a single stream has no backpressure.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _SessionCall = Callable[[AsyncIterator[pb.SessionRequest]], Any]
 
 
 class SessionStream(AssembledStream):
-    """The events of one request of a session, in order: iterate, or await `completion()`."""
+    """The events of one request of a session, in order: iterate over it, or await `completion()`."""
 
     def __init__(
         self, tag: int, assembler: Assembler, resumption: Resumption, send: Callable[[pb.SessionRequest], None]
     ) -> None:
         super().__init__(assembler)
         self.tag = tag
-        """Its name in the session; another one after the connection broke."""
+        """The stream's tag in the session; changes when the stream resumes."""
         self.resumption = resumption
         self._send = send
         self._arrived: asyncio.Queue[Event | RosterError | None] = asyncio.Queue()
         self._ended = False
 
     def cancel(self) -> None:
-        """Ends the request; its stream goes on to its finishes. Harmless when it has ended."""
+        """Cancels the request; its stream continues to its finishes. Has no effect if it has ended."""
         self._send(pb.SessionRequest(tag=self.tag, cancel=pb.SessionCancel()))
 
     async def completion(self) -> Completion:
-        """Reads to the end and returns the whole answer."""
+        """Reads the stream to its end and returns the whole answer."""
         async for _ in self:
             pass
         return self._assembler.completion
@@ -83,7 +83,7 @@ class SessionStream(AssembledStream):
         return event
 
     def take(self, response: pb.GenerateResponse) -> None:
-        """What the session received for it."""
+        """Takes a message that the session received for this stream."""
         self.resumption.progress()
         try:
             for event in self._assembler.events(response):
@@ -92,15 +92,15 @@ class SessionStream(AssembledStream):
             self._arrived.put_nowait(error)
 
     def end(self, error: RosterError | None) -> None:
-        """Nothing more comes: it is over, or failed."""
+        """Ends the stream, with an error if it failed."""
         self._arrived.put_nowait(error)
 
 
 class Session:
-    """One Session call; made by `RosterClient.session()`. Leaving the `async with` cuts what still runs."""
+    """One Session call, from `RosterClient.session()`. Leaving the `async with` closes unfinished streams."""
 
     def __init__(self, call: _SessionCall, reconnect_s: float = RECONNECT_S) -> None:
-        """`reconnect_s`: how long a broken session is tried to be taken up again, in seconds."""
+        """`reconnect_s`: seconds for which a broken session tries to reconnect."""
         self._call_session = call
         self._reconnect_s = reconnect_s
         self._streams: dict[int, SessionStream] = {}
@@ -109,18 +109,18 @@ class Session:
         self._actions: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> SessionStream:
-        """Starts a request; see `RosterClient.generate`."""
+        """Starts a request; arguments as those of `RosterClient.generate`."""
         return self.send(build_request(prompt, options))
 
     def send(self, request: pb.GenerateRequest) -> SessionStream:
-        """Starts a request that is built already."""
+        """Starts a request from its message."""
         request = repeatable(request)
         return self._start(
             Assembler((len(request.received_token_ids),)), request, lambda: pb.SessionRequest(generate=request)
         )
 
     def attach(self, request_id: str, received: Sequence[int] = ()) -> SessionStream:
-        """Resumes a request's stream; see `RosterClient.attach`."""
+        """Resumes a request's stream; arguments as those of `RosterClient.attach`."""
         request = pb.AttachRequest(request_id=request_id, received=received)
         return self._start(Assembler(tuple(received)), None, lambda: pb.SessionRequest(attach=request))
 
@@ -156,9 +156,9 @@ class Session:
     # ------------------------------------------------------------------ connections
 
     def _open(self) -> None:
-        """A new call, with a queue of its own: what the broken one did not send is not sent by it later.
+        """Makes a new call with its own queue, so that unsent messages of the broken call are not sent later.
 
-        grpc.aio goes on reading the broken one's, and would never stop.
+        The None ends the old queue, which grpc.aio would otherwise read forever.
         """
         self._actions.put_nowait(None)
         self._actions = asyncio.Queue()
@@ -186,7 +186,7 @@ class Session:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _take_up(self, stream: SessionStream, error: RosterError) -> None:
-        """Asks for the rest of a stream after an error, or ends it with the error."""
+        """Resumes a stream after an error, or ends it with the error."""
         try:
             retry = stream.resumption.after(error)
         except RosterError:
@@ -205,7 +205,7 @@ class Session:
         asyncio.get_running_loop().call_later(retry.pause_s, actions.put_nowait, message)
 
     def _dispatch(self, message: pb.SessionResponse) -> None:
-        # Acceptances and refusals speak of what comes before the rows, finishes and usages of what comes after.
+        # Acceptances and refusals come before the message's rows, finishes and usages after them.
         for event in message.events:
             if event.WhichOneof("event") in ("accepted", "prompt", "refused"):
                 self._event(event)
@@ -245,13 +245,13 @@ class Session:
 
 
 async def taken_from(actions: asyncio.Queue[pb.SessionRequest | None]) -> AsyncIterator[pb.SessionRequest]:
-    """What a Session call sends: the queue's messages up to None."""
+    """Yields the messages that a Session call sends: those of the queue up to None."""
     while (message := await actions.get()) is not None:
         yield message
 
 
 def _rows(message: pb.SessionResponse) -> Iterator[tuple[int, pb.Delta]]:
-    """Each row of a message with its tag, as a delta."""
+    """Yields each row of a message as its tag and a delta."""
     rows = len(message.tags)
     indexes = message.indexes or itertools.repeat(0, rows)
     counts = message.token_counts or itertools.repeat(1, rows)

@@ -1,10 +1,10 @@
-"""The client without an event loop: the twin of `client.py`, method for method.
+"""The blocking client, with the methods of `async_client.py` except sessions.
 
     with SyncRosterClient("127.0.0.1:50061") as client:
         for event in client.generate("Once upon a time", max_tokens=64):
             ...
 
-Both share the requests, events and errors of the modules beside them.
+Both clients share the requests, events and errors of this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roster_protos import inference_pb2_grpc
 
 
 class SyncEventStream(AssembledStream):
-    """The events of one request, in order: iterate, or call `completion()`. See `client.EventStream`."""
+    """The events of one request, in order: iterate over it, or call `completion()`. As `async_client.EventStream`."""
 
     def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, caller: Caller) -> None:
         super().__init__(assembler)
@@ -54,7 +54,7 @@ class SyncEventStream(AssembledStream):
                 self._resume(self._resumption.after(from_rpc_error(error)))
                 continue
             if self._resumption.attach_when_accepted:
-                self._former = self._call  # it ends when the new call has taken over
+                self._former = self._call  # it ends when the new call has attached
                 self._resume(self._resumption.accepted())
                 continue
             self._resumption.progress()
@@ -65,13 +65,13 @@ class SyncEventStream(AssembledStream):
         self._call = self._caller.reopen(retry.call, self._resumption)
 
     def completion(self) -> Completion:
-        """Reads to the end and returns the whole answer."""
+        """Reads the stream to its end and returns the whole answer."""
         for _ in self:
             pass
         return self._assembler.completion
 
     def cancel(self) -> None:
-        """Cuts the stream; harmless when it has ended."""
+        """Closes the stream; has no effect if it has ended."""
         self._cut = True
         self._call.cancel()
         if self._former is not None:
@@ -89,7 +89,7 @@ class SyncEventStream(AssembledStream):
 class SyncRosterClient:
     """One channel to one server, for one tenant. Safe to share between threads.
 
-    `deadline_s` of a call is in seconds and covers it whole; None means no deadline.
+    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SyncRosterClient:
         reconnect_s: float = RECONNECT_S,
         trace: bool = False,
     ) -> None:
-        """`tenant` may stay empty where a token says it. `reconnect_s`, `trace`: see `RosterClient`."""
+        """`tenant` may be empty if the token implies it. `reconnect_s` and `trace` as those of `RosterClient`."""
         self._reconnect_s = reconnect_s
         self._metadata = metadata_source(call_metadata(tenant) + credentials.metadata, trace)
         self._channel = credentials.channel(target)
@@ -110,13 +110,13 @@ class SyncRosterClient:
 
     @property
     def channel(self) -> grpc.Channel:
-        """The channel, for services beside this one (health, reflection)."""
+        """The channel, for other services of the server (health, reflection)."""
         return self._channel
 
     def generate(
         self, prompt: Prompt, *, deadline_s: float | None = None, **options: Unpack[Options]
     ) -> SyncEventStream:
-        """Streams the answer to a prompt: text, token ids or messages. Options: see `requests.Options`."""
+        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`."""
         return self.send(build_request(prompt, options), deadline_s=deadline_s)
 
     def chat(
@@ -126,7 +126,7 @@ class SyncRosterClient:
         return self.generate(messages, deadline_s=deadline_s, **options)
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> SyncEventStream:
-        """Streams the answer to a request that is built already."""
+        """Streams the answer to a request message."""
         request = repeatable(request)
         call = self._caller.generate(request, deadline_s)
         return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
@@ -134,7 +134,7 @@ class SyncRosterClient:
     def attach(
         self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None
     ) -> SyncEventStream:
-        """Resumes a request's stream after the tokens received of each choice (`SyncEventStream.received`)."""
+        """Resumes a request's stream after the `received` tokens of each choice (`SyncEventStream.received`)."""
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._caller.attach(request, deadline_s)
         return self._stream(call, Assembler(tuple(received)), None, deadline_s)
@@ -146,27 +146,27 @@ class SyncRosterClient:
         return SyncEventStream(call, assembler, resumption, self._caller)
 
     def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
-        """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""
+        """Cancels a request, waiting or running. Raises NotFoundError if the tenant has no such request."""
         self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), deadline_s)
 
     def get_model(self, *, deadline_s: float | None = None) -> pb.GetModelResponse:
-        """The model that is served. Raises UnavailableError until a runner is there."""
+        """Returns the served model. Raises UnavailableError while there is no runner."""
         return self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)
 
     def tokenize(self, prompt: Prompt, *, deadline_s: float | None = None) -> list[int]:
-        """The prompt's token ids, exactly as generate would use them."""
+        """Returns the prompt's token ids, as `generate` would use them."""
         request = pb.TokenizeRequest(prompt=build_prompt(prompt))
         return list(self._unary(self._stub.Tokenize, request, deadline_s).token_ids)
 
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, deadline_s: float | None = None
     ) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return self._unary(self._stub.Detokenize, request, deadline_s).text
 
     def close(self) -> None:
-        """Closes the channel and cuts its streams."""
+        """Closes the channel and its streams."""
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Hands the caller's trace on: W3C `traceparent` in a call's metadata, from OpenTelemetry's current context."""
+"""Propagates the caller's trace: OpenTelemetry's current context as W3C `traceparent` in a call's metadata."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def metadata_source(metadata: Metadata, trace: bool) -> Callable[[], Metadata]:
-    """What gives each call its metadata: `metadata`, and the trace that is current then if `trace` is set.
+    """Returns a function that returns a call's metadata: `metadata` and, if `trace` is set, the current trace context.
 
-    Raises ValueError if it is set and OpenTelemetry is not installed.
+    Raises ValueError if `trace` is set and OpenTelemetry is not installed.
     """
     if not trace:
         return lambda: metadata
     try:
         from opentelemetry import propagate
     except ImportError as error:
-        raise ValueError("trace=True needs OpenTelemetry: pip install opentelemetry-api") from error
+        raise ValueError("trace=True requires OpenTelemetry: pip install opentelemetry-api") from error
 
     def with_trace() -> Metadata:
         carrier: dict[str, str] = {}

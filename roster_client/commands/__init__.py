@@ -1,1 +1,1 @@
-"""The commands of `roster`, a file a command or a few that belong together."""
+"""The `roster` commands, one per file or a few related ones."""

@@ -1,4 +1,4 @@
-"""`roster generate` and `roster chat`: answers of a server's model on this terminal."""
+"""`roster generate` and `roster chat`: print a server's answers on the terminal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ errors = Console(stderr=True)
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to answer, or '-' to read it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="Prompt, or '-' to read it from standard input.")],
     server: Server = DEFAULT_SERVER,
     tenant: Tenant = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without the chat template.")] = False,
     system: System = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -47,18 +47,18 @@ def generate(
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, max=64, help="Number of answers.")] = None,
     schema: Annotated[
         Path | None,
-        typer.Option("--schema", exists=True, dir_okay=False, help="JSON schema (a file) that the answer keeps to."),
+        typer.Option("--schema", exists=True, dir_okay=False, help="File with a JSON schema for the answer."),
     ] = None,
     regex: Annotated[
-        str | None, typer.Option("--regex", help="Regular expression that the whole answer matches.")
+        str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.001, help="Seconds after which to give up.")
+        float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is done.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer: no line of statistics.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer, no statistics.")] = False,
 ) -> None:
-    """Stream the answer to one prompt. Models with a chat template get it as a user message, unless --raw."""
+    """Stream the answer to one prompt, sent as a user message if the model has a chat template, unless --raw."""
     text = sys.stdin.read() if prompt == "-" else prompt
     options = request_options(
         max_tokens=max_tokens,
@@ -93,7 +93,7 @@ def chat(
     top_k: TopK = None,
     seed: Seed = None,
 ) -> None:
-    """Talk with the model; the history goes along. Ctrl-C cuts an answer short, Ctrl-D leaves."""
+    """Chat with the model; each message is sent with the history. Ctrl-C stops an answer, Ctrl-D exits."""
     console = Console()
     options = request_options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
@@ -109,6 +109,6 @@ def chat(
 def _question(client: SyncRosterClient, text: str, system: str, raw: bool) -> Prompt:
     if raw or not client.get_model(deadline_s=10).chat_template:
         if system:
-            raise ValueError("--system needs a model with a chat template, and no --raw")
+            raise ValueError("--system requires a model with a chat template and excludes --raw")
         return text
     return [Message("system", system)] * bool(system) + [Message("user", text)]

@@ -1,6 +1,6 @@
-"""`roster bench serve|offline|report`: load on a server, records of every request, and a page about it.
+"""`roster bench serve|offline|report`: loads a server, records every request, and writes a report.
 
-What needs the extra `bench` is imported in the commands, so that `roster` works without it.
+Modules that need the extra `bench` are imported in the commands, so that `roster` works without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roster_client.bench.runs.options import ItlTarget, RunOptions, TtftTarget, 
 
 MISSING = "`roster bench` needs more packages: install them with `pip install 'roster-serve[bench]'`"
 
-bench_app = typer.Typer(no_args_is_help=True, help="Put load on a server, and report what it did.")
+bench_app = typer.Typer(no_args_is_help=True, help="Load a server and report its performance.")
 
 
 @bench_app.command()
@@ -22,17 +22,17 @@ bench_app = typer.Typer(no_args_is_help=True, help="Put load on a server, and re
 def serve(
     options: RunOptions,
     *,
-    rate: Annotated[float | None, typer.Option("--rate", help="Poisson arrivals, requests a second.")] = None,
-    rate_scale: Annotated[float, typer.Option("--rate-scale", help="The trace's arrivals, so many times as fast.")] = 1,
+    rate: Annotated[float | None, typer.Option("--rate", help="Poisson arrivals, in requests per second.")] = None,
+    rate_scale: Annotated[float, typer.Option("--rate-scale", help="Factor of the trace's arrival rate.")] = 1,
     jitter: Annotated[
         float, typer.Option("--jitter", min=0, help="Add U(0, this) seconds to arrivals (3 for Mooncake's grid).")
     ] = 0,
     sweep: Annotated[
-        str, typer.Option("--sweep", help="Rates one after another: 1,2,4, or auto: from --rate up to saturation.")
+        str, typer.Option("--sweep", help="Rates to run in turn, such as 1,2,4; auto: from --rate up to saturation.")
     ] = "",
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="With --sweep: length of each rate's run.")] = 60,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="With --sweep: seconds per rate.")] = 60,
 ) -> None:
-    """Open-loop load: requests leave at their times, whatever has come back. Writes records and an HTML report."""
+    """Open-loop load: requests are sent at their times, regardless of answers. Writes records and an HTML report."""
     _with_packages(options.parquet)
     from roster_client.bench.load.workload import Arrivals
     from roster_client.bench.report.results import publish
@@ -43,19 +43,19 @@ def serve(
     if sweep:
         rates = sweep_rates_from(sweep)
         if rate_scale != 1 or jitter:
-            raise ValueError("--sweep makes arrivals of its own: leave out --rate-scale and --jitter")
+            raise ValueError("--sweep generates its own arrivals: omit --rate-scale and --jitter")
         publish(runs.sweep(rates, rate or 1.0, seconds), "Rate sweep", options)
         return
     arrivals = Arrivals(rate=rate, scale=rate_scale, jitter_s=jitter)
     if options.trace is None and rate is None:
-        raise ValueError("without a trace there are no arrival times: give --rate, or use `roster bench offline`")
+        raise ValueError("without --trace there are no arrival times: give --rate, or use `roster bench offline`")
     publish(runs.one(arrivals), "Serving", options)
 
 
 @bench_app.command()
 @takes_run_options
 def offline(options: RunOptions) -> None:
-    """All requests at once: how long until the last token (makespan), and tokens a second."""
+    """Send all requests at once, and measure the time to the last token (makespan) and tokens per second."""
     _with_packages(options.parquet)
     from roster_client.bench.load.workload import Arrivals
     from roster_client.bench.report.results import publish
@@ -67,12 +67,12 @@ def offline(options: RunOptions) -> None:
 @bench_app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Records of runs: .jsonl, .jsonl.gz or .parquet.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The report's file.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title")] = "Serving",
     ttft_target_ms: TtftTarget = 1000,
     itl_target_ms: ItlTarget = 100,
 ) -> None:
-    """Make the page again from records: with other targets, or several runs side by side."""
+    """Write the report from records, with other targets or several runs side by side."""
     _with_packages()
     from roster_client.bench.records.record_file import read_runs
     from roster_client.bench.records.summary import Targets
@@ -80,11 +80,11 @@ def report(
 
     some = [run for path in runs for run in read_runs(path)]
     write_report(output, title, some, Targets(ttft_target_ms / 1e3, itl_target_ms / 1e3))
-    typer.echo(f"written to {output}")
+    typer.echo(f"Report written to {output}")
 
 
 def _with_packages(parquet: bool = False) -> None:
-    """Raises ValueError, with what to install, where something is missing."""
+    """Raises ValueError, with the packages to install, if one is missing."""
     try:
         import aiohttp  # noqa: F401
         import numpy  # noqa: F401

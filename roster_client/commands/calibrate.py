@@ -1,4 +1,4 @@
-"""`roster calibrate`: times a runner's steps through the real engine and writes a cost model for `roster simulate`."""
+"""`roster calibrate`: times a runner's steps with the real engine and writes a cost model for `roster simulate`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ GRACE_S = 10.0
 
 
 def calibrate(
-    output: Annotated[Path, typer.Argument(help="File of the cost model, JSON; its stem is the model's name.")],
-    model: Annotated[str | None, typer.Option("--model", help="What the runner loads (default: smollm2).")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Where it computes (default: auto).")] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once.")] = None,
+    output: Annotated[Path, typer.Argument(help="File of the cost model, JSON; its stem is the cost model's name.")],
+    model: Annotated[str | None, typer.Option("--model", help="Model of the runner (default: smollm2).")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device of the runner (default: auto).")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Most sequences that run at once.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=0, help="CPU threads of the runner.")] = None,
     listen: Annotated[
-        str | None, typer.Option("--listen", help="Start no runner: wait for yours at this ZeroMQ endpoint.")
+        str | None, typer.Option("--listen", help="Start no runner, but wait for one at this ZeroMQ endpoint.")
     ] = None,
-    steps_file: Annotated[Path | None, typer.Option("--steps", help="Also write every timed step there, JSON.")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long to measure, about.")] = 60.0,
+    steps_file: Annotated[Path | None, typer.Option("--steps", help="Also write every timed step, JSON.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="Approximate time to measure.")] = 60.0,
     ready_timeout: Annotated[float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model.")] = 600.0,
 ) -> None:
-    """Measure a runner's step times and fit a cost model to them. Leave the machine alone meanwhile."""
+    """Measure a runner's step times and fit a cost model to them. The machine should be otherwise idle."""
     try:
         from roster_common.logs import configure_logs
         from scheduler_svc.simulator.calibration.calibration import Calibrator
@@ -42,7 +42,7 @@ def calibrate(
     configure_logs("console", "warning")
     flags: dict[str, object] = {"model": model, "device": device, "slots": slots, "threads": threads}
     if listen is not None and any(value is not None for value in flags.values()):
-        raise ValueError("--listen waits for a runner that you start: give --model, --device and the like to that one")
+        raise ValueError("--listen waits for a runner that you start: give --model, --device and so on to that runner")
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         calibrator = Calibrator(listen or f"ipc://{folder}/link")
@@ -61,14 +61,14 @@ def calibrate(
     fit = result.error
     print(
         f"{output}: {fit.steps} steps, error of the model p50 {fit.median:.1%}, p90 {fit.p90:.1%}, "
-        f"spread {fit.spread:.3f}, {fit.left_out} disturbed steps left out; "
+        f"spread {fit.spread:.3f}, {fit.left_out} disturbed steps excluded; "
         f"the runner's own timings account for {result.timings_share:.1%} of the time"
     )
 
 
 @contextmanager
 def started_runner(endpoint: str | None, flags: dict[str, object]) -> Iterator[Callable[[], None]]:
-    """A runner process that connects to `endpoint` (none: somebody else's); yields a check that it lives."""
+    """Runs a runner that connects to `endpoint` (None: an external one); yields a check that raises if it exited."""
     if endpoint is None:
         yield lambda: None
         return
@@ -83,7 +83,7 @@ def started_runner(endpoint: str | None, flags: dict[str, object]) -> Iterator[C
 
     def alive() -> None:
         if process.poll() is not None:
-            raise ValueError(f"the runner ended with exit status {process.returncode}; see its lines above")
+            raise ValueError(f"the runner ended with exit status {process.returncode}; see its output above")
 
     try:
         yield alive

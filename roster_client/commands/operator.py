@@ -1,4 +1,4 @@
-"""Commands of `roster` for operators that change something: drain a service, make keys."""
+"""`roster drain` and `roster keygen`: drain a service, generate keys."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def drain(
     admin: Admin = DEFAULT_ADMIN,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0, help="Seconds that living requests get (default: the server's drain_s)."),
+        typer.Option("--timeout", min=0, help="Seconds that running requests get (default: the server's drain_s)."),
     ] = None,
 ) -> None:
-    """Stop admission, let what runs finish, and end the scheduler. Exits with 5 if requests were cut short."""
+    """Stop admission, let running requests finish, and end the scheduler. Exits with 5 if requests were cut short."""
 
     async def run() -> admin_pb2.DrainResponse:
         answer = admin_pb2.DrainResponse()
@@ -44,14 +44,14 @@ def drain(
 
 
 def keygen(
-    name: Annotated[str, typer.Argument(help="Whose keys: scheduler, or a runner's name.")],
-    folder: Annotated[Path, typer.Option("--folder", help="Where to write NAME.key and NAME.pub.")] = Path(),
+    name: Annotated[str, typer.Argument(help="Owner of the keys: scheduler, or a runner's name.")],
+    folder: Annotated[Path, typer.Option("--folder", help="Folder for NAME.key and NAME.pub.")] = Path(),
 ) -> None:
-    """Make a CURVE key pair for the link between scheduler and runners."""
+    """Generate a CURVE key pair for the link between scheduler and runners."""
     try:
         secret, public = generate(folder, name)
     except ImportError as error:
-        raise ValueError(f"keygen needs ZeroMQ: install roster-serve[scheduler] or [runner] ({error})") from error
+        raise ValueError(f"keygen requires ZeroMQ: install roster-serve[scheduler] or [runner] ({error})") from error
     except OSError as error:
         raise ValueError(str(error)) from error
-    typer.echo(f"{secret}  secret: copy it to that service only\n{public}  public: for the other side")
+    typer.echo(f"{secret}  secret: copy it only to its service\n{public}  public: copy it to the peer")

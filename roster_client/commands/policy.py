@@ -1,4 +1,4 @@
-"""`roster policy list|show|set`: which policies there are, what they take, and which one is in force."""
+"""`roster policy list|show|set`: shows the policies and their parameters, and changes the current one."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from roster_protos import admin_pb2
 Answer = TypeVar("Answer")
 
 DEADLINE_S = 30.0
-"""A policy's package is imported meanwhile, which may take seconds."""
+"""The server imports a policy's package, which may take seconds."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-policy_app = typer.Typer(no_args_is_help=True, help="Look at the scheduling policies, and swap them while streams run.")
+policy_app = typer.Typer(
+    no_args_is_help=True, help="Show the scheduling policies, and change the current one while streams run."
+)
 
 
 @policy_app.command("list")
 def list_policies(admin: Admin = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
-    """List the installed policies; the one in force is marked."""
+    """List the installed policies; the current one is marked."""
     answer = _ask(admin, lambda client: client.list_policies(deadline_s=DEADLINE_S))
     if as_json:
         _print_json(answer)
@@ -42,12 +44,12 @@ def list_policies(admin: Admin = DEFAULT_ADMIN, as_json: AsJson = False) -> None
 @policy_app.command()
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="The policy (default: the one in force).", autocompletion=policy_names)
+        str | None, typer.Argument(help="The policy (default: the current one).", autocompletion=policy_names)
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
     as_json: AsJson = False,
 ) -> None:
-    """Show a policy's parameters: what they take, their defaults and, for the one in force, their values."""
+    """Show a policy's parameters: their types, defaults and, for the current policy, values."""
     answer = _ask(admin, lambda client: client.list_policies(deadline_s=DEADLINE_S))
     policy = _find(answer, name or answer.policy)
     if as_json:
@@ -59,17 +61,17 @@ def show(
 
 @policy_app.command("set")
 def set_policy(
-    name: Annotated[str, typer.Argument(help="The policy to put in force.", autocompletion=policy_names)],
+    name: Annotated[str, typer.Argument(help="The new policy.", autocompletion=policy_names)],
     parameters: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Its parameters, values as JSON; all others have their defaults."
+            metavar="[KEY=VALUE]...", help="Its parameters, with values as JSON; others get their defaults."
         ),
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
     as_json: AsJson = False,
 ) -> None:
-    """Put a policy in force while streams run: nothing is dropped, nothing is computed again.
+    """Change the policy while streams run; no stream is dropped and no token computed again.
 
     Example: roster policy set fcfs step_tokens=512
     """
@@ -99,10 +101,10 @@ def _find(answer: admin_pb2.ListPoliciesResponse, name: str) -> admin_pb2.Policy
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """KEY=VALUE; a value that is not JSON is a string."""
+    """Parses KEY=VALUE; a value that is not JSON is a string."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ValueError(f"a parameter is KEY=VALUE, step_tokens=512 for example; got {text!r}")
+        raise ValueError(f"a parameter has the form KEY=VALUE, for example step_tokens=512; got {text!r}")
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

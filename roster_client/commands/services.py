@@ -1,4 +1,4 @@
-"""`roster serve` and `roster demo`: both services on this machine."""
+"""`roster serve` and `roster demo`: run both services on this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
 
 Model = Annotated[
-    str | None, typer.Option("--model", help="What to serve: a local folder, a hub id, or smollm2 (the default).")
+    str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
 ]
-Device = Annotated[str | None, typer.Option("--device", help="Where the runner computes (default: cpu).")]
-Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once.")]
+Device = Annotated[str | None, typer.Option("--device", help="Device of the runner (default of serve: auto).")]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Most sequences that run at once.")]
 
 
 def serve(
@@ -31,16 +31,14 @@ def serve(
     listen: Annotated[str | None, typer.Option("--listen", help="Address of the gRPC API, host:port.")] = None,
     admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
     link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
-    free_ports: Annotated[bool, typer.Option("--free-ports", help="Use free loopback ports, whichever.")] = False,
-    ready_timeout: Annotated[
-        float, typer.Option("--ready-timeout", min=1, help="Seconds until the model must be loaded.")
-    ] = 600,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Use any free loopback ports.")] = False,
+    ready_timeout: Annotated[float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model.")] = 600,
 ) -> None:
-    """Run both services here until Ctrl-C or SIGTERM. Their other settings come from ROSTER_* variables."""
+    """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services
 
     if free_ports and (listen or admin_listen or link):
-        raise ValueError("--free-ports chooses the addresses: leave out --listen, --admin-listen and --link")
+        raise ValueError("--free-ports chooses the addresses: omit --listen, --admin-listen and --link")
     addresses = {"listen": listen, "admin_listen": admin_listen, "link": link}
     endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**addresses)
     scheduler = given(policy=policy)
@@ -53,12 +51,12 @@ def demo(
     model: Model = "smollm2",
     device: Device = "cpu",
     slots: Slots = 3,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines, as into a pipe, also on a terminal.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view.")] = False,
     record: Annotated[
-        Path | None, typer.Option("--record", help="Write both runs, step by step, there for `roster timeline`.")
+        Path | None, typer.Option("--record", help="Record every step of both runs, for `roster timeline`.")
     ] = None,
 ) -> None:
-    """Stream eight prompts at once with few slots: continuously batched, then in static batches, and compare."""
+    """Stream eight prompts at once with few slots: with continuous batching, then static batches, and compare."""
     from roster_client.demo.comparison import demo as run_demo
 
     console = Console()

@@ -1,4 +1,4 @@
-"""`roster simulate`: a trace through the production scheduler on a virtual clock, one policy or several compared."""
+"""`roster simulate`: runs a trace through the production scheduler on a virtual clock, under one or more policies."""
 
 from __future__ import annotations
 
@@ -24,52 +24,50 @@ MISSING = "the simulator runs the scheduler itself: install it with `pip install
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """What a simulation is told, in the order of `--help`."""
+    """Options of a simulation, in the order of `--help`."""
 
-    trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), .gz or not.")]
-    cost: Annotated[str, typer.Option("--cost", help="Cost model: a shipped name, or a file of `roster calibrate`.")]
+    trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")]
+    cost: Annotated[str, typer.Option("--cost", help="Cost model: a built-in name, or a file of `roster calibrate`.")]
     policy: Annotated[str, typer.Option("--policy", help="Scheduling policy.", autocompletion=policy_names)] = "fcfs"
     parameters: Annotated[str, typer.Option("--parameters", help="The policy's parameters, as JSON.")] = "{}"
     compare: Annotated[
-        str | None, typer.Option("--compare", help="Policies side by side, separated by commas, instead of --policy.")
+        str | None, typer.Option("--compare", help="Policies to compare, separated by commas, instead of --policy.")
     ] = None
-    runners: Annotated[int, typer.Option("--runners", min=1, help="Runners, all alike.")] = 1
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once, a runner.")] = None
+    runners: Annotated[int, typer.Option("--runners", min=1, help="Number of equal runners.")] = 1
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Most running sequences per runner.")] = None
     kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", min=1, help="KV cache of a runner, in tokens.")] = None
-    block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a KV block.")] = None
-    step_tokens: Annotated[int | None, typer.Option("--step-tokens", min=1, help="Most positions a step.")] = None
+    block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens per KV block.")] = None
+    step_tokens: Annotated[int | None, typer.Option("--step-tokens", min=1, help="Most tokens per step.")] = None
     depth: Annotated[int, typer.Option("--depth", min=1, max=3, help="Plans in flight per runner.")] = 2
     plan_lead_ms: Annotated[
         float | None,
-        typer.Option("--plan-lead-ms", min=0, help="Make plans so long before a runner runs dry, not at once."),
+        typer.Option("--plan-lead-ms", min=0, help="Make plans this long before a runner idles (default: at once)."),
     ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first requests of the trace.")] = None
-    rate_scale: Annotated[float, typer.Option("--rate-scale", help="Requests a second, times this.")] = 1.0
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
+    rate_scale: Annotated[float, typer.Option("--rate-scale", help="Factor of the trace's arrival rate.")] = 1.0
     jitter: Annotated[
         float, typer.Option("--jitter", min=0, help="Add U(0, this) seconds to arrivals (3 for Mooncake's grid).")
     ] = 0.0
-    prompt_divisor: Annotated[int, typer.Option("--prompt-divisor", min=1, help="Prompts this much shorter.")] = 1
-    output_divisor: Annotated[int, typer.Option("--output-divisor", min=1, help="Outputs this much shorter.")] = 1
-    scheduler_us: Annotated[float, typer.Option("--scheduler-us", min=0, help="Engine's time a plan, in µs.")] = 150.0
+    prompt_divisor: Annotated[int, typer.Option("--prompt-divisor", min=1, help="Divisor of prompt lengths.")] = 1
+    output_divisor: Annotated[int, typer.Option("--output-divisor", min=1, help="Divisor of output lengths.")] = 1
+    scheduler_us: Annotated[float, typer.Option("--scheduler-us", min=0, help="Engine's time per plan, µs.")] = 150.0
     spread: Annotated[
         float, typer.Option("--spread", min=0, help="Spread of step times around the model (log-normal sigma).")
     ] = 0.0
-    ttft_target_ms: Annotated[float, typer.Option("--ttft-target-ms", min=0, help="For goodput.")] = 1000.0
-    itl_target_ms: Annotated[float, typer.Option("--itl-target-ms", min=0, help="For goodput: mean of a request.")] = (
-        50.0
-    )
-    seed: Annotated[int, typer.Option("--seed", help="Of --jitter and --spread.")] = 0
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the numbers there.")] = None
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw them there (.png, .svg, .pdf).")] = None
+    ttft_target_ms: Annotated[float, typer.Option("--ttft-target-ms", min=0, help="TTFT target of goodput.")] = 1000.0
+    itl_target_ms: Annotated[float, typer.Option("--itl-target-ms", min=0, help="Goodput's target of mean ITL.")] = 50.0
+    seed: Annotated[int, typer.Option("--seed", help="Seed of --jitter and --spread.")] = 0
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also plot the results (.png, .svg, .pdf).")] = None
     timeline: Annotated[
-        Path | None, typer.Option("--timeline", help="Also record every step there, for `roster timeline`.")
+        Path | None, typer.Option("--timeline", help="Also record every step, for `roster timeline`.")
     ] = None
 
 
 @takes(SimulateOptions)
 def simulate(options: SimulateOptions) -> None:
-    """Try a policy on a trace before it serves: the production scheduler on a virtual clock."""
+    """Simulate a policy on a trace: the production scheduler on a virtual clock."""
     try:
         import scheduler_svc.simulator.simulation  # noqa: F401
         from scheduler_svc.simulator.trace import read_trace
@@ -85,7 +83,7 @@ def simulate(options: SimulateOptions) -> None:
 
 
 def _setups(options: SimulateOptions) -> dict[str, Setup]:
-    """What is simulated for each policy."""
+    """Returns the simulation of each policy."""
     from scheduler_svc.simulator.cost_model import load_cost_model
     from scheduler_svc.simulator.simulation import Setup
 
@@ -122,7 +120,7 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
     configure_logs("console", "warning")
     if options.plot is not None:
         check_plot(options.plot)
-    for name, setup in setups.items():  # all names are checked before the first of them runs for a minute
+    for name, setup in setups.items():  # check all names before the first simulation, which may take a minute
         load_policy(name, setup.parameters)
     targets = Targets(options.ttft_target_ms / 1e3, options.itl_target_ms / 1e3)
     outcomes, reports = [], []
@@ -142,11 +140,11 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """The policy's parameters. Raises ValueError for anything but a JSON object."""
+    """Parses the policy's parameters. Raises ValueError unless they are a JSON object."""
     try:
         parameters = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"--parameters must be JSON: {error}") from error
     if not isinstance(parameters, dict):
-        raise ValueError('--parameters must be a JSON object, {"step_tokens": 512} for example')
+        raise ValueError('--parameters must be a JSON object, for example {"step_tokens": 512}')
     return parameters

@@ -1,4 +1,4 @@
-"""`roster status` and `roster health`: is a service there, and what does it do?"""
+"""`roster status` and `roster health`: show a service's state and health."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def status(
     admin: Admin = DEFAULT_ADMIN,
     as_json: Annotated[bool, typer.Option("--json", help="Print the status as JSON.")] = False,
 ) -> None:
-    """Show the scheduler, its runners and its counts."""
+    """Show the scheduler's state, its runners and its counters."""
     from google.protobuf.json_format import MessageToJson
 
     async def get() -> Any:
@@ -38,11 +38,11 @@ def status(
 def health(
     server: Server = DEFAULT_SERVER,
     service: Annotated[
-        str, typer.Option("--service", help='What to ask about: "" (liveness), roster.engine or roster.runner (hangs).')
+        str, typer.Option("--service", help='Service to check: "" (liveness), roster.engine or roster.runner (hangs).')
     ] = READINESS,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait for an answer.")] = 5,
 ) -> None:
-    """Exit with 0 if the server takes requests (or what --service asks), with 3 if not. For container health checks."""
+    """Exit with 0 if the server accepts requests, or --service is healthy, otherwise with 3; for health checks."""
     with SyncRosterClient(server, credentials=credentials()) as client:
         state = check_health(client.channel, timeout, service)
     typer.echo(state)

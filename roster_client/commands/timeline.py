@@ -1,4 +1,4 @@
-"""`roster timeline`: recordings of a roster as a picture, as a trace for Perfetto, and as a table."""
+"""`roster timeline`: shows recorded steps as a picture, a trace for Perfetto, and a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def timeline(
         list[Path] | None,
         typer.Argument(
             metavar="[FILE]...",
-            help="Recordings, of `roster demo --record`, `roster simulate --timeline` or --live; panels in this order.",
+            help="Recordings from `roster demo --record`, `roster simulate --timeline` or --live, in panel order.",
         ),
     ] = None,
     out: Annotated[
@@ -35,17 +35,16 @@ def timeline(
         Path | None, typer.Option("--trace", help="Also write a trace that ui.perfetto.dev opens (JSON).")
     ] = None,
     live: Annotated[
-        float | None, typer.Option("--live", min=0.1, help="Record the service at --admin into FILE for these seconds.")
+        float | None,
+        typer.Option("--live", min=0.1, help="First record the service at --admin to FILE for these seconds."),
     ] = None,
-    across: Annotated[Across, typer.Option("--across", help="What the picture's horizontal axis counts.")] = (
-        Across.STEPS
-    ),
-    title: Annotated[str, typer.Option("--title", help="Above the picture.")] = "",
+    across: Annotated[Across, typer.Option("--across", help="Unit of the picture's horizontal axis.")] = (Across.STEPS),
+    title: Annotated[str, typer.Option("--title", help="Title of the picture.")] = "",
     admin: Admin = DEFAULT_ADMIN,
 ) -> None:
-    """Draw the roster over time: slots down, steps across, one colour a request, prefill darker than decode.
+    """Draw the roster over time: slots down, steps across, a colour per request, prefill darker than decode.
 
-    Several recordings become panels above each other with one scale across.
+    Several recordings become stacked panels with a common horizontal scale.
     Example: roster demo --record demo.jsonl && roster timeline demo.jsonl -o demo.svg
     """
     files, pictures = files or [], out or []
@@ -53,12 +52,12 @@ def timeline(
         check_picture(picture)
     if live is not None:
         if len(files) != 1:
-            raise ValueError("--live records into one FILE: name just that")
+            raise ValueError("--live records to a single FILE: name exactly one")
         with recording_writer(files[0]) as recorder:
             if recorder is not None:
                 asyncio.run(record_live(admin, credentials(), recorder, live))
     if not files:
-        raise ValueError("name a recording: make one with `roster demo --record FILE`, or here with --live SECONDS")
+        raise ValueError("name a recording: make one with `roster demo --record FILE` or with --live SECONDS")
     recordings = _read(files)
     for picture in pictures:
         draw(picture, recordings, across, title)
@@ -68,7 +67,7 @@ def timeline(
 
 
 def _read(files: list[Path]) -> list[Recording]:
-    """What the files hold, without recordings in which nothing ran."""
+    """Returns the files' recordings, except those without steps."""
     try:
         recordings = [recording for file in files for recording in read_recordings(file)]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`roster top`: a service's roster, live; or one frame of it for scripts."""
+"""`roster top`: shows a service's roster live, or a single frame for scripts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from roster_client.top.load import Load, RecentLooks, as_json, load_between
 from roster_client.top.screen import Screen
 
 MOST_LINES = 10_000
-"""Height of a frame that no screen bounds."""
+"""Most lines of a frame that is not bounded by a screen."""
 
 
 def top(
     admin: Admin = DEFAULT_ADMIN,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.1, max=60, help="Seconds between two looks at the service.")
-    ] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame, of one interval, and leave.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60, help="Seconds between updates.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, over one interval, and exit.")] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a look, a line each, instead of drawing.")
+        bool, typer.Option("--json", help="Print one line of JSON per update instead of drawing.")
     ] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", help="With --once: also write the frame there, as SVG.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="With --once: also write the frame as SVG.")] = None,
 ) -> None:
-    """Watch the roster: each running sequence a bar, queue, KV use, latency, throughput. Keys change the policy.
+    """Watch the running sequences, queue, KV usage, latency and throughput. Keys change the policy.
 
-    p lists the policies, a number puts one in force while streams run, q leaves.
+    p lists the policies, a number selects one while streams run, q quits.
     """
     if svg is not None and (json_lines or not once):
-        raise ValueError("--svg writes the one frame of --once: use it with that, and without --json")
+        raise ValueError("--svg writes the frame of --once: use it with --once and without --json")
     console = Console(record=svg is not None)
     if not once and not json_lines and not console.is_terminal:
-        raise ValueError("top draws on a terminal: into a file or a pipe use --once or --json")
+        raise ValueError("the live view needs a terminal: for a file or a pipe use --once or --json")
     asyncio.run(_run(console, admin, interval, once, json_lines))
     if svg is not None:
         console.save_svg(str(svg), title="roster top")
@@ -59,7 +57,7 @@ async def _run(console: Console, target: str, interval_s: float, once: bool, jso
 
 
 async def _one_interval(client: AdminClient, interval_s: float) -> Load:
-    """The load between two looks."""
+    """Returns the load between two updates."""
     looks = client.watch_roster(interval_s)
     before = await anext(looks)
     return load_between(before, await anext(looks))

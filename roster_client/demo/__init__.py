@@ -1,1 +1,1 @@
-"""`roster demo`: eight prompts under two policies, the answers and the roster as they come, and a table."""
+"""`roster demo`: runs eight prompts under two policies, showing answers and roster live, and compares them."""

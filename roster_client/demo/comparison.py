@@ -1,6 +1,6 @@
-"""`roster demo`: eight prompts at once, continuously batched, then the same eight in static batches, and a table.
+"""`roster demo`: runs eight prompts at once with continuous batching, then with static batches, and prints a table.
 
-Both services run on this machine; between the two runs only the scheduler is replaced, the runner keeps its weights.
+Both services run on this machine. Between the two runs only the scheduler is replaced; the runner keeps its weights.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from roster_client.timeline.recording import RecordingWriter
 
 TITLES = {
     "fcfs": "fcfs: continuous batching, a free slot takes the next request at once",
-    "static": "static: a batch starts when all of the one before it have finished",
+    "static": "static: a batch starts when all requests of the previous one have finished",
 }
 POLICIES = tuple(TITLES)
 LAST_STEP_S = 0.3
-"""A request's last token is here a moment before its step is told to whoever records."""
+"""Time to wait for the report of the last step, which arrives shortly after the last token."""
 WARM_UP_TOKENS = 4
 READY_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 600.0
 
 
 class View(Protocol):
-    """What shows a run: `begin`, then steps, texts and finished answers as they come, then `end`."""
+    """Shows a run: receives `begin`, then steps, texts and finished answers as they come, then `end`."""
 
     def begin(self, run: DemoRun) -> None: ...
 
@@ -60,9 +60,9 @@ class View(Protocol):
 async def demo(
     console: Console, runner: dict[str, object], *, plain: bool, recorder: RecordingWriter | None = None
 ) -> ExitCode:
-    """Runs the demo with these runner settings and stops what it started, also on errors and signals.
+    """Runs the demo with these runner settings; stops both services, also on errors and signals.
 
-    Every step of both runs goes to the `recorder`.
+    `recorder` records every step of both runs.
     """
     view: View = PlainView(console) if plain else LiveView(console)
     log = LogView(console)
@@ -87,7 +87,7 @@ async def demo(
 async def _compare(
     console: Console, view: View, log: LogView, stack: Stack, recorder: RecordingWriter | None
 ) -> tuple[list[Measurement], int]:
-    """One run per policy; also returns how many answers came out the same."""
+    """Makes one run per policy; also returns the number of answers that are equal."""
     measurements: list[Measurement] = []
     texts: list[list[str]] = []
     for policy in POLICIES:
@@ -105,13 +105,13 @@ async def _compare(
 
 async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bool) -> Measurement:
     """Streams all requests at once while watching the roster. Raises RosterError if one fails."""
-    # Ids belong to a tenant: with one of its own, a run gets no answer that the one before it has left on the runner.
+    # Request ids belong to a tenant: a tenant per run keeps it from attaching to the previous run's answers.
     client = RosterClient(endpoints.listen, tenant=run.policy)
     async with client, AdminClient(endpoints.admin_listen) as admin:
         steps = await admin.watch_steps()
         watching = asyncio.create_task(_watch(steps, view, run))
         try:
-            # A short request holds the roster until all have arrived: else `static` would batch the first one alone.
+            # A short request runs until all others have arrived; otherwise `static` would batch the first one alone.
             warm_up = client.generate(
                 _prompt("Hello", chat), request_id="warm-up", max_tokens=WARM_UP_TOKENS, ignore_eos=True
             )
@@ -129,7 +129,7 @@ async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bo
 
 @asynccontextmanager
 async def _recorded(endpoints: Endpoints, run: DemoRun, recorder: RecordingWriter | None) -> AsyncIterator[None]:
-    """Meanwhile every step is recorded."""
+    """Records every step within the context."""
     if recorder is None:
         yield
         return
@@ -177,7 +177,7 @@ def _prompt(question: str, chat: bool) -> Prompt:
 
 
 def comparison(measurements: Sequence[Measurement]) -> Table:
-    """The closing table: one row per policy."""
+    """Returns the closing table, with one row per policy."""
     table = Table(title="Continuous batching (fcfs) against static batches")
     for heading in ("policy", "tokens", "seconds", "tokens/s", "mean TTFT", "worst TTFT", "slots filled"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")

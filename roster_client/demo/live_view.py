@@ -1,6 +1,6 @@
-"""The demo on a terminal: answers on the left, the roster on the right, four frames a second.
+"""The demo on a terminal: answers on the left, the roster on the right, four frames per second.
 
-Frames are drawn from the state, whatever came in between, so that the cost does not grow with the number of steps:
+Frames are drawn at a fixed rate from the current state, so that their cost does not grow with the number of steps:
 drawing shares the machine's cores with the model.
 """
 
@@ -24,14 +24,14 @@ _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "
 
 
 class LiveView:
-    """Draws the run that `begin` named until `end`."""
+    """Draws a run from `begin` to `end`; a `View`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
 
     def begin(self, run: DemoRun) -> None:
-        """A run begins."""
+        """Starts drawing the run."""
         frame = _Frame(run, self._console)
         self._live = Live(
             console=self._console, get_renderable=frame.render, refresh_per_second=FRAMES_PER_S, screen=False
@@ -39,16 +39,16 @@ class LiveView:
         self._live.start()
 
     def step(self, run: DemoRun, change: RosterChange | None) -> None:
-        """A step went out: the next frame shows it."""
+        """Does nothing: the next frame shows the step."""
 
     def text(self, answer: DemoAnswer) -> None:
-        """Text was added to an answer: the next frame shows it."""
+        """Does nothing: the next frame shows the text."""
 
     def finished(self, answer: DemoAnswer) -> None:
-        """An answer is whole: the next frame shows it."""
+        """Does nothing: the next frame shows the finished answer."""
 
     def end(self) -> None:
-        """The run is over: its last frame stays on the screen."""
+        """Stops drawing; the last frame stays on the screen."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -60,7 +60,7 @@ class _Frame:
         self._console = console
 
     def render(self) -> RenderableType:
-        """The frame now, as wide as the terminal and one line less high."""
+        """Returns the current frame, as wide as the terminal and one line lower."""
         width, height = self._console.size
         lines = max(1, (min(height - 1, MAX_ROWS) - 2) // len(self._run.answers) - 1)
         rows = (lines + 1) * len(self._run.answers)
@@ -116,7 +116,7 @@ def _change(change: RosterChange) -> Text:
 
 
 def _tail(text: str, columns: int, lines: int) -> list[Text]:
-    """The last lines of an answer. Lines break at fixed places, so that they do not shift as it grows."""
+    """Returns the last lines of an answer. Lines break at fixed places, so that they do not shift as it grows."""
     flat = one_line(text)
     first = max(0, -(-len(flat) // columns) - lines) * columns
     return [Text(flat[i : i + columns], no_wrap=True) for i in range(first, len(flat), columns)]

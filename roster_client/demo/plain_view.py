@@ -1,4 +1,4 @@
-"""The demo as lines, for pipes and logs: every change of the roster, and the answers in pieces of a line."""
+"""The demo as lines, for pipes and logs: every change of the roster, and the answers line by line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PIECE_CHARACTERS = 72
 
 
 class PlainView:
-    """Prints as things happen. Steps at which the roster stayed the same are told as one range."""
+    """Prints events as they happen; a `View`. Consecutive steps with an unchanged roster are one line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -19,13 +19,13 @@ class PlainView:
         self._last: RosterChange | None = None
 
     def begin(self, run: DemoRun) -> None:
-        """A run begins."""
+        """Prints the run's policy."""
         self._printed = {answer.number: 0 for answer in run.answers}
         self._last = None
         self._line(f"--- policy {run.policy}: {len(run.answers)} prompts at once")
 
     def step(self, run: DemoRun, change: RosterChange | None) -> None:
-        """A step went out."""
+        """Prints the change, if any."""
         if change is None:
             return
         self._unchanged(change.step)
@@ -38,7 +38,7 @@ class PlainView:
         self._last = change
 
     def text(self, answer: DemoAnswer) -> None:
-        """Text was added to an answer."""
+        """Prints the answer's new text in pieces of a line."""
         pending = answer.text[self._printed[answer.number] :]
         while len(pending) > PIECE_CHARACTERS:
             cut = pending.rfind(" ", 0, PIECE_CHARACTERS) + 1 or PIECE_CHARACTERS
@@ -46,13 +46,13 @@ class PlainView:
             pending = pending[cut:]
 
     def finished(self, answer: DemoAnswer) -> None:
-        """An answer is whole."""
+        """Prints the rest of the answer and its measurements."""
         self._piece(answer, answer.text[self._printed[answer.number] :])
         reason = answer.finish.reason.name.lower() if answer.finish else "failed"
         self._line(f"  #{answer.number} done ({reason}): {answer.num_tokens} tokens, first after {answer.ttft_s:.2f} s")
 
     def end(self) -> None:
-        """The run is over."""
+        """Does nothing."""
 
     def _unchanged(self, step: int) -> None:
         first = self._last.step + 1 if self._last is not None else step

@@ -1,4 +1,4 @@
-"""The eight requests of `roster demo`: questions and answers of very different lengths."""
+"""The eight requests of `roster demo`, with questions and answers of very different lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REPORT = (
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """A question, and the most tokens that its answer may have."""
+    """A question and the most tokens of its answer."""
 
     question: str
     max_tokens: int

@@ -1,6 +1,6 @@
-"""What a run of the demo knows: the answers so far, who sits in which slot, and the measurements.
+"""State of a run of the demo: the answers so far, the slots' answers, and the measurements.
 
-The views (`live_view.py`, `plain_view.py`) show it; `comparison.py` feeds it.
+The views (`live_view.py`, `plain_view.py`) show it; `comparison.py` updates it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DemoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RosterChange:
-    """A step at which sequences joined or left: their numbers, and the reason why each left."""
+    """A step at which sequences joined or left: their numbers, and the reason that each left."""
 
     step: int
     joined: tuple[int, ...]
@@ -50,7 +50,7 @@ class RosterChange:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the closing table shows of one policy."""
+    """One policy's row of the closing table."""
 
     policy: str
     tokens: int
@@ -63,7 +63,7 @@ class Measurement:
 
 @dataclass(slots=True)
 class DemoRun:
-    """One policy's run. Request ids are the answers' numbers, from 1; others (the warm-up) are left out."""
+    """One policy's run. Request ids are the answers' numbers, from 1; other requests (the warm-up) are ignored."""
 
     policy: str
     answers: list[DemoAnswer]
@@ -77,19 +77,19 @@ class DemoRun:
     changes: deque[RosterChange] = field(default_factory=lambda: deque(maxlen=RECENT_CHANGES))
 
     def take_delta(self, answer: DemoAnswer, delta: Delta) -> None:
-        """Text came."""
+        """Adds a delta to its answer."""
         if answer.first_token_s is None:
             answer.first_token_s = time.monotonic()
         answer.text += delta.text
         answer.num_tokens += len(delta.token_ids)
 
     def take_finish(self, answer: DemoAnswer, finish: Finish) -> None:
-        """An answer ended; the step that reports its leaving may never come if it was the last."""
+        """Ends an answer and frees its slot; after the last answer, no step may follow to report that it left."""
         answer.finish = finish
         self._unseat(answer.number)
 
     def take_step(self, report: admin_pb2.WatchStepsResponse) -> RosterChange | None:
-        """A step went out; returns the change if somebody joined or left."""
+        """Takes a step's report; returns the change if a sequence joined or left."""
         self.step, self.slots, self.waiting, self.rows = report.number, report.slots, report.waiting, len(report.rows)
         ours = sum(self._answer_of(row.sequence.request_id) is not None for row in report.rows)
         if ours:
@@ -116,7 +116,7 @@ class DemoRun:
         return change
 
     def measure(self, seconds: float) -> Measurement:
-        """The measurements after a run of this many seconds."""
+        """Returns the measurements of a run that took `seconds`."""
         ttfts = [answer.ttft_s for answer in self.answers]
         return Measurement(
             self.policy,
@@ -140,5 +140,5 @@ class DemoRun:
 
 
 def new_run(policy: str, requests: Sequence[DemoRequest]) -> DemoRun:
-    """A run that has not begun."""
+    """Returns a run that has not begun."""
     return DemoRun(policy, [DemoAnswer(request, number) for number, request in enumerate(requests, 1)])

@@ -1,1 +1,1 @@
-"""Options that several commands of `roster` take."""
+"""Options that several `roster` commands share."""

@@ -1,4 +1,4 @@
-"""Where a server is: the options of commands that call it, and what they are without them."""
+"""Options for a server's addresses, and their defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection options of the `roster` command, given before the subcommand: they hold for whatever it calls."""
+"""The connection options of the `roster` command, given before the subcommand; they apply to all of its calls."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 
 _given: ContextVar[Credentials] = ContextVar("credentials", default=IN_THE_CLEAR)
 
-Tls = Annotated[bool, typer.Option("--tls", envvar="ROSTER_TLS", help="Speak TLS, with gRPC's own authorities.")]
+Tls = Annotated[bool, typer.Option("--tls", envvar="ROSTER_TLS", help="Use TLS, trusting gRPC's default authorities.")]
 TlsCa = Annotated[
-    Path | None, typer.Option("--tls-ca", envvar="ROSTER_TLS_CA", help="Speak TLS, trusting these authorities (PEM).")
+    Path | None, typer.Option("--tls-ca", envvar="ROSTER_TLS_CA", help="Use TLS, trusting these authorities (PEM).")
 ]
 Cert = Annotated[
-    Path | None, typer.Option("--cert", envvar="ROSTER_CERT", help="Certificate of this client, for mutual TLS (PEM).")
+    Path | None, typer.Option("--cert", envvar="ROSTER_CERT", help="Client certificate, for mutual TLS (PEM).")
 ]
-Key = Annotated[Path | None, typer.Option("--key", envvar="ROSTER_KEY", help="Its private key (PEM).")]
+Key = Annotated[
+    Path | None, typer.Option("--key", envvar="ROSTER_KEY", help="Private key of the client certificate (PEM).")
+]
 Token = Annotated[
     str,
     typer.Option(
-        "--token", envvar="ROSTER_TOKEN", help="Bearer token; better in the variable, which other users can't read."
+        "--token", envvar="ROSTER_TOKEN", help="Bearer token; prefer the variable, which other users can't read."
     ),
 ]
 
@@ -31,10 +33,10 @@ Token = Annotated[
 def connection_options(
     tls: Tls = False, tls_ca: TlsCa = None, cert: Cert = None, key: Key = None, token: Token = ""
 ) -> None:
-    """Serve language models with continuous batching, and talk to a server."""
+    """Serve language models with continuous batching, and send requests to a server."""
     _given.set(Credentials(tls, tls_ca, cert, key, token))
 
 
 def credentials() -> Credentials:
-    """What was given to the command that runs."""
+    """Returns the credentials given to the running command."""
     return _given.get()

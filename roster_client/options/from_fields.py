@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a dataclass: they take one object, and typer sees the fields."""
+"""Commands whose options are the fields of a dataclass: the function takes one object, and typer sees the fields."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def takes(options: type, own_after: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command of (`options`, *, its own options), with the fields as parameters: its own come after `own_after`.
+    """Decorates a command (`options`, *, own options) to take the fields of `options`, own options after `own_after`.
 
-    Typer makes options from a function's signature, so the signature is written here instead of in every command.
+    Typer makes options from a function's signature, which is set here instead of being repeated in every command.
     """
 
     def with_fields(command: Callable[..., None]) -> Callable[..., None]:

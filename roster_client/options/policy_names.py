@@ -1,4 +1,4 @@
-"""Names of policies for the shell's completion: those installed here, which a server elsewhere may have more of."""
+"""Policy names for shell completion: those installed locally; a remote server may have others."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from importlib.metadata import entry_points
 
 
 def policy_names(begun: str) -> list[str]:
-    """Those that begin so, sorted. Reads metadata alone: a completion must not import packages for seconds."""
+    """Returns the names that start with `begun`, sorted. Reads only metadata, because importing takes seconds."""
     return sorted({entry.name for entry in entry_points(group="roster.policies") if entry.name.startswith(begun)})

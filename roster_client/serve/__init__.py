@@ -1,1 +1,1 @@
-"""Both services as child processes of a command."""
+"""Runs both services as child processes of a command."""

@@ -1,6 +1,6 @@
-"""A service as a child process: its output line by line, and an end that is sure.
+"""Runs a service as a child process, reads its output line by line, and stops it reliably.
 
-The child gets a session of its own, so that Ctrl-C reaches only the parent, which then stops its children in order.
+The child gets its own process session, so that Ctrl-C reaches only the parent, which then stops its children in order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OnLine = Callable[[str, str], None]
 
 
 class ChildProcess:
-    """A running command; each line that it prints goes to `on_line(name, line)`.
+    """A running command; each line that it prints is passed to `on_line(name, line)`.
 
-    Progress that ends in a carriage return counts as a line. The last lines are kept in `tail`, to explain a death.
+    Progress that ends in a carriage return counts as a line. `tail` has the last lines, to explain an unexpected exit.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, on_line: OnLine) -> None:
@@ -34,7 +34,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], on_line: OnLine) -> Self:
-        """Starts a command with this process's environment. Raises OSError if it can't be started."""
+        """Starts a command with this process's environment. Raises OSError if that fails."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -47,20 +47,20 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its process group's too."""
+        """The process id, which is also the process group's."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status (minus the signal that killed it); None while it runs."""
+        """The exit status, or the negated signal that killed the process; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Waits for its end and returns its exit status."""
+        """Waits for the process and returns its exit status."""
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL to its group after `grace_s` seconds, or at once if the waiting task is cancelled."""
+        """Sends SIGTERM, then SIGKILL to the group after `grace_s` seconds, or at once if this task is cancelled."""
         if self.returncode is None:
             self._process.terminate()
         try:
@@ -70,7 +70,7 @@ class ChildProcess:
         except asyncio.CancelledError:
             await self._kill()
             raise
-        # Its last lines come at once; a grandchild that holds the pipe open is not worth waiting for.
+        # The last lines arrive at once; a grandchild may keep the pipe open for longer.
         await asyncio.wait({self._reader}, timeout=1)
         self._reader.cancel()
 

@@ -1,4 +1,4 @@
-"""`roster serve`: both services on this machine, their logs interleaved, until Ctrl-C or SIGTERM."""
+"""`roster serve`: runs both services on this machine, with interleaved logs, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def serve(
     runner: dict[str, object],
     ready_timeout_s: float,
 ) -> ExitCode:
-    """Runs both services; OK after a signal, FAILED when one dies or they don't become ready in `ready_timeout_s`."""
+    """Runs both services; returns OK after a signal, FAILED if one exits or is not ready within `ready_timeout_s`."""
     view = LogView(console)
     stack = Stack(endpoints, scheduler=scheduler, runner=runner, on_line=view.line, credentials=credentials())
     try:

@@ -1,4 +1,4 @@
-"""Signals that end a command in order: they cancel its task, so that its `finally` blocks stop what it started."""
+"""Handles signals by cancelling the command's task, so that its `finally` blocks stop the processes it started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def cancelled_by_signals() -> Iterator[None]:
-    """Within it, SIGINT, SIGTERM and SIGHUP cancel the current task, each time they come."""
+    """Makes each SIGINT, SIGTERM and SIGHUP cancel the current task within the context."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("cancelled_by_signals needs a running task")

@@ -1,6 +1,6 @@
-"""Both services as children of this process: start, wait until they serve, swap the scheduler, stop.
+"""Runs both services as child processes: starts them, waits until they serve, replaces the scheduler, stops them.
 
-`roster serve`, `roster demo` and the benchmarks stand on it.
+Used by `roster serve`, `roster demo` and the benchmarks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SCHEDULER = "scheduler"
 RUNNER = "runner"
 _MODULES = {SCHEDULER: "scheduler_svc.main", RUNNER: "runner_svc.main"}
 _POLL_S = 0.2
-# The scheduler gives running requests its drain time on SIGTERM; the runner has nothing to wait for.
+# On SIGTERM the scheduler waits for running requests up to its drain time; the runner ends at once.
 _GRACE_S = {SCHEDULER: 40.0, RUNNER: 10.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where the services meet: gRPC addresses as host:port, the link as a ZeroMQ endpoint."""
+    """The services' addresses: gRPC and metrics as host:port, the link as a ZeroMQ endpoint."""
 
     listen: str = "127.0.0.1:50061"
     admin_listen: str = "127.0.0.1:50062"
@@ -39,7 +39,7 @@ class Endpoints:
 
     @classmethod
     def from_settings(cls, **given: str | None) -> Self:
-        """What is given; the rest as `roster-scheduler` would take it from the environment and its defaults.
+        """Returns the given addresses, and the others from the settings and defaults of `roster-scheduler`.
 
         Raises ValueError for settings that can't be used.
         """
@@ -50,31 +50,31 @@ class Endpoints:
 
     @classmethod
     def free(cls) -> Self:
-        """Loopback ports that are free right now."""
+        """Returns loopback addresses with free ports."""
         api, admin, link, metrics = (f"127.0.0.1:{port}" for port in free_ports(4))
         return cls(api, admin, f"tcp://{link}", metrics)
 
 
 class ServiceDiedError(Exception):
-    """A service ended that should have kept running."""
+    """A service exited unexpectedly."""
 
     def __init__(self, child: ChildProcess) -> None:
         code = child.returncode
         how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         last = child.tail[-1] if child.tail else "it printed nothing"
-        super().__init__(f"the {child.name} died with {how}: {last}")
+        super().__init__(f"the {child.name} ended with {how}: {last}")
         self.child = child
 
 
 class NotReadyError(Exception):
-    """The services run but did not become ready in time."""
+    """The services did not become ready in time."""
 
 
 class Stack:
-    """A scheduler and a runner. Use as `async with`: whatever happens, both are stopped at the end.
+    """A scheduler and a runner; an `async with` stops both at its end in any case.
 
-    Flags are settings by their name (`{"policy": "static"}` becomes `--policy static`); what is not given comes from
-    the `ROSTER_*` environment and the services' defaults.
+    Flags are settings by name (`{"policy": "static"}` becomes `--policy static`); settings not given come from the
+    `ROSTER_*` environment and the services' defaults.
     """
 
     def __init__(
@@ -102,18 +102,18 @@ class Stack:
         self._children: dict[str, ChildProcess] = {}
 
     async def start(self) -> None:
-        """Starts both services; they find each other in any order."""
+        """Starts both services; they connect in any order."""
         for name in (SCHEDULER, RUNNER):
             await self._start(name)
 
     async def swap_scheduler(self, **flags: object) -> None:
-        """Ends the scheduler and starts another with these flags changed; the runner keeps its weights."""
+        """Stops the scheduler and starts another with these flags changed; the runner keeps its weights."""
         await self._stop(SCHEDULER)
         self._flags[SCHEDULER] |= flags
         await self._start(SCHEDULER)
 
     async def wait_ready(self, timeout_s: float) -> pb.GetModelResponse:
-        """Waits until requests are taken, and returns the model. Raises ServiceDiedError or NotReadyError."""
+        """Waits until requests are accepted and returns the model. Raises ServiceDiedError or NotReadyError."""
         deadline = time.monotonic() + timeout_s
         async with RosterClient(self.endpoints.listen, credentials=self._credentials) as client:
             while time.monotonic() < deadline:
@@ -125,7 +125,7 @@ class Stack:
         raise NotReadyError(f"the services did not become ready within {timeout_s:g} s")
 
     async def wait_death(self) -> ServiceDiedError:
-        """Waits until one of the services ends by itself."""
+        """Waits until one of the services exits by itself."""
         tasks = {asyncio.create_task(child.wait()): child for child in self._children.values()}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ class Stack:
                 task.cancel()
 
     async def stop(self) -> None:
-        """Stops the scheduler, whose streams may need the runner to finish, then the runner."""
+        """Stops the scheduler, then the runner, which the scheduler's streams may need to finish."""
         try:
             await self._stop(SCHEDULER)
         finally:

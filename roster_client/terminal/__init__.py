@@ -1,1 +1,1 @@
-"""What a person sees of the `roster` command: texts, tables, logs, exit statuses."""
+"""The `roster` command's output: texts, tables, logs, exit statuses."""

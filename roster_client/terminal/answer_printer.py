@@ -1,4 +1,4 @@
-"""Prints a streamed answer for `roster generate`, and measures it on the way."""
+"""Prints a streamed answer for `roster generate` and measures its times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class AnswerPrinter:
-    """Writes text as it comes (`live`) or each choice once it is whole; statistics go to `notes` unless `quiet`."""
+    """Writes text as it arrives (`live`), or each choice when it ends; prints statistics to `notes` unless `quiet`."""
 
     def __init__(self, out: TextIO, notes: Console, *, live: bool, quiet: bool) -> None:
         self._out = out
@@ -58,7 +58,7 @@ class AnswerPrinter:
             self._notes.print(f"[red]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def _shown(self, text: str) -> str:
-        """What goes out: exact into a pipe, harmless on a terminal."""
+        """Returns the text unchanged for a pipe, without control characters for a terminal."""
         return without_controls(text) if self._out.isatty() else text
 
     def _statistics(self, usage: Usage) -> None:
@@ -75,12 +75,12 @@ class AnswerPrinter:
 
 
 def is_whole(completion: Completion) -> bool:
-    """Every choice ran to its stop or its length; False if one was cut short."""
+    """Returns whether every choice ended by stop or length; False if one was cut short."""
     return all(choice.finish is not None and choice.finish.reason in _WHOLE for choice in completion.choices)
 
 
 def completion_as_dict(completion: Completion) -> dict[str, Any]:
-    """What `roster generate --json` prints."""
+    """Returns the JSON object that `roster generate --json` prints."""
     usage = completion.usage
     return {
         "request_id": completion.request_id,

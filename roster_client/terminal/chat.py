@@ -1,4 +1,4 @@
-"""`roster chat`: a conversation in the terminal, each answer streamed; the history goes along with every message."""
+"""`roster chat`: a conversation in the terminal with streamed answers; every message is sent with the history."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roster_client.client.requests import Message, Options
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.terminal.text import without_controls
 
-HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit (or Ctrl-D) leaves."
+HELP = "/clear starts a new conversation, /system TEXT also sets its system message, /exit (or Ctrl-D) exits."
 
 
 class ChatSession:
-    """One conversation: its messages, and what the user's lines do to it."""
+    """One conversation: its messages, and the handling of the user's lines."""
 
     def __init__(self, client: SyncRosterClient, console: Console, options: Options, system: str = "") -> None:
         self._client = client
@@ -29,11 +29,11 @@ class ChatSession:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything but the system message."""
+        """Removes all messages except the system message."""
         self.messages = [Message("system", self._system)] if self._system else []
 
     def run(self, read_line: Callable[[], str]) -> None:
-        """Reads lines until EOF or /exit. A refused message is reported and forgotten; other errors end the chat."""
+        """Reads lines until EOF or /exit. A refused message is reported and removed; other errors end the chat."""
         while True:
             try:
                 line = read_line().strip()
@@ -67,7 +67,7 @@ class ChatSession:
         self.messages.append(Message("assistant", answer))
 
     def _stream_answer(self) -> str:
-        """Prints the answer as it comes; Ctrl-C cuts it short, and what was said stays said."""
+        """Prints the answer as it arrives and returns it; Ctrl-C stops it, and the part so far is kept."""
         answer, note = "", ""
         with self._client.chat(self.messages, **self._options) as stream:
             try:

@@ -14,7 +14,7 @@ from roster_client.client.errors import (
 
 
 class ExitCode(IntEnum):
-    """What a shell sees."""
+    """Exit statuses; `EXPLANATION` documents them."""
 
     OK = 0
     FAILED = 1
@@ -26,13 +26,13 @@ class ExitCode(IntEnum):
 
 
 EXPLANATION = (
-    "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no server or not ready, 4 request refused, "
+    "Exit status: 0 success, 1 failure, 2 usage error, 3 no server or not ready, 4 request refused, "
     "5 the answer was cut short (cancelled, deadline, error), 130 interrupted."
 )
 
 
 def exit_code_for(error: RosterError) -> ExitCode:
-    """The status of a command that failed with this error."""
+    """Returns the exit status of a command that failed with this error."""
     if isinstance(error, UnavailableError):
         return ExitCode.UNAVAILABLE
     if isinstance(error, InvalidRequestError | NotFoundError | OverloadedError):

@@ -1,4 +1,4 @@
-"""Shows the lines of child services on a console, each with its service's name."""
+"""Prints the output of child services on a console, each line with its service's name."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _NAME_COLUMNS = max(map(len, _COLOURS))
 
 
 class LogView:
-    """Prints lines as they come unless `muted`."""
+    """Prints lines as they arrive unless `muted`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self.muted = False
 
     def line(self, name: str, text: str) -> None:
-        """One line of a service, which may hold colour codes of its own."""
+        """Prints one line of a service, which may contain ANSI colour codes."""
         if not self.muted:
             prefix = Text(f"{name:>{_NAME_COLUMNS}} │ ", style=_COLOURS.get(name, ""))
             self._console.print(prefix + Text.from_ansi(text), highlight=False, soft_wrap=True)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Says what is awaited; on a terminal it stays below the lines until it is there."""
+        """Shows what is awaited; on a terminal, below the lines until the context ends."""
         if not self._console.is_terminal:
             self._console.print(what, highlight=False)
             yield

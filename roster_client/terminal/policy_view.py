@@ -1,4 +1,4 @@
-"""How `roster policy` shows the installed policies."""
+"""The output of `roster policy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roster_protos import admin_pb2
 
 
 def policies_view(answer: admin_pb2.ListPoliciesResponse) -> RenderableType:
-    """One row a policy; the one in force is marked."""
+    """Returns a table of the policies; the current one is marked."""
     table = Table()
     for heading in ("", "policy", "what it does", "parameters", "from"):
         table.add_column(heading)
@@ -30,8 +30,8 @@ def policies_view(answer: admin_pb2.ListPoliciesResponse) -> RenderableType:
 
 
 def policy_view(policy: admin_pb2.PolicyDescription, in_force: dict[str, Any] | None) -> RenderableType:
-    """A policy and its parameters; `in_force`: their values if it is the one in force."""
-    state = "" if in_force is None else ", in force"
+    """Returns a policy and its parameters; `in_force`: the parameters' values if it is the current policy."""
+    state = "" if in_force is None else ", current"
     headline = Text(f"{policy.name} ({policy.distribution}{state}): {policy.problem or policy.summary}")
     if not policy.parameters:
         return Group(headline, Text("no parameters", style="dim"))
@@ -51,15 +51,15 @@ def policy_view(policy: admin_pb2.PolicyDescription, in_force: dict[str, Any] | 
 
 
 def change_view(change: admin_pb2.SetPolicyResponse) -> RenderableType:
-    """What a change did."""
+    """Returns a line that reports a change of the policy."""
     return Text(
-        f"policy {change.policy} {change.policy_parameters} in force, {change.former_policy} was; "
-        f"{change.waiting:,} waiting and {change.running:,} running sequences ranked anew"
+        f"policy {change.policy} {change.policy_parameters} replaced {change.former_policy}; "
+        f"{change.waiting:,} waiting and {change.running:,} running sequences were ranked again"
     )
 
 
 def _takes(schema: dict[str, Any]) -> str:
-    """A JSON schema in words, as far as parameters use it."""
+    """Returns a parameter's JSON schema in words."""
     if "anyOf" in schema:
         return " or ".join(_takes(option) for option in schema["anyOf"])
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""How `roster status` shows `roster.admin.v1.GetStatusResponse`."""
+"""The output of `roster status`, from `roster.admin.v1.GetStatusResponse`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roster_protos import admin_pb2
 
 
 def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
-    """A headline, one row per runner, and the counts since the start."""
+    """Returns a headline, one row per runner, and the counters since the start."""
     headline = Text(
         f"roster {status.version}, policy {status.policy}, up {status.uptime_s:,.0f} s, "
         f"{status.waiting} waiting ({status.waiting_tokens:,} prompt tokens)"
@@ -28,13 +28,13 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
 
 
 def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
-    """A runner that gets no work, and why."""
+    """Returns a line about a runner in quarantine, which gets no requests, and the reason."""
     if not runner.present:
-        chance = "it is gone"
+        chance = "not connected"
     elif runner.next_probe_s:
-        chance = f"probed in {runner.next_probe_s:.1f} s"
+        chance = f"next probe in {runner.next_probe_s:.1f} s"
     else:
-        chance = "it computes a probe"
+        chance = "computing a probe"
     reason = one_line(runner.reason)
     return Text(f"{one_line(runner.id)} is held back: {runner.losses} losses in a row; {chance}; {reason}", style="red")
 

@@ -1,4 +1,4 @@
-"""Makes model output safe to show: a terminal obeys control characters, whoever sent them."""
+"""Makes model output safe to show: a terminal would execute its control characters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ _CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), _REPLACEMENT) | {ord("
 
 
 def without_controls(text: str) -> str:
-    """The text with each control character but newline and tab as U+FFFD."""
+    """Returns the text with each control character except newline and tab replaced by U+FFFD."""
     return text.translate(_CONTROLS)
 
 
 def one_line(text: str) -> str:
-    """The text on one line: white space as single spaces, control characters as U+FFFD."""
+    """Returns the text on one line, with single spaces for white space and U+FFFD for control characters."""
     return without_controls(" ".join(text.split()))

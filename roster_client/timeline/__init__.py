@@ -1,1 +1,1 @@
-"""The roster over time: recordings of steps, and what is made of them: a picture, a trace for Perfetto, a table."""
+"""Recordings of a service's steps, and their pictures and traces for Perfetto."""

@@ -1,4 +1,4 @@
-"""A recording as lanes: one per slot of each runner, with the spans in which a sequence prefilled or decoded."""
+"""Converts a recording to lanes: one per slot of each runner, with the spans of a sequence's prefill and decode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roster_client.timeline.recording import Recording, RowKind, Step
 
 @dataclass(slots=True)
 class Span:
-    """Consecutive steps of a lane with the same sequence and kind. Columns count steps from the recording's first."""
+    """Consecutive steps of a lane with the same sequence and kind; `first` and `last` are columns, counted from 0."""
 
     request: str
     kind: RowKind
@@ -30,7 +30,7 @@ class Lane:
     spans: list[Span] = field(default_factory=list)
 
     def take(self, step: Step, column: int, request: str, kind: RowKind, tokens: int) -> None:
-        """The slot had a row in this step."""
+        """Adds the slot's row of a step."""
         last = self.spans[-1] if self.spans else None
         if last is not None and (last.request, last.kind, last.last) == (request, kind, column - 1):
             last.last, last.end_s = column, step.end_s
@@ -41,26 +41,26 @@ class Lane:
 
 @dataclass(slots=True, frozen=True)
 class Occupancy:
-    """How full the roster was. A cell is a slot in a step."""
+    """Usage of the slots. A cell is a slot in a step."""
 
     cells: int
     empty: int
     empty_with_waiting: int
-    """Empty cells of steps after which somebody still waited: what another policy could have filled."""
+    """Empty cells of steps after which sequences still waited; another policy could have filled them."""
 
     @property
     def empty_share(self) -> float:
-        """Part of all cells, 0 to 1."""
+        """Empty cells as a share of all, 0 to 1."""
         return self.empty / max(1, self.cells)
 
     @property
     def wasted_share(self) -> float:
-        """Part of all cells that was empty while somebody waited, 0 to 1."""
+        """Cells that were empty while sequences waited, as a share of all, 0 to 1."""
         return self.empty_with_waiting / max(1, self.cells)
 
 
 def lanes_of(recording: Recording) -> list[Lane]:
-    """The lanes of all runners, by runner and slot. Steps of a runner are its columns, from 0 without gaps."""
+    """Returns the lanes of all runners, by runner and slot. A runner's steps are its columns, from 0 without gaps."""
     lanes: dict[tuple[str, int], Lane] = {}
     columns: dict[str, int] = {}
     for step in recording.steps:
@@ -74,7 +74,7 @@ def lanes_of(recording: Recording) -> list[Lane]:
 
 
 def num_columns(recording: Recording) -> int:
-    """Steps of the runner that made the most."""
+    """Returns the number of steps of the runner with the most."""
     counts: dict[str, int] = {}
     for step in recording.steps:
         counts[step.runner] = counts.get(step.runner, 0) + 1
@@ -82,7 +82,7 @@ def num_columns(recording: Recording) -> int:
 
 
 def occupancy(steps: Iterable[Step]) -> Occupancy:
-    """Counts cells."""
+    """Counts the cells of the steps."""
     cells = empty = wasted = 0
     for step in steps:
         idle = step.slots - len(step.rows)
@@ -93,7 +93,7 @@ def occupancy(steps: Iterable[Step]) -> Occupancy:
 
 
 def request_order(recordings: Iterable[Recording]) -> list[str]:
-    """Every request once: those that a header names, in its order, then the others as they appear."""
+    """Returns every request once: those in headers, in that order, then the others as they appear."""
     seen: dict[str, None] = {}
     recordings = list(recordings)
     for recording in recordings:

@@ -1,7 +1,7 @@
-"""The roster as a picture: slots down, steps (or seconds) across, a colour a request, prefill darker than decode.
+"""The roster as a picture: slots down, steps or seconds across, a colour per request, prefill darker than decode.
 
-What is white inside a lane's frame is an empty slot. Recordings are panels above each other with one scale across, and
-a request has the same colour in all of them. Needs the extra `plot`.
+White areas within a lane are empty slots. Recordings are stacked panels with a common horizontal scale, and a request
+has the same colour in all of them. Requires the extra `plot`.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from roster_client.timeline.recording import Recording, RowKind
 FORMATS = (".svg", ".png", ".pdf")
 WIDTH_IN = 12.0
 MOST_IN_LEGEND = 12
-"""Requests; with more of them a legend tells nobody apart."""
+"""Most requests of a legend; the colours of more would be too similar."""
 LEGEND_COLUMNS = 4
 LABEL_SHARE = 0.018
-"""Part of the width that a bar needs for its request's name, and an empty stretch thrice for its word."""
+"""Share of the width that a bar needs for its request's name; an empty stretch needs three times as much."""
 _HUES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#EE8833", "#887766")
 _OTHERS = "#BBBBBB"
 _INK = "#333333"
 
 
 class Across(StrEnum):
-    """What a picture's horizontal axis counts."""
+    """Unit of a picture's horizontal axis."""
 
     STEPS = "steps"
     TIME = "time"
 
 
 class PictureUnavailable(ValueError):
-    """matplotlib is missing, or the file's format is none that it writes."""
+    """matplotlib is missing, or the file's format is not supported."""
 
 
 def check_picture(path: Path) -> None:
-    """Raises PictureUnavailable when a picture can't be written there: before anything is recorded."""
+    """Raises PictureUnavailable if no picture can be written to `path`; to be called before recording."""
     if path.suffix not in FORMATS:
         raise PictureUnavailable(f"{path}: a picture's file must end in {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise PictureUnavailable(
-            "pictures need matplotlib: install it with `pip install 'roster-serve[plot]'`; --trace goes without"
+            "pictures need matplotlib: install it with `pip install 'roster-serve[plot]'`, or use --trace instead"
         ) from None
 
 
@@ -75,7 +75,7 @@ def draw(path: Path, recordings: Sequence[Recording], across: Across = Across.ST
 
 
 _METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""No time of writing: the same recording gives the same file."""
+"""Omits the time of writing, so that the same recording gives the same file."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class _Panel:
     width: float
 
     def draw(self, lanes: Sequence[Lane]) -> None:
-        """Lanes from the top down."""
+        """Draws the lanes from top to bottom."""
         extent = _extent(self.recording, self.across)
         self.axes.broken_barh([(0, extent)], (-0.5, len(lanes)), facecolor="#F7F7F7", zorder=0)
         for row, lane in enumerate(lanes):
@@ -109,7 +109,7 @@ class _Panel:
         self.axes.broken_barh([(begin, end - begin)], (row - 0.42, 0.84), facecolor=face, lw=0, zorder=2)
 
     def _words(self, row: int, lane: Lane, extent: float) -> None:
-        """A request's name in its longest bar, and what a long white stretch is."""
+        """Writes a request's name into its longest bar, and "empty" into long empty stretches."""
         if len(lane.spans) and self.width:
             for request in {span.request for span in lane.spans}:
                 bar = max((span for span in lane.spans if span.request == request), key=lambda s: s.last - s.first)
@@ -125,7 +125,7 @@ class _Panel:
         self.axes.text(place, row, word, ha="center", va="center", zorder=4, clip_on=True, **style)
 
     def _waiting(self, row: int) -> None:
-        """Under the lanes: how many wait, as the height of a strip, with the number where there is room for it."""
+        """Draws the number of waiting sequences below the lanes, as a strip's height and as text if there is room."""
         counts = [(self._place(index), step.waiting) for index, step in enumerate(self.recording.steps)]
         most = max(count for _, count in counts) or 1
         begin, count = counts[0]
@@ -139,7 +139,7 @@ class _Panel:
             begin, count = place, following
 
     def _place(self, index: int) -> float:
-        """Where a step begins on the axis."""
+        """Returns the begin of a step on the axis."""
         steps = self.recording.steps
         return index if self.across is Across.STEPS else steps[index].begin_s - _begin_s(self.recording)
 
@@ -182,14 +182,14 @@ class _Panel:
 
 
 def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str]) -> None:
-    """What shades mean, then what colours mean if they are few enough."""
+    """Draws the legend of the shades and, for up to MOST_IN_LEGEND requests, of the colours."""
     from matplotlib.patches import Patch
 
     words = {request: word for recording in recordings for request, word in recording.requests.items()}
     named = list(words) or list(colours)
     handles = [
         Patch(facecolor=_shade(_OTHERS, 0.45), label="dark: prefill of the prompt"),
-        Patch(facecolor=_tint(_OTHERS, 0.35), label="light: decode, a token a step"),
+        Patch(facecolor=_tint(_OTHERS, 0.35), label="light: decode, one token per step"),
         Patch(facecolor="white", edgecolor="#CCCCCC", label="white: empty slot"),
     ]
     if len(named) <= MOST_IN_LEGEND:
@@ -212,13 +212,13 @@ def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str
 
 
 def _legend_in(recordings: Sequence[Recording]) -> float:
-    """Height of the legend, in inches."""
+    """Returns the height of the legend, in inches."""
     named = {request for recording in recordings for request in recording.requests}
     return -(-(4 + min(MOST_IN_LEGEND, len(named))) // LEGEND_COLUMNS) * 0.2
 
 
 def _colours(recordings: Sequence[Recording]) -> dict[str, str]:
-    """By request: those that a header names, or else all; the others are grey."""
+    """Returns each request's colour; if headers name requests, all others are grey."""
     named = {request for recording in recordings for request in recording.requests}
     colours, count = {}, 0
     for request in request_order(recordings):
@@ -231,19 +231,19 @@ def _colours(recordings: Sequence[Recording]) -> dict[str, str]:
 
 
 def _hue(index: int) -> str:
-    """Eight colours that colour-blind people tell apart, then hues that fall between each other."""
+    """Returns one of eight colours that colour-blind people can distinguish, then hues spread between them."""
     if index < len(_HUES):
         return _HUES[index]
     return _hex(colorsys.hls_to_rgb(index * 0.618034 % 1.0, 0.5, 0.55))
 
 
 def _tint(colour: str, share: float) -> str:
-    """Nearer to white."""
+    """Returns the colour mixed with white by `share`, 0 to 1."""
     return _hex(tuple(part + (1 - part) * share for part in _rgb(colour)))
 
 
 def _shade(colour: str, share: float) -> str:
-    """Nearer to black."""
+    """Returns the colour mixed with black by `share`, 0 to 1."""
     return _hex(tuple(part * (1 - share) for part in _rgb(colour)))
 
 

@@ -1,4 +1,4 @@
-"""Recordings of a roster: JSON lines, a header and then one line a step.
+"""Recordings of a roster: JSON lines, with a header and then one line per step.
 
     {"roster_timeline": 1, "title": "fcfs", "requests": {"1": "What is the capital of France?"}}
     {"step": 7, "runner": "r-1", "begin_s": 0.41, "run_s": 0.02, "policy": "fcfs", "slots": 3, "waiting": 5,
@@ -8,19 +8,19 @@
 | header field | meaning |
 |---|---|
 | roster_timeline | version of this format, 1 |
-| title | what was recorded |
-| requests | id -> words for a legend; {} if none are told apart by words |
+| title | title of the recording |
+| requests | id -> label in a legend; {} without labels |
 
 | step field | meaning |
 |---|---|
 | step | number of the plan on its runner |
-| begin_s, run_s | when the runner began it (seconds since the engine started) and how long it took |
-| slots, waiting | slots of the runner; sequences without a slot once the step was sent |
-| rows | sequences in the step: slot, request (with `/choice` after it where that is not 0), kind, positions computed |
-| left | who gave up a slot since the step before, and why |
+| begin_s, run_s | begin on the runner, in seconds since the engine started, and duration in seconds |
+| slots, waiting | slots of the runner; sequences without a slot when the step was sent |
+| rows | sequences in the step: slot, request (with `/choice` appended unless it is 0), kind, positions computed |
+| left | sequences that left a slot since the previous step, and the reason |
 
-A header begins a recording: a file holds one or several, each a panel of a picture. A file that ends in the middle of a
-line was cut off while it was written: what is whole before it counts.
+A header begins a recording; a file has one or more, each drawn as a panel. A file that ends within a line was cut off
+while it was written; the complete lines before it are used.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ VERSION = 1
 
 
 class WrongRecording(ValueError):
-    """A file that is no recording, or of a newer format."""
+    """A file that is not a recording, or has another version of the format."""
 
 
 class RowKind(StrEnum):
-    """What a step computed for a sequence."""
+    """Kind of a sequence's computation in a step."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -51,7 +51,7 @@ class RowKind(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """A sequence in a step; `tokens` counts the positions computed."""
+    """A sequence in a step; `tokens`: number of positions computed."""
 
     slot: int
     request: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(slots=True, frozen=True)
 class Leave:
-    """A sequence that gave up its slot, and the reason: that of its end, or "preempted"."""
+    """A sequence that left its slot, and the reason: its finish reason, or "preempted"."""
 
     slot: int
     request: str
@@ -70,7 +70,7 @@ class Leave:
 
 @dataclass(slots=True, frozen=True)
 class Step:
-    """One step of one runner. Times in seconds since the engine started."""
+    """One step of one runner. Times are in seconds since the engine started."""
 
     step: int
     runner: str
@@ -84,13 +84,13 @@ class Step:
 
     @property
     def end_s(self) -> float:
-        """When its result was there."""
+        """Time of the step's result."""
         return self.begin_s + self.run_s
 
 
 @dataclass(slots=True)
 class Recording:
-    """Steps in the order in which they were done."""
+    """Steps in order of completion."""
 
     title: str
     requests: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Recording:
 
 
 class RecordingWriter:
-    """Writes recordings as they happen; each line is flushed, so that a file is whole up to now."""
+    """Writes recordings; each line is flushed, so that the file is always complete up to the present."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -106,17 +106,17 @@ class RecordingWriter:
         """Steps written since the last header."""
 
     def begin(self, title: str, requests: dict[str, str] | None = None) -> None:
-        """A recording begins. `requests`: words for a legend by request id."""
+        """Begins a recording. `requests`: labels in a legend by request id."""
         self._line({"roster_timeline": VERSION, "title": title, "requests": requests or {}})
         self.num_steps = 0
 
     def step(self, step: Step) -> None:
-        """A step was done."""
+        """Writes a completed step."""
         self._line(asdict(step))
         self.num_steps += 1
 
     def report(self, report: admin_pb2.WatchStepsResponse) -> None:
-        """A step was done, as `WatchSteps(done=true)` tells it."""
+        """Writes a completed step from a report of `WatchSteps(done=true)`."""
         self.step(step_of(report))
 
     def _line(self, content: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class RecordingWriter:
 
 @contextmanager
 def recording_writer(path: Path | None) -> Iterator[RecordingWriter | None]:
-    """A writer to a new file; None where there is no path. Raises WrongRecording if it can't be written."""
+    """Yields a writer to a new file, or None without a path. Raises WrongRecording if the file can't be written."""
     if path is None:
         yield None
         return
@@ -139,7 +139,7 @@ def recording_writer(path: Path | None) -> Iterator[RecordingWriter | None]:
 
 
 def step_of(report: admin_pb2.WatchStepsResponse) -> Step:
-    """A step as `WatchSteps(done=true)` tells it. Times are rounded to microseconds."""
+    """Returns the step of a report of `WatchSteps(done=true)`. Times are rounded to microseconds."""
     return Step(
         step=report.number,
         runner=report.runner,
@@ -162,12 +162,12 @@ def step_of(report: admin_pb2.WatchStepsResponse) -> Step:
 
 
 def read_recordings(path: Path) -> list[Recording]:
-    """Every recording in the file, at least one. Raises WrongRecording, or OSError."""
+    """Returns the file's recordings, at least one. Raises WrongRecording or OSError."""
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")
     cut_off = lines.pop()
     if cut_off and not lines:
-        raise WrongRecording(f"{path} is no recording: its first line is not a JSON object on a line of its own")
+        raise WrongRecording(f"{path} is not a recording: its first line must be a complete JSON object")
     recordings: list[Recording] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -175,18 +175,18 @@ def read_recordings(path: Path) -> list[Recording]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WrongRecording(f"{path}, line {number}: not a line of a recording ({error})") from error
     if not any(recording.steps for recording in recordings):
-        raise WrongRecording(f"{path} holds no step: was anything served while it was recorded?")
+        raise WrongRecording(f"{path} has no steps: the service ran no request while it was recorded")
     return recordings
 
 
 def _take(recordings: list[Recording], line: dict[str, Any]) -> None:
     if "roster_timeline" in line:
         if line["roster_timeline"] != VERSION:
-            raise ValueError(f"its format is {line['roster_timeline']}, this version reads {VERSION}")
+            raise ValueError(f"its format version is {line['roster_timeline']}, but this program reads {VERSION}")
         recordings.append(Recording(str(line["title"]), dict(line["requests"])))
         return
     if not recordings:
-        raise ValueError("a recording begins with its header")
+        raise ValueError("a recording must begin with a header")
     rows = tuple(Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"]) for row in line["rows"])
     left = tuple(Leave(**leave) for leave in line["left"])
     recordings[-1].steps.append(Step(**(line | {"rows": rows, "left": left})))

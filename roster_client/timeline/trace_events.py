@@ -1,7 +1,7 @@
-"""A recording in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Converts recordings to the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Each runner is a process: a thread per slot with the sequences' prefills and decodes, one with the steps themselves, and
-counters. Times are microseconds.
+Each runner is a process with a thread per slot for the sequences' prefills and decodes, a thread for the steps, and
+counters. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 
 def trace_events(recordings: Sequence[Recording]) -> list[Event]:
-    """The events of all recordings; each begins at time 0."""
+    """Returns the events of all recordings; each begins at time 0."""
     events: list[Event] = []
     for index, recording in enumerate(recordings):
         begin_s = min((step.begin_s for step in recording.steps), default=0.0)
@@ -37,7 +37,7 @@ def trace_events(recordings: Sequence[Recording]) -> list[Event]:
 
 
 def write_trace(path: Path, recordings: Sequence[Recording]) -> None:
-    """Writes them as a JSON object."""
+    """Writes the events of all recordings as a JSON object."""
     path.write_text(json.dumps({"traceEvents": trace_events(recordings), "displayTimeUnit": "ms"}), encoding="utf-8")
 
 

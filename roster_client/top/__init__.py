@@ -1,1 +1,1 @@
-"""`roster top`: what a service does now, drawn again and again, with keys that change the policy."""
+"""`roster top`: a live view of a service, with keys that change the policy."""

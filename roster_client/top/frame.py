@@ -1,4 +1,4 @@
-"""A frame of `roster top`, as rich draws it: headline, gauges, a bar for each running sequence, keys."""
+"""A frame of `roster top` for rich: headline, gauges, a bar for each running sequence, keys."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "red")
 
 @dataclass(slots=True)
 class Menu:
-    """The policies to choose from, while they are shown."""
+    """The policies to choose from, when they are shown."""
 
     policies: list[admin_pb2.PolicyDescription]
 
 
 def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", keys: bool = True) -> RenderableType:
-    """The whole frame, at most `height` lines. `notice`: what the last key did, or what is wrong."""
+    """Returns the whole frame, of at most `height` lines. `notice`: the last key's result, or an error."""
     status = load.now.status
     lines = FIXED_LINES + len(status.runners) + len(status.held_back) + (len(menu.policies) + 2 if menu else 0)
     parts: list[RenderableType] = [_headline(load), _numbers(load), _runners(status)]
@@ -44,7 +44,7 @@ def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", k
     if notice:
         parts.append(Text(one_line(notice), style="yellow", no_wrap=True, overflow="ellipsis"))
     if keys:
-        parts.append(Text("number: put it in force   p: back   q: leave" if menu else "p: policies   q: leave", "dim"))
+        parts.append(Text("number: select policy   p: back   q: quit" if menu else "p: policies   q: quit", "dim"))
     return Group(*parts)
 
 
@@ -78,7 +78,7 @@ def _numbers(load: Load) -> RenderableType:
         Text.assemble(("runners busy ", "dim"), f"{load.busy_share:.0%}"),
         Text.assemble(("requests ", "dim"), f"{totals.requests:,}, {totals.refused:,} refused"),
         Text.assemble(("preemptions ", "dim"), f"{totals.preemptions:,}"),
-        Text.assemble(("rates of the last ", "dim"), f"{load.window_s:.0f} s"),
+        Text.assemble(("rates over the last ", "dim"), f"{load.window_s:.0f} s"),
     )
     queue = Text.assemble(("waiting ", "dim"), (f"{status.waiting:,}", "bold"), no_wrap=True, overflow="ellipsis")
     queue.append(f" ({status.waiting_tokens:,} prompt tokens)", "dim")
@@ -121,7 +121,7 @@ def _sequences(load: Load, room: int) -> RenderableType:
     if len(shown) < running:
         lines.append(Text(f"and {running - len(shown):,} more", style="dim"))
     if not running:
-        lines.append(Text("nothing runs", style="dim"))
+        lines.append(Text("no running sequences", style="dim"))
     return Panel(Group(*lines), title=f"{running:,} running", title_align="left", border_style="dim")
 
 

@@ -1,4 +1,4 @@
-"""Single keys from a terminal, without Enter and without echo."""
+"""Reads single keys from a terminal, without Enter and without echo."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 END = ""
-"""What the queue gives when the terminal is gone."""
+"""The queue's item when the terminal is gone."""
 
 
 @asynccontextmanager
 async def keys_pressed() -> AsyncIterator[asyncio.Queue[str]]:
-    """A queue of keys, one character each; without a terminal on standard input it stays empty."""
+    """Yields a queue of keys, one character each; without a terminal on standard input it stays empty."""
     keys: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin.isatty():
         yield keys
         return
     descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     former = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor, termios.TCSANOW)  # Ctrl-C stays a signal; what was typed ahead is kept
+    tty.setcbreak(descriptor, termios.TCSANOW)  # Ctrl-C stays a signal; keys typed before are kept
 
     def read() -> None:
         try:

@@ -1,4 +1,4 @@
-"""What `roster top` shows, computed from two looks at a service: rates and latencies of the time between them."""
+"""The data of `roster top`: a service's state, with rates and latencies between two snapshots of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from roster_protos import admin_pb2
 
 WINDOW_S = 10.0
-"""Rates and latencies are of the last seconds, this many."""
+"""Period over which rates and latencies are computed."""
 QUANTILES = (0.5, 0.99)
 
 
 @dataclass(slots=True, frozen=True)
 class Latency:
-    """Quantiles in seconds, as near as the histogram's buckets tell; None where nothing was measured."""
+    """Quantiles in seconds, interpolated in the histogram's buckets; None without measurements."""
 
     p50_s: float | None
     p99_s: float | None
@@ -23,27 +23,27 @@ class Latency:
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """A service at a moment, with its recent rates."""
+    """State of a service with its recent rates."""
 
     now: admin_pb2.WatchRosterResponse
     window_s: float
-    """Seconds that the rates and latencies speak of; 0 before there are two looks."""
+    """Seconds over which rates and latencies were computed; 0 before the second snapshot."""
     sampled_per_s: float
     prefill_per_s: float
     busy_share: float
-    """Part of the runners' time in which a step ran, 0 to 1."""
+    """Share of the runners' time in which a step ran, 0 to 1."""
     ttft: Latency
     itl: Latency
 
 
 class RecentLooks:
-    """The looks of the last `WINDOW_S` seconds."""
+    """The snapshots of the last `WINDOW_S` seconds."""
 
     def __init__(self) -> None:
         self._looks: deque[admin_pb2.WatchRosterResponse] = deque()
 
     def take(self, look: admin_pb2.WatchRosterResponse) -> Load:
-        """The newest look. One from before the last is that of a scheduler that has just started: all begins anew."""
+        """Adds the newest snapshot and returns the load. Starts over if its time is lower: the scheduler restarted."""
         looks = self._looks
         if looks and look.time_s < looks[-1].time_s:
             looks.clear()
@@ -54,7 +54,7 @@ class RecentLooks:
 
 
 def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRosterResponse) -> Load:
-    """The load of the time between two looks, which may be the same one."""
+    """Returns the load between two snapshots, which may be the same one."""
     seconds = now.time_s - before.time_s
     run_s, idle_s = now.run_s - before.run_s, now.idle_s - before.idle_s
 
@@ -73,9 +73,9 @@ def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRost
 
 
 def quantile(bounds: list[float], counts: list[int], share: float) -> float | None:
-    """The value below which `share` of the counted values lie, evenly spread in each bucket; None without values.
+    """Returns a quantile of a histogram, assuming an even spread within each bucket; None without values.
 
-    `counts` has one more bucket than `bounds`: what is above the last bound is taken to be at it.
+    `counts` has one more bucket than `bounds`; values above the last bound count as equal to it.
     """
     wanted, below = share * sum(counts), 0
     if not wanted:
@@ -89,7 +89,7 @@ def quantile(bounds: list[float], counts: list[int], share: float) -> float | No
 
 
 def as_json(load: Load) -> dict[str, Any]:
-    """What `roster top --json` prints: times in seconds, progress in tokens."""
+    """Returns the JSON object that `roster top --json` prints: times in seconds, progress in tokens."""
     now, status = load.now, load.now.status
     return {
         "uptime_s": round(status.uptime_s, 3),
@@ -152,7 +152,7 @@ def _running(row: admin_pb2.RunningSequence) -> dict[str, Any]:
 
 
 def is_prefill(row: admin_pb2.RunningSequence) -> bool:
-    """More than its last token is still to be computed."""
+    """Returns whether the sequence has more to compute than its last token."""
     return row.kind == admin_pb2.ROW_KIND_PREFILL
 
 

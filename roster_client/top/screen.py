@@ -1,4 +1,4 @@
-"""The live view: frames as the service tells its state, keys as they are pressed, whichever comes first."""
+"""The live view of `roster top`: draws a frame for each state of the service and handles keys concurrently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roster_client.top.load import Load, RecentLooks
 
 RETRY_S = 1.0
 DEADLINE_S = 30.0
-"""A policy's package is imported meanwhile, which may take seconds."""
+"""The server imports a policy's package, which may take seconds."""
 
 
 class Screen:
@@ -31,7 +31,7 @@ class Screen:
         self._notice = ""
 
     async def run(self) -> None:
-        """Until q is pressed. Raises RosterError if there is no service at the beginning; later it is waited for."""
+        """Runs until q is pressed. Raises RosterError if the service is not available at first; later it retries."""
         self._load = self._looks.take(await anext(self._admin.watch_roster(self._interval_s)))
         async with keys_pressed() as keys:
             with Live(console=self._console, screen=True, auto_refresh=False) as live:
@@ -47,19 +47,19 @@ class Screen:
                         task.cancel()
 
     async def _follow(self) -> None:
-        """Frames as looks come; a service that is away is asked for again and again."""
+        """Draws a frame for each snapshot; reconnects while the service is unavailable."""
         while True:
             try:
                 async for look in self._admin.watch_roster(self._interval_s):
                     self._load = self._looks.take(look)
                     self._draw()
             except UnavailableError as error:
-                self._say(f"the service is away, trying again: {error}")
+                self._say(f"the service is unavailable, retrying: {error}")
                 await asyncio.sleep(RETRY_S)
                 self._notice = ""
 
     async def _obey(self, keys: asyncio.Queue[str]) -> None:
-        """Carries out keys until one of them says to leave."""
+        """Handles keys until q is pressed or the terminal is gone."""
         while (key := await keys.get()) not in ("q", "Q", END):
             try:
                 await self._press(key)
@@ -78,7 +78,7 @@ class Screen:
             name = self._menu.policies[int(key) - 1].name
             self._menu = None
             change = await self._admin.set_policy(name, deadline_s=DEADLINE_S)
-            self._say(f"{change.policy} is in force, {change.former_policy} was")
+            self._say(f"policy {change.policy} replaced {change.former_policy}")
 
     def _say(self, notice: str) -> None:
         self._notice = notice

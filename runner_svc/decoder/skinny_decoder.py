@@ -81,10 +81,15 @@ def skinny_mlps(decoder: CudaDecoder, products: ProductLauncher, *, own_down: bo
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
-    """Returns all matrices of a pass, or None for a model that is not plain, which these products do not support."""
-    if not decoder.config.is_plain:
+    """Returns the matrices that these products would multiply with, or None where they support none.
+
+    That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
+    """
+    config = decoder.config
+    if not all(layer.mlp.gated and not layer.mlp.bias for layer in config.layers):
         return None
-    found = [decoder.head]
-    for layer in decoder.layers:
-        found += [layer.qkv.weight, layer.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight]
+    found = [matrix.weight for layer in decoder.layers for matrix in (layer.mlp.gate_up, layer.mlp.down)]
+    if config.is_plain:
+        found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+        found.append(decoder.head)
     return found

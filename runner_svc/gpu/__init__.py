@@ -1,1 +1,1 @@
-"""The backend of a GPU: its steps, their graphs and buffers, and how a model gets there."""
+"""The GPU backend: model loading, steps, CUDA graphs and buffers."""

@@ -1,11 +1,11 @@
-"""The backend that computes a model on a GPU, with the next step launched while the last one computes.
+"""The backend that computes a model on a GPU; it launches the next step while the current one computes.
 
-A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
-in the slots, the forward pass (a CUDA graph where all rows decode, see `gpu.steps`), the sampler's launch, and one
-copy back. The host waits for none of it: `PendingCudaStep` does, by an event. Sampled tokens go
-into the device's token buffer, where the next step finds them.
+A step consists of one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel that
+applies the changes of the slots, the forward pass (a CUDA graph where all rows decode, see `gpu.steps`), the sampler's
+launch, and one copy back. Launching does not block the host; `PendingCudaStep` waits for the result by an event.
+Sampled tokens are written into the device's token buffer, from which the next step reads them.
 
-Everything of a fixed size is allocated first; the KV pool gets what the largest step leaves (`pool_size`).
+Buffers of fixed size are allocated first; the KV pool takes the memory that the largest step leaves (`pool_size`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_l
 from runner_svc.sampling.sample_records import RowPacker
 from runner_svc.weights.model_weights import ModelWeights
 
-# Steps launched and not yet waited for, at most.
+# Most steps that are launched but not yet waited for.
 MAX_IN_FLIGHT = 4
-# Room for what a step's admissions and samplers bring; more than that travels in a copy of its own.
+# Room for a step's slot changes and sampling records; data that does not fit is copied separately.
 TAIL_WORDS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class CudaSizes:
-    """What an operator chooses. `num_blocks` None: as many as fit into the share `gpu_memory` of the GPU's memory."""
+    """Sizes that the operator sets. `num_blocks` None: all that fit into the share `gpu_memory` of the GPU's memory."""
 
     num_slots: int
     block_size: int
@@ -69,7 +69,7 @@ class CudaSizes:
 class CudaBackend:
     """Implements `runner_svc.interface.backend.OverlappingBackend`."""
 
-    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of most of our own
+    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of most of Roster's
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class CudaBackend:
         sizes: CudaSizes,
         progress: Progress,
     ) -> None:
-        """Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels lack."""
+        """Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels do not support."""
         self.model = model
         self.device = str(device.device)
         self.block_size = sizes.block_size
@@ -111,17 +111,17 @@ class CudaBackend:
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
-        self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by rows
+        self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number of rows
         self._last_end: Event | None = None
 
     @property
     def decode_graphs(self) -> StepGraphs:
-        """The captured decode batches."""
+        """The CUDA graphs of decode steps."""
         return self._graphs
 
     def change_slots(self, changes: SlotChanges) -> None:
-        """Brings the device's token buffer and block tables up to date before the next batch."""
-        if self._changes is not None:  # of a plan that launched nothing
+        """Encodes the changes; the next batch applies them to the device's token buffer and block tables."""
+        if self._changes is not None:  # of a plan that launched no batch
             with self._device.stream() as stream:
                 on_device = torch.from_numpy(self._changes).to(self._device.device)
                 self._scatter(stream, self._slots.words, on_device, int(self._changes[0]))
@@ -138,12 +138,12 @@ class CudaBackend:
         return self.launch(batch).wait()
 
     def is_broken_by(self, error: Exception) -> bool:
-        """See `Backend`: a CUDA error stays with the process, running out of memory does not."""
+        """Returns whether this process can no longer compute: after any CUDA error except running out of memory."""
         return not isinstance(error, torch.OutOfMemoryError) and "CUDA" in str(error).upper()
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> PendingCudaStep:
-        """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
+        """Launches the batch; blocks only while MAX_IN_FLIGHT steps are in flight."""
         buffers = self._ring.take_entry()
         try:
             return self._launch(batch, buffers)
@@ -152,9 +152,9 @@ class CudaBackend:
             raise
 
     def _behind_all(self) -> Event:
-        """An event behind all that was launched: the part of a step that failed to launch may still use its buffers.
+        """Records an event after everything launched so far: a partly launched step may still use its buffers.
 
-        Where there can be none, the buffers stay away: the device is beyond use, or they may be in use for ever.
+        If recording fails, the buffers are never freed: the device is broken, or may use them indefinitely.
         """
         with self._device.stream():
             return self._device.event()
@@ -206,17 +206,17 @@ class CudaBackend:
         )
 
     def _keep_masked_rows(self, batch: StepBatch, rows: NDArray[np.intp]) -> CudaMaskedRows:
-        """Keeps the adjusted logits of those of `rows` that wait for masks: the next step overwrites them."""
+        """Copies the adjusted logits of the `rows` that wait for masks, because the next step overwrites them."""
         waiting = self._index(np.searchsorted(rows, batch.awaits))
         return CudaMaskedRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
 
     def _draw(
         self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
     ) -> list[PendingLogprobs]:
-        """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked.
+        """Launches the sampler and the copy of its result; returns the log-probabilities of rows that requested them.
 
-        Rows that wait for masks are drawn like the others, and drawn again: the token that they get here is nobody's,
-        and no plan may read its position before the second one is there. Their logits are adjusted here.
+        Rows that wait for masks are sampled here too and again with their masks. Their logits are adjusted here. The
+        first token is discarded; no plan reads its position before the second one is written.
         """
         if not len(rows):
             return []
@@ -236,7 +236,7 @@ class CudaBackend:
         return launch_row_logprobs(logits, tokens, batch, rows, records.asking)
 
     def _drawn(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, tokens and finiteness of the rows that sample: views, of which torch makes a dozen a step else."""
+        """Logits, tokens and finiteness of the sampling rows; cached, as torch would create a dozen views per step."""
         views = self._drawn_views.get(num_rows)
         if views is None:
             finite = self._result[aligned(self.num_slots) :].view(torch.uint8)
@@ -247,7 +247,7 @@ class CudaBackend:
     def _prompt_logprobs(
         self, stream: int, hidden: Hidden, batch: StepBatch, offsets: NDArray[np.int32]
     ) -> list[PendingLogprobs]:
-        """Of rows that asked for those of their prompt's tokens; a few hundred positions' logits exist at a time."""
+        """Launches the requested log-probabilities of prompt tokens; logits exist for CHUNK positions at a time."""
         pending = []
         for row, state in enumerate(batch.states):
             num_scored = batch.num_scored(row) if state.prompt_logprobs is not None else 0
@@ -266,7 +266,7 @@ class CudaBackend:
         return pending
 
     def _index(self, ids: NDArray[np.integer]) -> Tensor:
-        """int64 on the device."""
+        """The ids as an int64 tensor on the device."""
         return torch.from_numpy(ids.astype(np.int64)).to(self._device.device)
 
     # ------------------------------------------------------------------ start-up
@@ -293,7 +293,7 @@ class CudaBackend:
         return scales
 
     def _fitting_blocks(self, progress: Progress) -> int:
-        """Blocks that the largest step leaves room for; it runs over a cache of nothing but the dummy block."""
+        """Returns the number of blocks that fit beside the largest step, which runs over a cache of the dummy block."""
         progress("profiling the largest step", 0.0)
         config, sizes = self._decoder.config, self._sizes
         cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)

@@ -1,8 +1,8 @@
-"""The CUDA graphs of a backend's steps, captured at start-up: which there are, and which variant each takes.
+"""Captures the CUDA graphs of a backend's steps at start-up and chooses the variant of each.
 
-Variants of a decode step are timed as it will run: with as many rows as it is for, each of which attends to the keys
-of a short prompt in blocks of its own. What a kernel costs depends on its neighbours, and on what they leave of the
-memory's bandwidth, so that neither a product alone nor a step without attention tells.
+Variants of a decode step are timed under real conditions: with a full bucket of rows, each attending to the keys of a
+short prompt in its own blocks. A kernel's time depends on its neighbours and on the memory bandwidth that they leave,
+so timing a product alone or a step without attention would mislead.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.device import Device
 from runner_svc.interface.progress import Progress
 
-# Of the mixed steps that are timed.
+# Positions per row of the mixed steps that are timed.
 _POSITIONS_A_ROW = 16
 
 
 def capture_decode_steps(
     steps: CudaSteps, slots: DeviceSlots, device: Device, context_length: int, progress: Progress
 ) -> StepGraphs:
-    """Graphs of whole decode passes, by rows. Writes into any block of the cache and leaves the slots empty."""
+    """Captures whole decode passes, by number of rows. May write to any cache block; leaves the slots empty."""
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
     _fill(slots, steps, TIMED_CONTEXT)
@@ -42,13 +42,13 @@ def capture_decode_steps(
 
 
 def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
-    """Gives each slot blocks and tokens: were all rows alike, products would take less power, and other ones win."""
+    """Gives each slot its own blocks and tokens: equal rows would draw less power and favour other products."""
     slots.spread(num_positions, steps.cache)
     slots.tokens.random_(steps.logits.shape[1])
 
 
 def prepare_mixed(steps: CudaSteps, context_length: int, bucket: int) -> None:
-    """Puts the input of a mixed step in place that fills `bucket` positions: rows that decode, and chunks."""
+    """Sets the input of a mixed step, of decode rows and chunks, that fills `bucket` positions."""
     step = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
     rows = min(steps.num_slots, -(-bucket // _POSITIONS_A_ROW))
     steps.pack_mixed(step, largest_batch(rows, bucket, context_length), bucket)
@@ -56,7 +56,7 @@ def prepare_mixed(steps: CudaSteps, context_length: int, bucket: int) -> None:
 
 
 def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int) -> None:
-    """Puts the input of a decode step of so many rows in place, padded to `bucket` rows."""
+    """Sets the input of a decode step of `rows` rows, padded to `bucket` rows."""
     step = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
     steps.pack_decode(step, decode_batch(context_length, rows), bucket)
     steps.packed.copy_(torch.from_numpy(step.words))
@@ -70,9 +70,9 @@ def capture_mixed_steps(
     max_step_tokens: int,
     progress: Progress,
 ) -> StepGraphs:
-    """Graphs of the layers of mixed steps, by positions, up to where launching them takes little of the GPU's time.
+    """Captures the layers of mixed steps, by positions, up to the size from which a graph saves little GPU time.
 
-    Finds out first what products do beside multiplying in mixed steps, and compiles that for steps of all sizes.
+    First times the fusions of products in mixed steps, and compiles the chosen ones for steps of all sizes.
     """
 
     def run(bucket: int, fusions: Fusions | None = None) -> None:
@@ -84,7 +84,7 @@ def capture_mixed_steps(
         _fill(slots, steps, size)
         prepare_mixed(steps, context_length, size)
         replays = {fusions: device.capture(partial(run, size, fusions)) for fusions in steps.mixed_fusions()}
-        for _ in range(2):  # of which the second round counts: the first takes the GPU to its power limit
+        for _ in range(2):  # only the second round counts: the first takes the GPU to its power limit
             timed[size] = {fusions: device.seconds(replay) for fusions, replay in replays.items()}
     steps.fusions = FusionChoice(timed)
     steps.compile_products(max_step_tokens)

@@ -1,8 +1,8 @@
-"""What the device keeps of the slots: the token buffer and the block tables, in one tensor of words.
+"""The device's state of the slots: the token buffer and the block tables, in one tensor of words.
 
-Both lie in one int32 tensor, so that whatever a plan changes is a list of segments to be copied into it by one kernel.
-Rows are per slot; the last one belongs to the dummy slot. Its table stays zero; its tokens, which no step reads, are
-those of rows that were drawn when their slot had another sequence.
+Both are parts of one int32 tensor, so that one kernel applies all changes of a plan as a list of copied segments.
+There is one row per slot; the last one belongs to the dummy slot. Its table stays zero. No step reads its tokens, which
+were sampled after their slot had passed to another sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TARGETS, _SOURCES, _LENGTHS = range(3)
 
 
 class DeviceSlots:
-    """The tensor and its parts, all int32, at fixed addresses."""
+    """The tensor `words` and its parts `tokens` and `tables`, all int32, at fixed addresses."""
 
     def __init__(self, num_slots: int, context_length: int, max_blocks: int, device: torch.device) -> None:
         rows = num_slots + 1
@@ -33,17 +33,17 @@ class DeviceSlots:
         self._tables_begin = rows * context_length
 
     def spread(self, num_positions: int, cache: KVCache) -> None:
-        """Gives each slot a table of its own for so many positions, as far as there are blocks: for timing steps."""
+        """Gives each slot its own table for `num_positions`, as far as the blocks suffice; used to time steps."""
         slots, width = len(self.tables) - 1, min(self._max_blocks, -(-num_positions // cache.block_size))
         blocks = 1 + torch.arange(slots * width, dtype=torch.int32, device=self.words.device) % cache.num_blocks
         self.tables[:slots, :width] = blocks.view(slots, width)
 
     def encode(self, changes: SlotChanges) -> NDArray[np.int32] | None:
-        """The changes as segments; None where nothing changed.
+        """Returns the changes as segments, or None if nothing changed.
 
-        int32 [8 + 3 * n + data]: a header whose first word is the number of segments n; then, of each, where it goes in
-        `words`, where it comes from in the data, and its length; then the data. Segments never overlap: a table's
-        appends lie beyond what its admission wrote.
+        int32 [8 + 3 * n + data]: a header whose first word is the number of segments n; the segments' offsets in
+        `words`, their offsets in the data, and their lengths, n each; then the data. Segments never overlap: a table's
+        appends lie beyond the blocks that its admission wrote.
         """
         parts: list[NDArray[np.int32]] = []
         targets: list[int] = []

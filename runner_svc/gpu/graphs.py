@@ -1,9 +1,9 @@
-"""CUDA graphs of steps, one for each bucket: a step is padded to the next bucket and one graph is replayed.
+"""CUDA graphs of steps, one per bucket: a step is padded to the next bucket and its graph is replayed.
 
-Launching the two to three hundred kernels of a step one by one takes the host longer than a small model takes the GPU,
-and until it is done the result of the step before waits: first tokens come late by several milliseconds.
-Buckets of decode steps are numbers of rows, those of mixed steps numbers of positions. They lie close together, as
-padding costs its work in every matrix product.
+For a small model, launching a step's two to three hundred kernels one by one takes the host longer than the GPU takes
+to run them. The previous step's result waits for that, which delays first tokens by several milliseconds.
+Buckets are numbers of rows for decode steps and numbers of positions for mixed steps. They are closely spaced, because
+every matrix product also computes the padding.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import partial
 from runner_svc.interface.device import Launch, Replay
 
 Prepare = Callable[[int, int], None]
-"""Puts the input of a step of so many rows in place, for the size and the rows."""
+"""Called with a size and a number of rows; sets the input of a step of these rows, padded to the size."""
 
-# Most rows of a captured batch; larger steps are launched kernel by kernel, which then hides behind the GPU's work.
+# Most rows of a captured batch. The GPU computes larger steps for longer than launching their kernels takes.
 LARGEST_BUCKET = 512
-# Variants that took at most this many times as long as the fastest are timed again: that much may be noise.
+# Variants within this factor of the fastest are timed again: the difference may be noise.
 _CLOSE = 1.05
 
 
@@ -33,14 +33,14 @@ class Variant:
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
-    """Ascending rows of the captured batches: 1, 2, 4, then every 8th, 16th from 256 on; the last is the most rows."""
+    """Returns the captured numbers of rows: 1, 2, 4, multiples of 8, multiples of 16 from 256 on, and the maximum."""
     largest = min(max_rows, LARGEST_BUCKET)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_BUCKET + 1, 16)]
     return [size for size in sizes if size < largest] + [largest]
 
 
 def token_sizes(max_tokens: int) -> list[int]:
-    """Ascending positions of captured mixed steps: every 64th, 128th from 512 on, 256th from 2048 on; then all."""
+    """Returns the captured numbers of positions: multiples of 64, of 128 from 512, of 256 from 2048; the maximum."""
     sizes = [*range(64, 512, 64), *range(512, 2048, 128), *range(2048, max_tokens, 256)]
     return [size for size in sizes if size < max_tokens] + [max_tokens]
 
@@ -51,7 +51,7 @@ class StepGraphs:
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # ascending
         self.seconds: dict[int, dict[str, float]] = {}
-        """What each size took, by variant, where there was a choice."""
+        """Time of each size by variant, where variants were timed."""
         self._replays: dict[int, Replay] = {}
 
     def capture(
@@ -62,10 +62,10 @@ class StepGraphs:
         seconds: Callable[[Replay], float],
         progress: Callable[[str, float], None],
     ) -> None:
-        """Captures every size, the largest first: smaller graphs then share its memory.
+        """Captures every size, the largest first, so that smaller graphs share its memory.
 
-        Of `variants(size)` the fastest is kept, at a full step; `capture` makes a graph of what one launches, `seconds`
-        measures a replay.
+        Keeps the fastest of `variants(size)` at a full step. `capture` makes a graph of a launch; `seconds` times a
+        replay.
         """
         for done, size in enumerate(reversed(self.sizes), 1):
             prepare(size, size)
@@ -79,7 +79,7 @@ class StepGraphs:
             progress("capturing CUDA graphs", done / len(self.sizes))
 
     def variant(self, size: int) -> str:
-        """Name of the variant that was the fastest at this size."""
+        """Returns the name of the fastest variant at this size."""
         times = self.seconds[size]
         return min(times, key=times.__getitem__)
 
@@ -90,7 +90,7 @@ class StepGraphs:
         is_worth_it: Callable[[Launch, Replay], bool],
         progress: Callable[[str, float], None],
     ) -> None:
-        """Captures `run(size)` of ascending sizes, up to the first where `is_worth_it` finds no gain."""
+        """Captures `run(size)` for ascending sizes until `is_worth_it` returns False."""
         for done, size in enumerate(self.sizes, 1):
             launch = partial(run, size)
             replay = capture(launch)
@@ -101,9 +101,9 @@ class StepGraphs:
         self.sizes = sorted(self._replays)
 
     def drop_slow(self, prepare: Prepare, seconds: Callable[[Replay], float]) -> None:
-        """Leaves out sizes whose full step the next larger one, padded, computes faster.
+        """Drops sizes whose full step is slower than the same step padded to the next larger size.
 
-        cuBLAS has other kernels for one row than for eight, and they are not always the faster ones.
+        cuBLAS uses different kernels for one row and for eight, and the kernel for one row is not always faster.
         """
         above: int | None = None  # the next larger size that is kept
         for size in reversed(self.sizes):
@@ -116,7 +116,7 @@ class StepGraphs:
         self.sizes = sorted(self._replays)
 
     def bucket(self, size: int) -> int | None:
-        """The size that a step of this size is padded to; None when no graph is large enough."""
+        """Returns the bucket for a step of this size, or None if no graph is large enough."""
         place = bisect_left(self.sizes, size)
         return self.sizes[place] if place < len(self.sizes) else None
 

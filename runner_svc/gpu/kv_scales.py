@@ -1,9 +1,9 @@
 """The scales of an FP8 (e4m3) KV cache: one for the keys and one for the values of each head of each layer.
 
 An element is stored in units of its head's scale. e4m3 is a floating-point type, so a scale adds no precision: it only
-has to keep what a head produces between 448, beyond which values are clipped, and 2^-6, below which they lose bits.
-Scales are therefore powers of two, found once at start-up from the largest keys and values of a prompt of random
-tokens, with room for prompts that reach further. They depend on the weights alone, so that every runner has the same.
+keeps a head's values between 2^-6, below which they lose bits, and 448, above which they are clipped. Scales are
+therefore powers of two. They are computed once at start-up from the largest keys and values of a prompt of random
+tokens, with headroom for larger ones. They depend only on the weights, so all runners of a model use the same scales.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
 
 LARGEST_E4M3 = 448.0
-# What prompts may reach, as a multiple of what calibration saw.
+# Largest magnitude that a prompt may reach, relative to the calibration's.
 HEADROOM = 2.0
 
 _PROMPT_TOKENS = 512
@@ -30,13 +30,13 @@ _TAIL_WORDS = 1 << 10
 
 
 def scales_for(largest: Tensor) -> Tensor:
-    """The least powers of two with which `largest` magnitudes (of any shape), and HEADROOM, fit; 1 where one is 0."""
+    """Returns the least powers of two with which HEADROOM * `largest` (of any shape) fits; 1 where `largest` is 0."""
     usable = torch.where(largest.isfinite() & (largest > 0), largest.float(), LARGEST_E4M3 / HEADROOM)
     return torch.exp2(torch.ceil(torch.log2(usable * (HEADROOM / LARGEST_E4M3))))
 
 
 def calibrated_scales(model: CudaDecoder, launchers: Launchers, device: Device, max_tokens: int) -> Tensor:
-    """float32 [layers, 2, kv_heads], from one prompt of at most `max_tokens` random tokens over a 16-bit cache."""
+    """Computes scales, float32 [layers, 2, kv_heads], from up to `max_tokens` random tokens over a 16-bit cache."""
     config = model.config
     num_tokens = min(max_tokens, _PROMPT_TOKENS)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)

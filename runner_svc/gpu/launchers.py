@@ -1,4 +1,4 @@
-"""The launchers of one model on the GPU at hand, compiled when they are made (seconds the first time, then cached)."""
+"""The kernel launchers of one model, compiled for the current GPU on construction (seconds at first, then cached)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.model.families.description import NormKind
 
 
 class CudaLaunchers:
     """Implements `runner_svc.interface.launchers.Launchers`.
 
-    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
-    by their blocks a multiprocessor.
+    `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
+    rows, by their blocks per multiprocessor.
     """
 
     def __init__(
@@ -46,18 +46,24 @@ class CudaLaunchers:
         self._skinny_blocks = skinny_blocks
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
-        """Those of the layers. Raises ValueError for sizes that the kernels lack."""
+        """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
         config = self._config
         return DecoderLaunchers(
             norm=self._norm(),
-            activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
+            activation=ActivationMul(
+                config.intermediate_size,
+                self._dtype,
+                config.activation,
+                gated=config.layers[0].mlp.gated,
+                overlap=self._overlap,
+            ),
             gated=self._gated() if is_hopper() else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
-        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
+        """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported."""
         config = self._config
         if not is_hopper() or not fits(*matrices):
             return []
@@ -77,7 +83,7 @@ class CudaLaunchers:
         ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
-        """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
+        """Compiles attention over `cache`. Raises ValueError for sizes that the kernels do not support."""
         config, scores = self._config, {(layer.scale, layer.soft_cap) for layer in self._config.layers}
         if len(scores) > 1:
             raise ValueError("the GPU kernels need the same scale and soft cap of attention in all layers")
@@ -86,19 +92,19 @@ class CudaLaunchers:
         )
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
-        """Inputs from a token buffer and block tables."""
+        """Gathers a step's inputs from the token buffer and the block tables."""
         return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
 
     def copy(self) -> CopyWords:
-        """Between host and device."""
+        """Copies words between host and device."""
         return CopyWords(overlap=self._overlap)
 
     def scatter(self) -> ScatterSegments:
-        """Changes into the slots."""
+        """Applies changes to the slots."""
         return ScatterSegments()
 
     def sampling(self, tokens: Tensor) -> CudaSampler:
-        """Draws from float32 logits, written into a token buffer."""
+        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
 
     def _norm(self) -> NormLauncher:
@@ -129,7 +135,8 @@ class CudaLaunchers:
             rotary_dim=rotary_dim,
             dtype=self._dtype,
             eps=config.norm_eps,
-            qk_norm=config.layers[0].qk_norm is not QkNorm.NONE,
+            qk_norm=config.layers[0].qk_norm,
+            plus_one=config.norm is NormKind.RMS_PLUS_ONE,
             fp8_cache=fp8_cache,
             overlap=self._overlap,
         )

@@ -1,4 +1,4 @@
-"""From a model's name to a backend on the GPU."""
+"""Loads a model by name and builds its GPU backend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runner_svc.model.weights import load_weights, weights_fingerprint
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """What an operator chooses; None leaves the choice to the model or the GPU."""
+    """Options that the operator sets; None: the default of the model or the GPU."""
 
     dtype: torch.dtype | None
     random_weights: bool
@@ -38,7 +38,7 @@ class GpuOptions:
 def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progress: Progress) -> CudaBackend:
     """Loads the model `name` (see `model_folder`) onto the first GPU and captures its graphs.
 
-    Raises ModelNotFound when there is no such model, UnsupportedModel when a GPU can't serve it, OutOfMemory.
+    Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model, and OutOfMemory.
     """
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)
@@ -65,11 +65,11 @@ def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progre
     )
     try:
         return CudaBackend(model, config, weights, CudaLaunchers(config, dtype), device, sizes, progress)
-    except ValueError as error:  # sizes that the kernels lack
+    except ValueError as error:  # a size that the kernels do not support
         raise UnsupportedModel(f"{config.architecture} can't be served on a GPU: {error}.") from error
 
 
 def stored_dtype(config: dict[str, object]) -> torch.dtype:
-    """The type that a configuration says its weights are in, where the kernels have it; else bfloat16."""
+    """Returns the configuration's type of the weights if the kernels support it, otherwise bfloat16."""
     name = config.get("dtype") or config.get("torch_dtype")
     return torch.float16 if name == "float16" else torch.bfloat16

@@ -1,9 +1,9 @@
-"""Rows of a step on the GPU that wait for masks: their logits are kept aside, and drawn from once the masks are here.
+"""Rows of a GPU step that wait for masks: their logits are copied and sampled once the masks arrive.
 
-The forward passes of later plans are launched meanwhile. In them the sequences of these rows have none, so that the
-token may be written late: into the row's slot, or, where its sequence has left that one since, into the dummy slot,
-which no step reads. What the draw goes by but the mask is in the logits that are kept: penalties, which count the
-tokens in the slot, have been applied to them within the row's own step.
+Forward passes of later plans are launched meanwhile. They have no rows of these sequences, so the token may be written
+late: into the row's slot or, if its sequence has left the slot, into the dummy slot, which no step reads. Sampling
+needs nothing but the mask and the copied logits: penalties, which count the tokens in the slot, were applied to the
+logits in the row's own step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CudaMaskedRows:
     def __init__(
         self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int
     ) -> None:
-        """`logits` [W, vocab_size]: a copy of those of `batch.awaits`, adjusted."""
+        """`logits` [W, vocab_size]: a copy of the adjusted logits of `batch.awaits`."""
         self.rows = batch.awaits
         self._batch = batch
         self._logits = logits
@@ -38,7 +38,7 @@ class CudaMaskedRows:
 
     @torch.inference_mode()
     def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingMaskedRows:
-        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)], `gone` [W]: see `MaskedRows`."""
+        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)] and `gone` [W] as in `MaskedRows`."""
         packed = pack_rows(self._batch, self.rows)
         packed.records["slot"][gone] = self._dummy_slot
         packed.records["adjusted"] = False
@@ -68,27 +68,27 @@ class CudaMaskedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingMaskedRows:
-    """Rows on their way through the sampler."""
+    """Masked rows whose sampling is launched."""
 
     num_rows: int  # of the whole batch
     rows: NDArray[np.intp]
-    tokens: Tensor  # int32 [W], valid behind `end`; likewise
-    finite: Tensor  # uint8 [W]
+    tokens: Tensor  # int32 [W], valid after `end`
+    finite: Tensor  # uint8 [W], valid after `end`
     logprobs: list[PendingLogprobs]
     begin: Event
     end: Event
 
     @property
     def masked_rows(self) -> MaskedRows | None:
-        """No row waits any more."""
+        """None: no row waits any more."""
         return None
 
     def done(self) -> bool:
-        """Whether the GPU has finished."""
+        """Returns whether the GPU has finished."""
         return self.end.query()
 
     def wait(self) -> StepOutput:
-        """Blocks until the rows are drawn."""
+        """Blocks until the rows are sampled."""
         self.end.synchronize()
         finite = self.finite.numpy().astype(np.bool_)
         output = StepOutput.sampled(self.num_rows, self.rows, self.tokens.numpy(), finite)

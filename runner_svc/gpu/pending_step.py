@@ -1,4 +1,4 @@
-"""A step on its way through the GPU: the host's buffers for it, and how its result is waited for."""
+"""A step in flight on the GPU: its host buffers and the wait for its result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HostBuffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingCudaStep:
-    """A step under way."""
+    """A launched step; implements `runner_svc.interface.step.PendingStep`."""
 
     num_rows: int
     sample_rows: NDArray[np.intp]
@@ -42,7 +42,7 @@ class PendingCudaStep:
     end: Event
 
     def done(self) -> bool:
-        """Whether the GPU has finished it."""
+        """Returns whether the GPU has finished."""
         return self.end.query()
 
     def wait(self) -> StepOutput:

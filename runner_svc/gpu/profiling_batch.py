@@ -1,4 +1,4 @@
-"""Made-up steps: the largest that plans may ask for, to see the memory that it takes, and some whose time is taken."""
+"""Synthetic steps: the largest that a plan can request, to measure its memory, and smaller ones to be timed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from runner_svc.interface.slot_state import ROW_PARAMS
 from runner_svc.interface.step import StepBatch
 
 _NONE = np.zeros(0, np.int32)
-# Of the sequences whose steps are timed.
+# Context of the sequences of timed steps, in tokens.
 TIMED_CONTEXT = 512
 
 
 def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> StepBatch:
-    """Every slot has a row and every row samples; together they have the most positions, as far as contexts allow.
+    """Returns a batch with a sampling row for every slot and `max_step_tokens` positions, if contexts allow as many.
 
     The slots' tables are still empty: all rows read and write the dummy block.
     """
@@ -24,13 +24,13 @@ def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> 
 
 
 def decode_batch(context_length: int, num_rows: int) -> StepBatch:
-    """So many sequences decode, each with the context of a short prompt."""
+    """Returns a batch of `num_rows` decoding sequences, each with the context of a short prompt."""
     starts = np.full(num_rows, min(context_length, TIMED_CONTEXT) - 1, np.int32)
     return batch_of(starts, np.ones(num_rows, np.int32))
 
 
 def batch_of(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> StepBatch:
-    """Of the first slots; all rows sample."""
+    """Returns a batch over the first slots, in which all rows sample."""
     return StepBatch(
         slots=np.arange(len(starts), dtype=np.int32),
         starts=starts,

@@ -1,16 +1,16 @@
-"""A step's input for the GPU: one packed int32 buffer, one copy, always to the same place on the device.
+"""A step's input for the GPU: one packed int32 buffer, copied at once to a fixed address on the device.
 
 CUDA graphs read their inputs at fixed addresses, so the sections that they read have fixed offsets (`StepLayout`). The
-host's side is a ring of pinned buffers: while the device computes one step from its copy, the host packs the next.
+host has a ring of pinned buffers: while the device computes a step from its copy, the host packs the next one.
 
 | section | words | contents |
 | --- | --- | --- |
-| slots, starts | rows each | of the step's rows; padding rows name the dummy slot and position 0 |
+| slots, starts | rows each | slot and first position of each row; padding rows have the dummy slot and position 0 |
 | offsets | rows + 1 | index of each row's first position among the step's, then their number |
-| last_positions | rows | of the rows that sample: index of their last position among the step's |
-| prompt_lens | rows | tokens of each row's prompt, which dynamic RoPE goes by; 0 for padding rows |
-| plan | as attention asks | made by the attention's planners |
-| tail | the rest | what differs in size from step to step: changes of slots, sampling records |
+| last_positions | rows | index of each sampling row's last position among the step's |
+| prompt_lens | rows | tokens of each row's prompt, which dynamic RoPE depends on; 0 for padding rows |
+| plan | as attention requires | written by the attention's planners |
+| tail | the rest | data whose size varies by step: slot changes, sampling records |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Entry = TypeVar("Entry")
 
 
 def aligned(words: int) -> int:
-    """The next multiple of ALIGNMENT."""
+    """Returns `words` rounded up to a multiple of ALIGNMENT."""
     return -(-words // ALIGNMENT) * ALIGNMENT
 
 
@@ -50,11 +50,11 @@ class StepLayout:
     prompt_lens: int
     plan: int
     tail: int
-    words: int  # of the whole
+    words: int  # total
 
     @classmethod
     def of(cls, max_rows: int, plan_words: int, tail_words: int) -> StepLayout:
-        """The layout for steps of so many rows, plan words and words of tail at most."""
+        """Returns the layout for steps of at most `max_rows` rows, `plan_words` plan words and `tail_words` of tail."""
         section = aligned(max_rows + 1)
         plan = 5 * section
         tail = plan + aligned(plan_words)
@@ -63,7 +63,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """A step's rows as they were packed, padding included: views into the host's buffer."""
+    """A step's packed rows, padding included: views of the host's buffer."""
 
     slots: NDArray[np.int32]  # [rows]
     starts: NDArray[np.int32]  # [rows]
@@ -73,13 +73,13 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """An array that travels with a step: in the tail of its buffer, or, with no room there, in a copy of its own."""
+    """An array copied with a step: in the tail of its buffer, or separately if the tail is full."""
 
     array: NDArray[np.int32]
     begin: int | None  # offset in the buffer
 
     def tensor(self, packed: Tensor) -> Tensor:
-        """The array on the device, where `packed` is the step's input."""
+        """Returns the array on the device; `packed` is the step's input there."""
         if self.begin is None:
             return torch.from_numpy(self.array).to(packed.device)
         return packed[self.begin : self.begin + len(self.array)]
@@ -91,7 +91,7 @@ class PackedStep:
     def __init__(self, layout: StepLayout, words: NDArray[np.int32]) -> None:
         self.layout = layout
         self.words = words
-        self.used = layout.tail  # the first so many words are to be copied
+        self.used = layout.tail  # number of leading words to copy
 
     def rows(self, batch: StepBatch, num_rows: int, dummy_slot: int) -> PackedRows:
         """Packs the batch's rows, padded with the dummy slot to `num_rows` rows."""
@@ -115,12 +115,12 @@ class PackedStep:
         return PackedRows(slots, starts, offsets, sample_rows)
 
     def plan(self, begin: int, words: int) -> NDArray[np.int32]:
-        """The part of the plan section from `begin` on."""
+        """Returns `words` words of the plan section from `begin` on."""
         begin += self.layout.plan
         return self.words[begin : begin + words]
 
     def append(self, array: NDArray[np.int32]) -> Placed:
-        """Puts the array behind what is in the tail, where it fits."""
+        """Appends the array to the tail if it fits."""
         begin, end = self.used, self.used + aligned(len(array))
         if end > self.layout.words:
             return Placed(array, None)
@@ -131,7 +131,7 @@ class PackedStep:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRecords:
-    """What the sampler reads of a step's rows, as it travels with the step."""
+    """The sampler's records of a step's rows, copied with the step."""
 
     records: Placed
     extra_ids: Placed
@@ -141,7 +141,7 @@ class PlacedRecords:
 
     @classmethod
     def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
-        """Puts them into the step."""
+        """Appends the records to the step."""
         return cls(
             step.append(rows.records.view(np.int32)),
             step.append(rows.extra_ids),
@@ -152,7 +152,7 @@ class PlacedRecords:
 
 
 class Ring(Generic[Entry]):
-    """Entries that are used in turn: `take_entry` waits for a free one, `free_entry` frees it, in any thread."""
+    """Entries used in turn: `take_entry` waits for a free one, `free_entry` frees it. Thread-safe."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._free: SimpleQueue[tuple[Entry, Event | None]] = SimpleQueue()
@@ -160,7 +160,7 @@ class Ring(Generic[Entry]):
             self.free_entry(entry)
 
     def take_entry(self) -> Entry:
-        """The entry that has been free for longest, once its event has passed. Raises what that event does."""
+        """Returns the entry that was freed first, once its event has passed. Raises the event's errors."""
         entry, behind = self._free.get()
         if behind is not None:
             try:
@@ -171,5 +171,5 @@ class Ring(Generic[Entry]):
         return entry
 
     def free_entry(self, entry: Entry, behind: Event | None = None) -> None:
-        """Makes the entry free; the device uses it until the event `behind` (None: no longer)."""
+        """Frees the entry; the device may use it until the event `behind` (None: it no longer does)."""
         self._free.put((entry, behind))

@@ -1,12 +1,12 @@
-"""The forward passes of steps over one KV cache: what is packed for them on the host, what is launched for them.
+"""The forward passes of steps over one KV cache: packing on the host and launching on the device.
 
 | step | rows | padded to |
 | --- | --- | --- |
 | decode | one position each, all sampled | a bucket of rows |
-| mixed | any; those of one position attend as decode rows do, the others as prompts | a bucket of positions, or not |
+| mixed | any; rows of one position attend as decode rows, others as prompts | a bucket of positions, or not padded |
 
-Grids depend on the bucket alone, so that padded passes can be captured: whole decode passes, mixed ones without the
-LM head, whose rows are few and vary.
+Grids depend only on the bucket, so padded passes can be captured: whole decode passes, and mixed passes without the LM
+head, whose number of rows varies.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.interface.step import StepBatch
 
 FEW_ROWS = 64
-"""Decode passes of so many rows gain nothing from fusions, nor from own products of many rows: they aren't timed."""
+"""Up to this number of rows, decode passes gain nothing from fusions or Roster's products of many rows: not timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedShape:
-    """All that the launches of a mixed step depend on. Captured ones have room for any step of so many positions."""
+    """Parameters of a mixed step's launches. A captured shape has room for any step of up to `num_tokens` positions."""
 
     num_rows: int
     num_tokens: int
@@ -53,14 +53,14 @@ class MixedShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedStep:
-    """A mixed step as it was packed."""
+    """A packed mixed step."""
 
     rows: PackedRows
     shape: MixedShape
 
 
 class CudaSteps:
-    """Packs and launches forward passes; `packed` is the step's input on the device, `logits` what comes out."""
+    """Packs and launches forward passes; `packed` is the step's input on the device, `logits` its output."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class CudaSteps:
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
         self.fusions = FusionChoice()
-        """Of mixed steps."""
+        """The fusions of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
         self._attention = launchers.attention(cache, slots.tables, num_slots)
@@ -84,7 +84,7 @@ class CudaSteps:
         self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
         self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)
-        # float32 [num_slots, vocab_size]: of the rows that sample.
+        # float32 [num_slots, vocab_size]: logits of the sampling rows.
         self.logits = torch.empty(num_slots, decoder.config.vocab_size, device=decoder.device)
 
     def pack_decode(self, step: PackedStep, batch: StepBatch, bucket: int) -> PackedRows:
@@ -95,13 +95,14 @@ class CudaSteps:
         return rows
 
     def decode_variants(self, stream: Callable[[], int], bucket: int) -> list[Variant]:
-        """Variants of launching the pass that `packed` describes; each fills the first `bucket` rows of the logits.
+        """Returns the ways to launch the pass that `packed` describes; each fills the first `bucket` rows of `logits`.
 
-        Which one is the fastest depends on the model's shape and the GPU.
+        The model's shape and the GPU determine which one is the fastest.
         """
         variants: list[Variant] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
-            variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
+            if part.decoder is not None:
+                variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
@@ -110,7 +111,7 @@ class CudaSteps:
         return variants
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
-        """Those that are worth the time at start-up."""
+        """Returns the fusions that are worth timing at start-up."""
         if bucket <= FEW_ROWS:
             return [Fusions()]
         return [
@@ -145,7 +146,7 @@ class CudaSteps:
         return attend
 
     def pack_mixed(self, step: PackedStep, batch: StepBatch, bucket: int | None = None) -> MixedStep:
-        """Packs a step of any rows, padded to `bucket` positions where a captured pass is to be replayed."""
+        """Packs a step of any rows, padded to `bucket` positions if a captured pass is to be replayed."""
         decode = np.flatnonzero(batch.counts == 1)
         prefill = np.flatnonzero(batch.counts > 1)
         if bucket is None:
@@ -164,9 +165,9 @@ class CudaSteps:
         return MixedStep(rows, shape)
 
     def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden:
-        """Launches the pass that `packed` describes; fills the logits' rows, one for each row that samples.
+        """Launches the pass that `packed` describes; fills one row of `logits` per sampling row.
 
-        `replay` is the captured `forward_mixed` of the step's bucket.
+        `replay` replays the captured `forward_mixed` of the step's bucket.
         """
         if replay is None:
             self._forward_mixed(stream, step.shape)
@@ -180,16 +181,16 @@ class CudaSteps:
         return hidden
 
     def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
-        """Launches the layers of any mixed step of up to `bucket` positions; `fusions` None: as is faster."""
+        """Launches the layers of a mixed step of up to `bucket` positions; `fusions` None: the fastest measured."""
         shape = self._captured_shape(bucket)
         self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
 
     def mixed_fusions(self) -> list[Fusions]:
-        """Those that a mixed step can have."""
+        """Returns the fusions available to mixed steps."""
         return self._decoder.fusions
 
     def compile_products(self, max_tokens: int) -> None:
-        """Compiles what mixed steps of up to so many positions multiply with, where `fusions` asks for it."""
+        """Compiles the products of mixed steps of up to `max_tokens` positions if `fusions` uses them."""
         if self.fusions.ever(Activating.PRODUCT):
             self._decoder.compile_products(max_tokens)
 
@@ -204,7 +205,7 @@ class CudaSteps:
         return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
-        """Small batches may be planned otherwise than large ones, with more words."""
+        """Returns the most plan words of any batch: a small batch may be planned differently and need more."""
         attention = self._attention
         prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
         batches = range(1, self.num_slots + 1)
@@ -250,21 +251,21 @@ class CudaSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SkinnyParts:
-    """What one variant of the products for few rows can stand in for: all of the decoder, or its MLPs."""
+    """Replacements built from one variant of the products for few rows: the whole decoder, or its MLPs."""
 
     name: str
-    decoder: SkinnyDecoder
-    mlps: dict[str, Sequence[CudaMlp]]  # by the products that are their own
+    decoder: SkinnyDecoder | None  # only for plain models
+    mlps: dict[str, Sequence[CudaMlp]]  # by the products that they replace
 
 
 def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
-    """Nothing for models that the products don't take."""
+    """Returns [] for models that the products do not support."""
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
     return [
         _SkinnyParts(
             each.name,
-            SkinnyDecoder(decoder, each),
+            SkinnyDecoder(decoder, each) if decoder.config.is_plain else None,
             {
                 "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
                 "gate-up": skinny_mlps(decoder, each.products, own_down=False),

@@ -1,1 +1,1 @@
-"""What a runner's parts know of one another: data that they pass, and protocols of those that compute."""
+"""The interfaces between a runner's parts: the data that they pass and the protocols of backends and kernels."""

@@ -1,4 +1,4 @@
-"""What launches the attention of a step: the interface, implemented by `runner_svc.attention.cuda`."""
+"""The interface of a launcher of a step's attention, implemented by `runner_svc.attention.cuda`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows of one position each, int32 [N]: their lengths with it, rows of the block tables, rows of the queries."""
+    """Rows of one position each, int32 [N]: lengths including it, rows in the block tables, rows in the queries."""
 
     lengths: NDArray[np.int32]
     table_rows: NDArray[np.int32]
@@ -21,7 +21,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
-    """Rows of `counts` positions from `starts`, int32 [R]; rows of the block tables, and of their first queries."""
+    """Rows of `counts` positions from `starts`, int32 [R]; rows in the block tables, first rows in the queries."""
 
     starts: NDArray[np.int32]
     counts: NDArray[np.int32]
@@ -30,7 +30,7 @@ class PrefillRows:
 
 
 class AttentionLauncher(Protocol):
-    """As `runner_svc.attention.cuda.CudaAttention`."""
+    """Implemented by `runner_svc.attention.cuda.CudaAttention`."""
 
     def decode_plan_words(self, batch: int) -> int: ...
 

@@ -1,4 +1,4 @@
-"""What the CUDA backend asks of its device: a stream, events, page-locked memory, captured graphs."""
+"""The interface of the CUDA backend's device: a stream, events, page-locked memory, captured graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Replay = Callable[[], None]
 
 
 class Event(Protocol):
-    """As torch.cuda.Event, recorded."""
+    """A recorded event, such as a `torch.cuda.Event`."""
 
     def query(self) -> bool: ...
 
@@ -27,7 +27,7 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """As `runner_svc.cuda.device.GpuDevice`."""
+    """Implemented by `runner_svc.cuda.device.GpuDevice`."""
 
     device: torch.device
 
@@ -51,5 +51,5 @@ class Device(Protocol):
 
 
 def nanoseconds(begin: Event, end: Event) -> int:
-    """The device's time between two events that have passed."""
+    """Returns the device's time between two completed events."""
     return max(0, round(begin.elapsed_time(end) * 1e6))

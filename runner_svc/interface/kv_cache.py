@@ -1,8 +1,8 @@
-"""The paged KV cache: one tensor, cut into blocks that block tables name.
+"""The paged KV cache: one tensor, divided into the blocks of the block tables.
 
 Memory is not initialised: pages are committed as blocks are first written, and attention must never read a position
-that was not written (which the tests hold it to by filling the cache with NaN). Block 0 is the dummy that padding
-points to; plans can't name it.
+that was not written (tests enforce this by filling the cache with NaN). Block 0 is the dummy block that padding points
+to; plans can't use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FP8 = torch.float8_e4m3fn
 
 
 class CachedHeads(Protocol):
-    """What of a model a cache depends on; as `runner_svc.model.config.ModelConfig`."""
+    """The sizes of a model that a cache depends on; implemented by `runner_svc.model.config.ModelConfig`."""
 
     @property
     def num_layers(self) -> int: ...
@@ -31,7 +31,7 @@ class CachedHeads(Protocol):
 class KVCache:
     """Keys and values of all layers: `data` is [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim].
 
-    An element of an FP8 cache is in units of `scales`, float32 [layers, 2, kv_heads]; other caches have none.
+    An element of an FP8 cache is stored in units of `scales`, float32 [layers, 2, kv_heads]; other caches have none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KVCache:
         device: torch.device,
         scales: Tensor | None = None,
     ) -> None:
-        """`scales` only with the dtype FP8, which is stored in units of 1.0 where they are not given."""
+        """`scales` requires the dtype FP8, whose default scale is 1.0."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.scales = scales
@@ -51,23 +51,23 @@ class KVCache:
             self.scales = torch.ones(config.num_layers, 2, config.num_kv_heads, device=device)
         shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         self.data = torch.empty(shape, dtype=dtype, device=device)
-        # Views made once, as each step needs those of all layers. Per layer, [2 * (num_blocks + 1), block's elements]:
-        # the blocks of the keys, then those of the values;
+        # Views are created once, because each step needs those of all layers.
+        # Per layer, [2 * (num_blocks + 1), elements of a block]: the blocks of the keys, then those of the values.
         self.blocks: list[Tensor] = [layer.view(2 * (num_blocks + 1), -1) for layer in self.data]
-        # and [2, (num_blocks + 1) * block_size, kv_heads * head_dim]: their positions.
+        # Per layer, [2, (num_blocks + 1) * block_size, kv_heads * head_dim]: positions of the keys and the values.
         self._positions = [layer.view(2, -1, config.num_kv_heads * config.head_dim).unbind() for layer in self.data]
 
     @staticmethod
     def block_bytes(config: CachedHeads, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers, to size the pool."""
+        """Returns the bytes of one block over all layers."""
         return config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
     def layer_scales(self, layer: int) -> Tensor | None:
-        """float32 [2, kv_heads] of an FP8 cache."""
+        """Returns the layer's scales, float32 [2, kv_heads]; None unless the cache is FP8."""
         return None if self.scales is None else self.scales[layer]
 
     def scale_addresses(self) -> list[int]:
-        """Of each layer's scales on the device; 0 where there are none."""
+        """Returns the device address of each layer's scales; 0 without scales."""
         if self.scales is None:
             return [0] * len(self.data)
         return [layer.data_ptr() for layer in self.scales]
@@ -80,5 +80,5 @@ class KVCache:
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copies whole blocks, int64 ids [N] each; all sources are read before any target is written."""
-        words = self.data.view(torch.uint8)  # not every operation knows FP8
+        words = self.data.view(torch.uint8)  # not every operation supports FP8
         words.index_copy_(2, targets, words.index_select(2, sources))

@@ -1,6 +1,6 @@
-"""What launches the kernels of a step beside those of the decoder: interfaces, implemented by `runner_svc.cuda`.
+"""Interfaces of the launchers of a step's kernels outside the decoder, implemented by `runner_svc.cuda`.
 
-The backend knows only these, so that tests can drive it where there is no GPU.
+The backend uses only these interfaces, so that tests can run it without a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 
 
 class GatherLauncher(Protocol):
-    """As `runner_svc.cuda.gather.GatherInputs`."""
+    """Implemented by `runner_svc.cuda.gather.GatherInputs`."""
 
     def __call__(
         self,
@@ -32,19 +32,19 @@ class GatherLauncher(Protocol):
 
 
 class ScatterLauncher(Protocol):
-    """As `runner_svc.cuda.scatter.ScatterSegments`."""
+    """Implemented by `runner_svc.cuda.scatter.ScatterSegments`."""
 
     def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None: ...
 
 
 class CopyLauncher(Protocol):
-    """As `runner_svc.cuda.copy.CopyWords`."""
+    """Implemented by `runner_svc.cuda.copy.CopyWords`."""
 
     def __call__(self, stream: int, source: Tensor, target: Tensor, num_words: int) -> None: ...
 
 
 class SamplingLauncher(Protocol):
-    """As `runner_svc.cuda.sampling.CudaSampler`."""
+    """Implemented by `runner_svc.cuda.sampling.CudaSampler`."""
 
     def __call__(
         self,
@@ -62,7 +62,7 @@ class SamplingLauncher(Protocol):
 
 
 class Launchers(Protocol):
-    """Makes the launchers of one model; as `runner_svc.gpu.launchers.CudaLaunchers`."""
+    """Makes the launchers of one model; implemented by `runner_svc.gpu.launchers.CudaLaunchers`."""
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers: ...
 

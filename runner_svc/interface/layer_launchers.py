@@ -1,4 +1,4 @@
-"""What launches the kernels of a decoder's layers: interfaces, implemented by `runner_svc.cuda`."""
+"""Interfaces of the launchers of a decoder layer's kernels, implemented by `runner_svc.cuda`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class NormLauncher(Protocol):
-    """As `runner_svc.cuda.norm.AddRmsNorm`."""
+    """Implemented by `runner_svc.cuda.norm.AddRmsNorm`."""
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
@@ -22,13 +22,13 @@ class NormLauncher(Protocol):
 
 
 class ActivationLauncher(Protocol):
-    """As `runner_svc.cuda.activation.ActivationMul`."""
+    """Implemented by `runner_svc.cuda.activation.ActivationMul`."""
 
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
 
 
 class GatedLauncher(Protocol):
-    """As `runner_svc.cuda.products.gated_product.GatedProduct`."""
+    """Implemented by `runner_svc.cuda.products.gated_product.GatedProduct`."""
 
     def fits(self, weight: Tensor) -> bool: ...
 
@@ -38,7 +38,7 @@ class GatedLauncher(Protocol):
 
 
 class RopeKvLauncher(Protocol):
-    """As `runner_svc.cuda.rope_kv.RopeKvWrite`."""
+    """Implemented by `runner_svc.cuda.rope_kv.RopeKvWrite`."""
 
     def __call__(
         self,
@@ -61,9 +61,9 @@ class DecoderLaunchers:
 
     norm: NormLauncher
     activation: ActivationLauncher
-    # None: there is none for this GPU.
+    # None: not available on this GPU.
     gated: GatedLauncher | None
     # By rotary embedding of the model.
     rotating: Sequence[RopeKvLauncher]
-    # For layers without rotary embedding (SmolLM3 has some).
+    # For layers without rotary embedding, as in SmolLM3.
     plain: RopeKvLauncher

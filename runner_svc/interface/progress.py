@@ -1,8 +1,8 @@
-"""How what takes long at start-up tells how far it is."""
+"""The interface by which long start-up operations report progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
+"""Called with the current operation and its completed share, 0 to 1."""

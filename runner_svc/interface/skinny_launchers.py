@@ -1,4 +1,4 @@
-"""What launches products of few rows, norms and activations fused in: interfaces, implemented by `runner_svc.cuda`."""
+"""Interfaces of the launchers of products of few rows with fused norms and activations; see `runner_svc.cuda`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ MAX_ROWS = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledRows:
-    """The input of a product: `rows` [T, width], each still to be multiplied by 1 / rms where `squares` is given."""
+    """The input of a product: `rows` [T, width]; if `squares` is given, each is yet to be multiplied by 1 / rms."""
 
     rows: Tensor
-    # float32 [n, MAX_ROWS]: the columns' sums are the squares of each row before the norm's weight. None: no factor.
+    # float32 [n, MAX_ROWS]: a column's sum is the row's sum of squares before the norm's weight. None: no factor.
     squares: Tensor | None
 
 
 class EmbedLauncher(Protocol):
-    """As `runner_svc.cuda.embed.Embed`."""
+    """Implemented by `runner_svc.cuda.embed.Embed`."""
 
     def __call__(
         self,
@@ -36,7 +36,7 @@ class EmbedLauncher(Protocol):
 
 
 class ProductLauncher(Protocol):
-    """As `runner_svc.cuda.products.skinny_product.SkinnyProducts`."""
+    """Implemented by `runner_svc.cuda.products.skinny_product.SkinnyProducts`."""
 
     def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None: ...
 
@@ -56,7 +56,7 @@ class ProductLauncher(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkinnyLaunchers:
-    """The kernels of a pass beside those that it shares with `CudaDecoder`; `name` tells them from other variants."""
+    """The kernels of a pass that it does not share with `CudaDecoder`; `name` distinguishes the variant."""
 
     name: str
     embed: EmbedLauncher

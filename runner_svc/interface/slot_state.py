@@ -1,7 +1,7 @@
-"""What a runner keeps about the sequence in one slot, as admitted.
+"""A runner's state of the sequence in one slot, as admitted.
 
-What every step reads of every row is a record of `ROW_PARAMS` (one structured array over the slots, so that a batch of
-rows is one gather); what few rows need (bias, stop ids, logprobs) stays with the `SlotState` object.
+Parameters that every step reads of every row form a record of `ROW_PARAMS`, in one structured array over the slots, so
+that a batch reads them in one gather. Parameters that few rows need (bias, stop ids, logprobs) are in `SlotState`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROW_PARAMS = np.dtype(
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("min_tokens", np.uint32),
-        # Some penalty, bias or min_tokens is set: the row's logits are adjusted before anything is drawn.
+        # Some penalty, bias or min_tokens is set: the row's logits are adjusted before sampling.
         ("adjusted", np.bool_),
     ]
 )
@@ -43,20 +43,20 @@ class SlotState:
     prompt_len: int
     # int32 [context_length]: the slot's row of the token buffer; only positions below the sampled one are valid.
     tokens: NDArray[np.int32]
-    # int32 [B] and float32 [B]: biased ids and what is added to their logits.
+    # int32 [B] and float32 [B]: biased ids and the values added to their logits.
     bias_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
-    # int32 [S]: not drawn while fewer than min_tokens are generated.
+    # int32 [S]: not sampled while fewer than min_tokens are generated.
     stop_ids: NDArray[np.int32]
     # Alternatives to report per sampled token and per prompt position; None reports nothing.
     logprobs: int | None
     prompt_logprobs: int | None
-    # Opaque bytes of the scheduler, handed back in a snapshot.
+    # Opaque bytes of the scheduler, returned in a snapshot.
     context: bytes
 
     @classmethod
     def admitted(cls, admission: plan_pb2.Admission, tokens: NDArray[np.int32]) -> SlotState:
-        """The state of a validated admission; `tokens` is the slot's row of the token buffer."""
+        """Returns the state of a validated admission; `tokens` is the slot's row of the token buffer."""
         sampling = admission.sampling
         return cls(
             slot=admission.slot,
@@ -73,7 +73,7 @@ class SlotState:
 
 
 def row_params(admission: plan_pb2.Admission) -> tuple[Any, ...]:
-    """The admission's `ROW_PARAMS` record, in the dtype's order."""
+    """Returns the admission's `ROW_PARAMS` record, in the dtype's order."""
     sampling = admission.sampling
     adjusted = (
         sampling.repetition_penalty != 1

@@ -1,7 +1,7 @@
-"""A batch and what comes of it, by rows: what a runner gives its backend, and what it gets back.
+"""A batch and its result, by rows: the input and output of a backend.
 
-All arrays are numpy on the CPU: a backend moves what it needs. Rows are the plan's extents, in order, without those of
-sequences that failed before; R rows hold T positions together.
+All arrays are numpy on the CPU; a backend copies what it needs to its device. Rows are the plan's extents, in order,
+without those of sequences that failed before. R rows have T positions in total.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ class StepBatch:
     tokens: NDArray[np.int32]  # [T] input token ids, row after row
     positions: NDArray[np.int32]  # [T] position of each
     slot_mapping: NDArray[np.int64]  # [T] block * block_size + offset: where each position's KV is written
-    block_tables: NDArray[np.int32]  # [R, W] W covers the longest row; beyond a row's own table: 0, the dummy block
+    block_tables: NDArray[np.int32]  # [R, W] W covers the longest row; 0, the dummy block, beyond a row's own table
     params: NDArray[np.void]  # [R] records of ROW_PARAMS
     states: list[SlotState]  # [R]
-    # [W] ascending rows of those that sample: not right after the forward pass, but once their masks are there.
+    # [W] ascending sampling rows that sample once their masks arrive, not right after the forward pass.
     awaits: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 
     @property
     def drawing_rows(self) -> NDArray[np.intp]:
-        """Rows that sample right after the forward pass, ascending."""
+        """intp: rows that sample right after the forward pass, ascending."""
         rows = np.flatnonzero(self.sample)
         return np.setdiff1d(rows, self.awaits, assume_unique=True) if len(self.awaits) else rows
 
     @property
     def waiting(self) -> NDArray[np.bool_]:
-        """bool [R]: the rows that wait for masks."""
+        """bool [R]: set for rows that wait for masks."""
         waiting = np.zeros(len(self.slots), np.bool_)
         waiting[self.awaits] = True
         return waiting
 
     @property
     def ends(self) -> NDArray[np.int32]:
-        """int32 [R]: positions that each row's attention sees, and the position of the token that it samples."""
+        """int32 [R]: number of positions that the row attends to, which is also the position of its sampled token."""
         return self.starts + self.counts
 
     def num_scored(self, row: int) -> int:
-        """Leading positions of the row whose logits score a prompt token (that of the next position), if it asked."""
+        """Returns the number of leading positions whose logits score the next prompt token; 0 if not requested."""
         if self.states[row].prompt_logprobs is None:
             return 0
         start, count = int(self.starts[row]), int(self.counts[row])
@@ -63,44 +63,44 @@ class StepBatch:
 
 
 class MaskedRows(Protocol):
-    """The rows of a batch that wait for masks, from the forward pass on."""
+    """Rows of a batch that wait for masks after the forward pass."""
 
     def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
-        """Samples all of them. `masks` [W, ceil(vocab_size / 32)]: a bit per token id, set where it is allowed.
+        """Samples all of the rows. `masks` [W, ceil(vocab_size / 32)]: a bit per token id, set if it is allowed.
 
-        `gone` [W]: rows whose sequence has left its slot since. They are sampled like the others, as a preempted
-        sequence goes on with its token, but what they draw is written into no slot: it may be another sequence's. What
-        all come to is told by batch row; the other rows have no token there.
+        `gone` [W]: rows whose sequence has left its slot since. They are sampled like the others, because a preempted
+        sequence continues with its token, but the token is not written to the slot, which may be another sequence's.
+        The output is by batch row; rows that did not wait have no token in it.
         """
 
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """What came of a batch, by its rows. Rows that wait for masks have no token yet."""
+    """Result of a batch, by its rows. Rows that wait for masks have no token yet."""
 
     statuses: NDArray[np.uint8]  # [R] plan_pb2.RowStatus
     token_counts: NDArray[np.uint8]  # [R] tokens sampled, 0 or 1
     tokens: NDArray[np.int32]  # [token_counts.sum()]
-    # Of rows that asked; `row` is the batch's row.
+    # Of rows that requested them; `row` is the batch's row.
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     forward_ns: int = 0
     sample_ns: int = 0
-    # Time for which the device had nothing to do before the batch; None where only the caller can tell.
+    # Time for which the device was idle before the batch; None if only the caller can measure it.
     idle_ns: int | None = None
-    # What waits for masks, of a `Backend` that computes while the caller waits.
+    # The rows that wait for masks, if the backend computed the batch while the caller waited.
     masked_rows: MaskedRows | None = None
 
     @property
     def drew_all(self) -> bool:
-        """Whether every row has drawn a token."""
+        """Whether every row sampled a token."""
         return len(self.tokens) == len(self.token_counts)
 
     @classmethod
     def sampled(
         cls, num_rows: int, rows: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> StepOutput:
-        """The output where the ascending `rows` [L] drew `tokens` [L], except for those that are not `finite` [L]."""
+        """Returns the output of ascending `rows` [L] that sampled `tokens` [L]; rows not `finite` [L] get no token."""
         statuses = np.zeros(num_rows, np.uint8)
         if len(rows) == num_rows and finite.all():
             return cls(statuses, np.ones(num_rows, np.uint8), tokens.astype(np.int32, copy=False))
@@ -110,18 +110,18 @@ class StepOutput:
         return cls(statuses, token_counts, tokens[finite].astype(np.int32, copy=False))
 
     def add(self, masked: StepOutput) -> None:
-        """Takes over what rows that waited for masks came to."""
+        """Adds the output of rows that waited for masks."""
         by_row = np.zeros(len(self.statuses), np.int32)
         for output in (self, masked):
             by_row[output.token_counts.astype(bool)] = output.tokens
-        self.statuses |= masked.statuses  # the rows of one are 0 in the other
+        self.statuses |= masked.statuses  # each output has 0 for the other's rows
         self.token_counts |= masked.token_counts
         self.tokens = by_row[self.token_counts.astype(bool)]
         self.logprobs += masked.logprobs
         self.sample_ns += masked.sample_ns
 
     def fail(self, rows: NDArray[np.bool_]) -> None:
-        """Takes back what the rows that are set in `rows` [R] came to: they get ROW_STATUS_FAILED and no token."""
+        """Marks the rows set in `rows` [R] ROW_STATUS_FAILED and removes their tokens and log-probabilities."""
         self.tokens = self.tokens[~rows[self.token_counts.astype(bool)]]
         self.token_counts[rows] = 0
         self.statuses[rows] = plan_pb2.ROW_STATUS_FAILED
@@ -130,36 +130,33 @@ class StepOutput:
 
 
 class PendingStep(Protocol):
-    """A batch under way, or its rows that waited for masks."""
+    """A launched batch, or its launched masked rows."""
 
     @property
     def masked_rows(self) -> MaskedRows | None:
         """The rows that wait for masks."""
 
     def done(self) -> bool:
-        """Whether `wait` would return at once; cheap."""
+        """Returns whether `wait` would return at once; cheap."""
 
     def wait(self) -> StepOutput:
-        """Blocks until the batch is done; called once."""
+        """Blocks until the batch is done and returns its output; called once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoneStep:
-    """A `PendingStep` that is there already."""
+    """A `PendingStep` that is already done."""
 
     output: StepOutput
 
     @property
     def masked_rows(self) -> MaskedRows | None:
-        """See `PendingStep`."""
         return self.output.masked_rows
 
     def done(self) -> bool:
-        """See `PendingStep`."""
         return True
 
     def wait(self) -> StepOutput:
-        """See `PendingStep`."""
         return self.output
 
 
@@ -168,10 +165,9 @@ class MaskedDraw:
     """`MaskedRows` of a backend that computes while the caller waits."""
 
     draw: Callable[[NDArray[np.uint32], NDArray[np.bool_]], StepOutput]
-    """What `sample` does."""
+    """Samples the rows; arguments as those of `MaskedRows.sample`."""
 
     def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
-        """See `MaskedRows`."""
         began = time.perf_counter_ns()
         output = self.draw(masks, gone)
         output.sample_ns = time.perf_counter_ns() - began
@@ -179,6 +175,6 @@ class MaskedDraw:
 
 
 def allowed_ids(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
-    """bool [W, vocab_size] of masks [W, ceil(vocab_size / 32)]."""
+    """Unpacks `masks` [W, ceil(vocab_size / 32)] to bool [W, vocab_size]."""
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
     return bits[:, :vocab_size].view(np.bool_)

@@ -1,4 +1,4 @@
-"""CURVE on the link to the scheduler: this runner's key pair, and the scheduler's public key that it insists on."""
+"""CURVE encryption of the link to the scheduler: the runner's key pair and the scheduler's public key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roster_common.curve_keys import read_pair, read_public
 
 @dataclass(frozen=True, slots=True)
 class CurveClient:
-    """The keys, Z85."""
+    """The keys, in Z85."""
 
     secret: bytes
     public: bytes
@@ -21,12 +21,12 @@ class CurveClient:
 
     @classmethod
     def read(cls, secret_file: Path, scheduler_file: Path) -> Self:
-        """From this runner's `.key` file and the scheduler's `.pub` file. Raises UnusableKey."""
+        """Reads this runner's `.key` file and the scheduler's `.pub` file. Raises UnusableKey."""
         secret, public = read_pair(secret_file)
         return cls(secret, public, read_public(scheduler_file))
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Makes the socket, not connected yet, a CURVE client: it talks to no other scheduler."""
+        """Makes the socket a CURVE client, which accepts only this scheduler. Call before connecting."""
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.scheduler)

@@ -1,20 +1,20 @@
 """The runner's end of the link to the scheduler: sessions, heartbeats, resending.
 
-| situation | what is said |
+| situation | response |
 | --- | --- |
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
-| the same, while a plan computes | nothing yet: Hello means that plans can be taken |
-| the same, when that takes longer than `plan_timeout_s`, pauses aside | HungBackend: the process must begin anew |
-| Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
-| Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
-| anything else of another session | the same: its scheduler may have been paused while a successor took over |
-| a plan that was executed before | its result once more |
+| the same, while a plan computes | none yet: Hello means that the runner can execute plans |
+| the same, if the plan takes longer than `plan_timeout_s`, without pauses | HungBackend: the process must restart |
+| Welcome of a new session | none: the old session's plans, queued ones included, are dropped |
+| Welcome of a session that was left, or of an earlier term | Event: fenced, with the current term |
+| any other message of another session | the same: its scheduler may have been paused while a successor took over |
+| a plan that was executed before | its result again |
 | a plan after a missing one | Event: resend from the missing one |
-| a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
-| an error that the backend can't survive | the same, then BrokenBackend: the process must be started again |
-| Masks | nothing: the plan's result follows; for a plan that is done they come again after a resend |
-| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came. Hello tells of its term |
-| silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
+| an invalid plan, or an error in the backend | Event: fault; no more plans until a new session |
+| an error that the backend can't survive | the same, then BrokenBackend: the process must restart |
+| Masks | none: the plan's result follows; masks of a plan that is done are duplicates, sent after a resend |
+| Ping | Pong, also while a plan computes; and resend, if a plan that it names never arrived. Hello then has its term |
+| end of silence within the same session | recent results again, and resend from the next plan: either may be lost |
 
 Sequences and KV survive the scheduler: only a Welcome without `resume` releases them.
 """
@@ -39,30 +39,30 @@ from runner_svc.link.curve import CurveClient
 from runner_svc.link.scheduler_connection import SchedulerConnection
 
 HELLO_INTERVAL_S = 1.0
-_LONGEST_POLL_S = TICK_S  # `stop` is noticed this late at most, and plans are watched as often
-_UNANSWERED_HELLOS = 10  # after so many the socket is replaced
-_KEPT_RESULTS = 8  # more than any depth
+_LONGEST_POLL_S = TICK_S  # bounds the delay of `stop` and the interval at which plans are watched
+_UNANSWERED_HELLOS = 10  # number after which the socket is replaced
+_KEPT_RESULTS = 8  # more than the greatest number of plans in flight
 _RETRY_S = 0.05  # between attempts while not connected
-_WATCHING_TURN_S = 0.005  # between whole turns of the loop while it watches plans that are under way
+_WATCHING_TURN_S = 0.005  # between full turns of the loop while plans compute
 _LINGER_MS = 1000
 
 log = structlog.get_logger()
 
 
 class Rejected(Exception):
-    """The scheduler can't use this runner; the text says why."""
+    """The scheduler rejected this runner; the message says why."""
 
 
 class BrokenBackend(Exception):
-    """The device can't be used any more by this process."""
+    """This process can no longer use the device."""
 
 
 class HungBackend(BrokenBackend):
-    """A plan does not end."""
+    """A plan exceeded `plan_timeout_s`."""
 
 
 class PlanSocket:
-    """Runs in the thread that calls `run`; only `stop` may be called from elsewhere."""
+    """The socket on which plans arrive. Runs in the thread that calls `run`; only `stop` is thread-safe."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class PlanSocket:
         curve: CurveClient | None = None,
         plan_timeout_s: float = 120.0,
     ) -> None:
-        """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear.
+        """`silence_s`: seconds without a message after which Hello is sent again. `curve`: None does not encrypt.
 
-        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more, pauses not counted.
+        `plan_timeout_s`: seconds that a plan may take when no scheduler waits for it any more, pauses not counted.
         """
         self._silence_s = silence_s
         self._watch = BusyWatch(plan_timeout_s)
@@ -90,27 +90,27 @@ class PlanSocket:
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
         self._stopping = False
         self._session = 0
-        self._features: frozenset[str] = frozenset()  # what both sides of the session have
-        self._left: dict[int, frozenset[str]] = {}  # sessions that are over, with theirs
+        self._features: frozenset[str] = frozenset()  # common to both sides of the session
+        self._left: dict[int, frozenset[str]] = {}  # features of sessions that are over
         self._next_plan = 1
         self._last_done = 0
         self._faulted = False
         self._results: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_RESULTS)
         self._heard_at = 0.0
-        self._seeking = True  # says Hello until answered
+        self._seeking = True  # sends Hello until answered
         self._hellos = 0  # since the last answer
         self._next_hello_at = 0.0
         self._next_turn_at = 0.0
 
     def stop(self) -> None:
-        """Makes `run` finish the plans it has and return."""
+        """Makes `run` finish its queued plans and return."""
         self._stopping = True
 
     def run(self) -> None:
         """Serves until `stop`.
 
-        Raises Rejected when the scheduler turns the runner away, BrokenBackend when the backend is beyond use. After
-        HungBackend the process must end without waiting for its threads: the one that computes is stuck.
+        Raises Rejected if the scheduler rejects the runner, BrokenBackend if the backend can no longer compute. After
+        HungBackend the process must exit without waiting for its threads: the computing thread is stuck.
         """
         self._compute.start()
         try:
@@ -162,10 +162,10 @@ class PlanSocket:
             try:
                 self._take_message(plan_pb2.ToRunner.FromString(frame))
             except DecodeError:
-                log.warning("a frame that is no message", bytes=len(frame))
+                log.warning("ignored a frame that is not a message", bytes=len(frame))
 
     def _forward(self) -> None:
-        """Sends what has been finished, unless its session is over."""
+        """Sends finished results and events, except those of a session that is over."""
         while self._compute.finished:
             message = self._compute.finished.popleft()
             if message.session != self._session:
@@ -234,7 +234,7 @@ class PlanSocket:
 
     def _begin_session(self, session: int, welcome: plan_pb2.Welcome) -> None:
         if session in (0, self._session):
-            return  # the Welcome that answered a second Hello
+            return  # answers a repeated Hello
         features = shared(welcome.features)
         if session in self._left or (welcome.term, welcome.term_id) < (self._hello.term, self._hello.term_id):
             self._fence(session, features)
@@ -253,12 +253,12 @@ class PlanSocket:
         self._compute.submit(BeginSession(session, welcome.resume))
 
     def _know(self, number: int, term_id: int) -> None:
-        """What it tells its next scheduler is the greatest term that it has heard of."""
+        """Keeps the greatest term seen, which Hello reports to the next scheduler."""
         if (number, term_id) > (self._hello.term, self._hello.term_id):
             self._hello.term, self._hello.term_id = number, term_id
 
     def _fence(self, session: int, features: frozenset[str]) -> None:
-        """Whoever speaks of that session is told the term in force; its own sessions it knows to be over."""
+        """Reports the current term to the scheduler of `session`, which thereby learns that the session is over."""
         event = plan_pb2.Event(fenced=self._hello.term)
         if TERMS in features:
             event.fenced_id = self._hello.term_id

@@ -1,7 +1,7 @@
-"""A runner's connection to the scheduler: one ZeroMQ DEALER, which may be replaced, and what waits to be sent.
+"""A runner's connection to the scheduler: a replaceable ZeroMQ DEALER socket and its queue of unsent frames.
 
-The identity is random for each socket, since a ROUTER silently ignores a new connection under an identity that it
-believes alive; for the same reason a socket that gets no answer is replaced.
+Each socket has a random identity, because a ROUTER silently ignores a new connection under an identity that it
+considers connected. For the same reason, a socket that gets no answer is replaced.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from runner_svc.link.curve import CurveClient
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a poll found."""
+    """Result of a poll."""
 
     woken: bool
-    """Somebody wrote to the `wake` socket."""
+    """The `wake` socket was written to."""
     connected: bool
-    """A connection was made, the first one or another."""
+    """A connection was established, for the first time or again."""
     received: bool
-    """A message is here."""
+    """A message can be read."""
 
 
 class SchedulerConnection:
@@ -39,12 +39,12 @@ class SchedulerConnection:
         curve: CurveClient | None,
         wake: zmq.Socket[bytes],
     ) -> None:
-        """Connects. `curve`: None speaks in the clear. `wake`: polled as well."""
+        """Connects. `curve`: None does not encrypt. `wake`: a socket that is also polled."""
         self._context = context
         self._endpoint = endpoint
         self._curve = curve
         self._wake = wake
-        self._outbox: deque[bytes] = deque()  # what could not be sent yet
+        self._outbox: deque[bytes] = deque()  # frames that could not be sent yet
         self._open()
 
     def _open(self) -> None:
@@ -61,20 +61,20 @@ class SchedulerConnection:
             self._poller.register(socket, zmq.POLLIN)
 
     def close(self, linger_ms: int = 0) -> None:
-        """`linger_ms`: how long what was sent may take to leave."""
+        """Closes the sockets; `linger_ms`: the most time for sent frames to be transmitted."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)
 
     def replace(self) -> None:
-        """Connects anew, under another identity. What waits to be sent goes on waiting."""
+        """Reconnects under another identity and keeps the unsent frames."""
         self.close()
         self._open()
 
     # ------------------------------------------------------------------ receiving
 
     def poll(self, wait_s: float) -> Ready:
-        """Waits at most so long for any of them; takes what woke it and what tells of a connection."""
+        """Waits up to `wait_s` for any of these events; consumes wake messages and connection events."""
         found = dict(self._poller.poll(math.ceil(wait_s * 1000)))
         if self._wake in found:
             while self._wake.poll(0):
@@ -85,11 +85,11 @@ class SchedulerConnection:
 
     @property
     def has_message(self) -> bool:
-        """At the cost of one call."""
+        """Whether a message can be read; costs one call of ZeroMQ."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def messages(self) -> Iterator[bytes]:
-        """Those that are here."""
+        """Yields the messages that have arrived."""
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -100,23 +100,23 @@ class SchedulerConnection:
     # ------------------------------------------------------------------ sending
 
     def send_later(self, frame: bytes) -> None:
-        """In order behind what waits already; at once where nothing does."""
+        """Sends the frame now, or queues it if earlier frames wait or there is no connection."""
         if self._outbox or not self.send(frame):
             self._outbox.append(frame)
 
     def flush(self) -> None:
-        """Sends what waits, as far as that is possible."""
+        """Sends queued frames until the queue is empty or there is no connection."""
         while self._outbox and self.send(self._outbox[0]):
             self._outbox.popleft()
 
     def drop_waiting(self) -> None:
-        """Forgets what waits to be sent."""
+        """Drops the queued frames."""
         self._outbox.clear()
 
     def send(self, frame: bytes) -> bool:
-        """At once, or not at all: False while there is no connection."""
+        """Sends the frame now; returns False, without queueing it, if there is no connection."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:  # with IMMEDIATE nothing is queued for a peer that may never come
+        except zmq.Again:  # IMMEDIATE: ZeroMQ queues nothing for a peer that may never connect
             return False
         return True

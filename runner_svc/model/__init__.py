@@ -1,1 +1,1 @@
-"""Language models for the runner: configuration, weights, one decoder for all, and what the scheduler is told of it."""
+"""Models as the runner loads them: configuration, weights, tokenizer, and the description for the scheduler."""

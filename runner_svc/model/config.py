@@ -1,8 +1,8 @@
 """The shape of a decoder-only model, read from its Hugging Face configuration.
 
 One `ModelConfig` covers every supported architecture: sizes, and a description of each layer and of what stands around
-the layers (`runner_svc.model.families`), so that the decoder never asks for an architecture's name. Works on plain
-dicts, because importing transformers only to parse a small JSON file would cost seconds at each start.
+the layers (`runner_svc.model.families`), so that the decoder never asks for an architecture's name. This module
+works on plain dicts, because importing transformers to parse a small JSON file would add seconds to each start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.families.description import LayerDescription, ModelDescription, NormKind
+from runner_svc.model.families.description import LayerDescription, ModelDescription, NormKind, check_alike
 from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.families.tensor_names import TensorNames
@@ -24,7 +24,7 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
 class HuggingFaceConfig(Protocol):
-    """A transformers `PretrainedConfig`, as far as it is needed here."""
+    """The part of a transformers `PretrainedConfig` that is used here."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -88,7 +88,7 @@ class ModelConfig:
 
     @property
     def num_layer_weights(self) -> int:
-        """Elements of the matrices of all layers (embeddings and head not counted)."""
+        """Number of elements in the matrices of all layers, without embeddings and head."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
         mlp = sum((2 + layer.mlp.gated) * layer.mlp.width for layer in self.layers)
         return (self.num_layers * attention + mlp) * self.hidden_size
@@ -107,8 +107,8 @@ class ModelConfig:
     def from_hugging_face(cls, config: Mapping[str, Any] | HuggingFaceConfig) -> ModelConfig:
         """Reads a configuration: the contents of config.json, or a transformers configuration object.
 
-        Raises UnsupportedModel for an architecture, RoPE type, activation or quantization that the decoder lacks, and
-        for a configuration that misses a size.
+        Raises UnsupportedModel for an unsupported architecture, RoPE type, activation or quantization, and for a
+        configuration that lacks a size.
         """
         name, raw = checked_config(dict(config) if isinstance(config, Mapping) else config.to_dict(), ARCHITECTURES)
         family = ARCHITECTURES[name]
@@ -117,12 +117,13 @@ class ModelConfig:
         num_heads = _size(raw, "num_attention_heads")
         num_kv_heads = _size(raw, "num_key_value_heads") if "num_key_value_heads" in raw else num_heads
         if num_heads % num_kv_heads:
-            raise UnsupportedModel(f"{num_heads} attention heads can't share {num_kv_heads} key-value heads evenly.")
+            raise UnsupportedModel(f"{num_heads} attention heads are not a multiple of {num_kv_heads} key-value heads.")
         hidden_size = _size(raw, "hidden_size")
         head_dim = _size(raw, "head_dim") if "head_dim" in raw else hidden_size // num_heads
         max_positions = _size(raw, "max_position_embeddings")
         try:
             layers, model = tuple(family.layers(raw, num_layers)), family.model(raw)
+            check_alike(layers)
             ropes = tuple(RopeConfig.from_hugging_face(each, head_dim, max_positions) for each in family.ropes(raw))
         except (ValueError, KeyError) as error:
             raise error if isinstance(error, UnsupportedModel) else UnsupportedModel(f"{name}: {error}.") from error
@@ -146,7 +147,7 @@ class ModelConfig:
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Token ids as configurations write them: one, several or none."""
+    """Returns the token ids of a configuration's field, which has one id, several or none."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
@@ -163,7 +164,7 @@ def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
 def _size(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"The model's config.json needs a positive integer {key!r}, it has {value!r}.")
+        raise UnsupportedModel(f"{key!r} in the model's config.json must be a positive integer, but is {value!r}.")
     return value
 
 

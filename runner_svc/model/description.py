@@ -1,4 +1,4 @@
-"""What the scheduler is told of a model: tokenizer, chat template, special tokens, sizes (plan.proto's Model)."""
+"""A model's description for the scheduler: tokenizer, chat template, special tokens, sizes (plan.proto's Model)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from runner_svc.model.config import ModelConfig, token_ids
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.folder.json_file import read_object
 
-# Vocabularies in formats from before tokenizer.json, which transformers converts.
+# Vocabularies in formats older than tokenizer.json, which transformers converts.
 _OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def describe_model(name: str, folder: Path, config: ModelConfig, weights_version: str) -> plan_pb2.Model:
-    """Everything the scheduler needs to speak the model's language.
+    """Returns the model's description; `name` is the runner's setting `model`.
 
-    `name`: as the runner was told. Raises ModelNotFound when the folder has no tokenizer.
+    Raises ModelNotFound if the folder has no tokenizer.
     """
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     return plan_pb2.Model(
@@ -37,18 +37,18 @@ def describe_model(name: str, folder: Path, config: ModelConfig, weights_version
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The file's object; {} when there is no such file. Raises UnsupportedModel for a file that is broken."""
+    """Returns the file's JSON object, or {} if the file does not exist. Raises UnsupportedModel for a broken file."""
     return read_object(path)
 
 
 def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:
-    """Of generation_config.json first (chat models end with more than one token), then of the configuration."""
+    """Returns the ids of generation_config.json, as chat models have several end tokens, then those of the config."""
     generation = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
     return list(dict.fromkeys((*generation, *config.eos_token_ids)))
 
 
 def _tokenizer_json(folder: Path) -> bytes:
-    """tokenizer.json without truncation and padding, which training scripts leave behind."""
+    """Returns tokenizer.json without truncation and padding, which training scripts leave in it."""
     path = folder / "tokenizer.json"
     if path.is_file():
         content = path.read_bytes()
@@ -61,10 +61,10 @@ def _tokenizer_json(folder: Path) -> bytes:
 
 
 def _converted_tokenizer(folder: Path) -> bytes:
-    """A tokenizer in an older format, converted by transformers."""
-    # Asked first, because from a folder with nothing in it transformers makes a tokenizer with nothing in it.
+    """Returns a tokenizer in an older format, converted by transformers."""
+    # Checked first, because transformers makes an empty tokenizer from an empty folder.
     if not any((folder / name).is_file() for name in _OLDER_VOCABULARIES):
-        raise ModelNotFound(f"{folder} has no tokenizer.json, nor {' or '.join(_OLDER_VOCABULARIES)}.")
+        raise ModelNotFound(f"{folder} has no tokenizer: no tokenizer.json, {' or '.join(_OLDER_VOCABULARIES)}.")
     from transformers import AutoTokenizer
 
     try:
@@ -75,7 +75,7 @@ def _converted_tokenizer(folder: Path) -> bytes:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
-    """chat_template.jinja, or the one in tokenizer_config.json (of several, "default")."""
+    """Returns chat_template.jinja or the template in tokenizer_config.json; of several templates, "default"."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What can be wrong with a model: `runner_svc.model.folder.errors`, which the folder's readers raise too."""
+"""Errors of loading a model, from `runner_svc.model.folder.errors`, which the readers of folders raise too."""
 
 from runner_svc.model.folder.errors import BrokenModel, ModelNotFound, UnsupportedModel
 

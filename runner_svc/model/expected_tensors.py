@@ -41,7 +41,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
                 del expected[absent]
     for name, shape in expected.items():
         if name not in tensors:
-            raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json asks for.")
+            raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json requires.")
         if tensors[name].shape != shape:
             raise UnsupportedModel(
                 f"The checkpoint's tensor {name!r} is {tensors[name].shape}, its config.json says {shape}."

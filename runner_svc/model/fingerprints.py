@@ -1,6 +1,6 @@
-"""What of a runner decides the tokens that it draws, by name: only equality is asked of the values (plan.proto).
+"""Fingerprints of the properties that determine a runner's sampled tokens; only compared for equality (plan.proto).
 
-A value may not change with the release alone, or runners could not be upgraded one at a time.
+A new release must not change a value by itself; otherwise runners could not be upgraded one at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runner_svc.model.rope_config import RopeConfig
 def fingerprints(
     ropes: Sequence[RopeConfig], device: torch.device, computed: torch.dtype, cached: torch.dtype
 ) -> dict[str, str]:
-    """Those of a model that is computed in one type, with KV in another. The weights' own is in Model."""
+    """Returns the fingerprints for a compute type and a KV type. That of the weights is in plan.proto's Model."""
     return {
         "rope": "; ".join(
             f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"

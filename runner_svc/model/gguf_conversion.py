@@ -1,7 +1,7 @@
 """Converts a GGUF file to a Hugging Face folder in safetensors, once.
 
 transformers needs 20 s to dequantize a small model, so the result is kept in a cache folder named after the file's
-content; from then on a start reads safetensors, without importing transformers at all.
+content. Later starts read the safetensors without importing transformers.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from runner_svc.model.folder.cache_folder import writes_cache
 from runner_svc.model.gguf_tokenizer import StatedTokenizer, write_stated_tokenizer
 from runner_svc.model.weights import sample_bytes
 
-# Part of the cache folder's name: raise it when a change here makes older conversions wrong.
+# Part of the cache folder's name. Increase it when a change here invalidates older conversions.
 CONVERSION_VERSION = 3
 
 
 @writes_cache
 def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
-    """The folder that holds the converted file, which is made unless it exists.
+    """Returns the folder of the converted file, converting it unless the folder exists.
 
-    Raises UnsupportedModel when transformers can't read the file.
+    Raises UnsupportedModel if transformers can't read the file.
     """
     digest = hashlib.blake2b(sample_bytes(gguf_file), digest_size=8, salt=bytes([CONVERSION_VERSION])).hexdigest()
     target = cache_folder / f"{gguf_file.stem}-{digest}"
     if target.is_dir():
         return target
     cache_folder.mkdir(parents=True, exist_ok=True)
-    # Made under another name and then renamed: an interrupted conversion leaves nothing that looks whole.
+    # Created under another name and then renamed, so that an interrupted conversion is never taken for a complete one.
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache_folder))
     try:
         _convert(gguf_file, scratch, progress)
         try:
             os.rename(scratch, target)
         except OSError:
-            if not target.is_dir():  # else another process was faster
+            if not target.is_dir():  # otherwise another process was faster
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -52,9 +52,9 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
 def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
     what = f"converting {gguf_file.name} (once)"
     progress(what, 0.0)
-    # Read when tqdm is first imported: its own bars would be drawn over what `progress` shows.
+    # tqdm reads this on import; its bars would overwrite those of `progress`.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # seconds, and only needed here
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # takes seconds; needed only here
 
     source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
     try:
@@ -64,9 +64,9 @@ def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             **source, dtype="float32", quantization_config=GgufConfig(dequantize=True)
         )
-    except (ImportError, MemoryError):  # the machine's fault, not the file's
+    except (ImportError, MemoryError):  # a problem of the machine, not of the file
         raise
-    except Exception as error:  # of any type: of a file that it can't read, transformers trips over what it finds
+    except Exception as error:  # transformers raises errors of any type for a file that it can't read
         raise UnsupportedModel(_refusal(gguf_file, error)) from error
     progress(what, 0.9)
     model.save_pretrained(folder)
@@ -80,12 +80,13 @@ def _refusal(gguf_file: Path, error: Exception) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".:!")
     return (
         f"{gguf_file} can't be converted by transformers {importlib.metadata.version('transformers')}: {said}. "
-        "Check that the file is whole, install a newer transformers, or give a folder with config.json and safetensors."
+        "Check that the file is complete, install a newer transformers, or use a folder with config.json and "
+        "safetensors."
     )
 
 
 def _drop_quantization(config_file: Path) -> None:
-    """What was saved is dequantized, whatever transformers still says about it."""
+    """Removes the quantization that transformers still declares, although the saved weights are dequantized."""
     config = json.loads(config_file.read_text())
     config.pop("quantization_config", None)
     config_file.write_text(json.dumps(config, indent=2))

@@ -1,9 +1,9 @@
-"""What a GGUF file states about its tokenizer, written over what transformers made of it.
+"""Corrects the tokenizer that transformers converts from a GGUF file, by the tokenizer fields of the file.
 
-Each version of transformers gets other parts wrong: 5.17 names the BOS token as EOS and makes an unknown token of bytes
-that the vocabulary lacks; versions before 5.23 add no BOS to a prompt; those from 5.18 on put an `<|endoftext|>` that
-the file doesn't have, and special tokens spelled outside the byte alphabet, behind the end of the vocabulary. The file
-states all of that. Only the rule by which text is split is left to transformers: the file merely names it.
+Each version of transformers gets other parts wrong. 5.17 names the BOS token as EOS and makes an unknown token of bytes
+that the vocabulary lacks. Versions before 5.23 add no BOS to a prompt. Versions from 5.18 on append an `<|endoftext|>`
+that the file does not have, and special tokens spelled outside the byte alphabet, to the vocabulary. The file states
+all of these. Only the rule that splits text is left to transformers, because the file merely names it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What `tokenizer.ggml.model` calls vocabularies whose tokens are spelled in bytes, and SentencePiece's.
+# Values of `tokenizer.ggml.model` for byte-level vocabularies and for SentencePiece.
 _BYTE_LEVEL, _SENTENCE_PIECE = "gpt2", "llama"
-# Rules by `tokenizer.ggml.pre` that transformers lacks: numbers would be split into other ids than in the training.
+# Rules of `tokenizer.ggml.pre` that transformers lacks: it would split numbers into other ids than in training.
 _DIGITS_THEN_BYTES = {"smollm"}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-# What the file calls the id of a token, by what transformers calls the token.
+# The file's names of special tokens, by those of transformers.
 _IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-# Of `tokenizer.ggml.token_type`.
+# Values of `tokenizer.ggml.token_type`.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
 class StatedTokenizer:
-    """The fields `tokenizer.ggml.*` of a file; `ids` holds those of special tokens, by "eos_token" and so on."""
+    """The fields `tokenizer.ggml.*` of a file; `ids` has the ids of special tokens, by names such as "eos_token"."""
 
     vocabulary: str
     splitting: str
@@ -40,7 +40,7 @@ class StatedTokenizer:
 
     @classmethod
     def read(cls, gguf_file: Path) -> StatedTokenizer:
-        """Raises ValueError when it is no GGUF file, or its fields contradict each other."""
+        """Reads the fields. Raises ValueError if it is not a GGUF file or its fields are inconsistent."""
         from gguf import GGUFReader
 
         reader = GGUFReader(gguf_file)
@@ -64,7 +64,7 @@ class StatedTokenizer:
             types=types,
             merges=stated("merges", []),
             ids={role: token for role, token in ids.items() if token is not None},
-            # Older files don't say; llama.cpp then adds BOS to SentencePiece only.
+            # Older files lack the field; llama.cpp then adds BOS only for SentencePiece.
             adds_bos=stated("add_bos_token", vocabulary == _SENTENCE_PIECE),
             adds_eos=stated("add_eos_token", False),
         )
@@ -81,16 +81,16 @@ def write_stated_tokenizer(stated: StatedTokenizer, folder: Path) -> None:
 
 
 def _with_special_tokens(config: dict[str, Any], stated: StatedTokenizer) -> dict[str, Any]:
-    replaced = {*_IDS, *(f"{role}_id" for role in _IDS)}  # 5.17 saves ids as well, and as wrong as the names
+    replaced = {*_IDS, *(f"{role}_id" for role in _IDS)}  # 5.17 also saves ids, which are as wrong as the names
     others = {key: value for key, value in config.items() if key not in replaced}
     return others | {role: stated.tokens[token] for role, token in stated.ids.items()}
 
 
 def _byte_level(tokenizer: dict[str, Any], stated: StatedTokenizer) -> dict[str, Any]:
-    """The serialized tokenizer with the file's vocabulary, and the steps that go with its kind."""
+    """Returns the serialized tokenizer with the file's vocabulary and the steps of a byte-level one."""
     vocabulary = {text: token for token, text in enumerate(stated.tokens)}
     merges = [merge.split(" ") for merge in stated.merges]
-    # Every byte is a token or, in SmolLM2, left out: there is no unknown token, and no other way to spell a byte.
+    # Every byte is a token or, in SmolLM2, dropped: there is no unknown token and no byte fallback.
     without_unknown = {"unk_token": None, "fuse_unk": False, "byte_fallback": False}
     corrected = {
         "model": {**tokenizer["model"], **without_unknown, "vocab": vocabulary, "merges": merges},
@@ -104,19 +104,19 @@ def _byte_level(tokenizer: dict[str, Any], stated: StatedTokenizer) -> dict[str,
 
 
 def _added_tokens(stated: StatedTokenizer, vocabulary: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Tokens that are found in a text before it is split: special ones, and users' own such as `<think>`."""
-    # Not the padding: some files name an ordinary token, such as "!".
+    """Yields the tokens that are matched before text is split: special and user-defined ones such as `<think>`."""
+    # The padding token is not included: in some files it is an ordinary token, such as "!".
     always_special = {stated.ids.get("bos_token"), stated.ids.get("eos_token")}
     kinds = stated.types or [0] * len(stated.tokens)
     for token, (text, kind) in enumerate(zip(stated.tokens, kinds, strict=True)):
         special = kind in (_UNKNOWN, _CONTROL) or token in always_special
-        if (special or kind == _USER_DEFINED) and vocabulary[text] == token:  # the last one, of those spelled alike
+        if (special or kind == _USER_DEFINED) and vocabulary[text] == token:  # the last of tokens with the same text
             plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             yield {"id": token, "content": text, **plain, "special": special}
 
 
 def _template(stated: StatedTokenizer) -> dict[str, Any]:
-    """The step that adds BOS and EOS to a text, as a part of the serialized tokenizer."""
+    """Returns the step of the serialized tokenizer that adds BOS and EOS to a text."""
     first = [stated.ids["bos_token"]] if stated.adds_bos and "bos_token" in stated.ids else []
     last = [stated.ids["eos_token"]] if stated.adds_eos and "eos_token" in stated.ids else []
 

@@ -1,4 +1,4 @@
-"""Made-up weights of a configuration, for benchmarks: the speed of a model without its download."""
+"""Random weights for a configuration, to benchmark a model without downloading it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runner_svc.model.families.description import LayerDescription, NormKind, Qk
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
-# As transformers initialises matrices; sums over a layer stay small enough for 16 bits.
+# As in transformers' initialisation; sums over a layer stay within the range of 16-bit types.
 _SCALE = 0.02
 
 
 def random_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress, seed: int = 0
 ) -> ModelWeights:
-    """Normally distributed matrices, norms of one, biases of zero; layers are made as they are iterated over."""
+    """Returns normally distributed matrices, norms of one and biases of zero; layers are created on iteration."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:

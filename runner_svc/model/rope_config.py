@@ -1,6 +1,6 @@
-"""Parameters of rotary position embeddings, from either spelling of a Hugging Face configuration.
+"""Parameters of rotary position embeddings, from either form of a Hugging Face configuration.
 
-transformers 5 writes `rope_parameters`, older files `rope_theta` beside `rope_scaling`; both become one `RopeConfig`.
+transformers 5 writes `rope_parameters`; older files have `rope_theta` and `rope_scaling`. Both become a `RopeConfig`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from runner_svc.model.errors import UnsupportedModel
 
 
 class RopeType(StrEnum):
-    """How frequencies are scaled beyond the context of pretraining."""
+    """Scaling of the frequencies beyond the pretraining context."""
 
     DEFAULT = "default"
     LINEAR = "linear"
@@ -32,12 +32,12 @@ class RopeConfig:
     rotary_dim: int
     # Scaling factor of the context, >= 1.
     factor: float = 1.0
-    # Positions of pretraining.
+    # Context length of pretraining.
     original_positions: int = 0
-    # llama3: bounds of the interpolated band, in wavelengths per original context.
+    # llama3: bounds of the interpolated band, in wavelengths per original context length.
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    # yarn: the ramp's bounds in rotations, whether they are rounded to whole dimensions, and the scale of cos and sin.
+    # yarn: the ramp's bounds in rotations, whether to round them to whole dimensions, and the scale of cos and sin.
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -47,7 +47,7 @@ class RopeConfig:
 
     @classmethod
     def from_hugging_face(cls, raw: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeConfig:
-        """Reads `rope_parameters`, or `rope_scaling` and `rope_theta`; raises UnsupportedModel for another type."""
+        """Reads `rope_parameters`, or `rope_scaling` and `rope_theta`. Raises UnsupportedModel for any other type."""
         parameters = _parameters(raw)
         name = parameters.get("rope_type") or parameters.get("type") or "default"
         if name not in set(RopeType):
@@ -78,7 +78,7 @@ class RopeConfig:
         )
 
     def context_length(self, max_positions: int) -> int:
-        """Most positions of a sequence: `max_position_embeddings`, stretched where that names the unscaled context."""
+        """Returns the most positions of a sequence: `max_position_embeddings`, scaled if it is the unscaled context."""
         if self.type in (RopeType.LINEAR, RopeType.DYNAMIC):
             return int(max_positions * self.factor)
         if self.type is RopeType.YARN:
@@ -92,7 +92,7 @@ def _parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not nested:
         return parameters
     if any(value != nested[0] for value in nested):
-        raise UnsupportedModel("RoPE parameters that differ between layer types are not supported.")
+        raise UnsupportedModel("RoPE parameters that differ by layer type are not supported.")
     return nested[0]
 
 
@@ -103,5 +103,5 @@ def _factor(parameters: Mapping[str, Any], rope_type: RopeType, implied: float) 
     if factor is None and rope_type is RopeType.YARN:
         return implied
     if not isinstance(factor, int | float) or factor < 1:
-        raise UnsupportedModel(f"RoPE type {rope_type.value!r} needs a 'factor' of at least 1, it has {factor!r}.")
+        raise UnsupportedModel(f"RoPE type {rope_type.value!r} needs a 'factor' of at least 1, but it is {factor!r}.")
     return float(factor)

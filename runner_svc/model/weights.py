@@ -1,7 +1,7 @@
 """Reads a checkpoint in the safetensors format, one file or sharded, into the decoder's merged weights.
 
-Layers are read one at a time, as the decoder asks for them: it packs each weight, so that a plain copy of the whole
-model never exists.
+Layers are read one at a time, on the decoder's demand. It packs each weight, so an unpacked copy of the whole model
+never exists.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoin
 from runner_svc.model.layer_reader import LayerReader
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
-# A fingerprint reads this many samples of each file, of this many bytes: milliseconds where all of it takes seconds,
-# and no training step leaves all of them as they were.
+# Number and size in bytes of the samples that a fingerprint reads of each file. This takes milliseconds, while reading
+# whole files takes seconds; any training step changes some of the samples.
 FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
@@ -45,10 +45,10 @@ class Checkpoint:
         return name in self.tensors
 
     def read(self, name: str) -> Tensor:
-        """The tensor, as stored. Raises UnsupportedModel when there is none of that name."""
+        """Returns the tensor as stored. Raises UnsupportedModel if there is no tensor of that name."""
         if name not in self.tensors:
             raise UnsupportedModel(
-                f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json asks for."
+                f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json requires."
             )
         tensor: Tensor = self._open(self.tensors[name].path).get_tensor(name)
         return tensor
@@ -62,7 +62,7 @@ class Checkpoint:
 def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
-    """The weights in `dtype` on `device`; layers follow as they are iterated over, and `progress` with them."""
+    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
     checkpoint = Checkpoint(folder)
     check_tensors(checkpoint.tensors, config)
 
@@ -113,7 +113,7 @@ def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
 
 
 def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
-    """32 hex digits of the configuration, the compute type, and samples of the weights."""
+    """Returns 32 hex digits that depend on the configuration, the compute type and samples of the weights."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / "config.json").read_bytes())
     digest.update(str(dtype).encode())
@@ -123,7 +123,7 @@ def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
 
 
 def sample_bytes(path: Path) -> bytes:
-    """The file's size and evenly spaced samples, the first and the last bytes among them."""
+    """Returns the file's size and evenly spaced samples, which include the first and the last bytes."""
     size = path.stat().st_size
     last = max(0, size - FINGERPRINT_SAMPLE_BYTES)
     samples = [size.to_bytes(8, "little")]

@@ -1,1 +1,1 @@
-"""From logits to tokens: what is drawn, adjusted and reported, on the CPU and for the device."""
+"""Sampling: logit adjustments, token draws and log-probabilities, on the CPU and for the device."""

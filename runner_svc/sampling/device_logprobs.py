@@ -1,4 +1,4 @@
-"""Log-probabilities computed on the device and read once its step is done."""
+"""Log-probabilities that are computed on the device and read when the step is done."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from roster_protos import plan_pb2
 from runner_svc.interface.step import StepBatch
 
-# Rows of logits that are turned into float32 log-probabilities at once.
+# Rows of logits whose float32 log-probabilities are computed at once.
 CHUNK = 256
 
 
 class PendingLogprobs:
-    """Of some tokens of one row, under way to the host."""
+    """Log-probabilities of one row's tokens, being copied to the host."""
 
     def __init__(
         self, row: int, first_position: int, top: int, values: Tensor, top_ids: Tensor, top_values: Tensor
     ) -> None:
-        """values [n]; ids and values [n, top]: on the device."""
+        """Starts the copies. On the device: `values` [n], `top_ids` [n, top] and `top_values` [n, top]."""
         self.row = row
         self._first_position = first_position
         self._top = top
@@ -31,7 +31,7 @@ class PendingLogprobs:
         self._top_values = top_values.to("cpu", non_blocking=True)
 
     def message(self) -> plan_pb2.RowLogprobs:
-        """Only after the event that was recorded behind the copies."""
+        """Returns the message; call it only after an event recorded after the copies."""
         return plan_pb2.RowLogprobs(
             row=self.row,
             first_position=self._first_position,
@@ -43,7 +43,7 @@ class PendingLogprobs:
 
 
 def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-softmax of `logits` [n, V] at `tokens` int64 [n], and the `top` largest: [n], [n, top], [n, top]."""
+    """Computes log-softmax of `logits` [n, V] at `tokens` int64 [n], and its `top` largest: [n], [n, top], [n, top]."""
     logprobs = logits.float().log_softmax(dim=-1)
     values = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(top, dim=-1)
@@ -53,11 +53,11 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, T
 def launch_row_logprobs(
     logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp], asking: Sequence[int]
 ) -> list[PendingLogprobs]:
-    """Of the tokens int32 [L] that the batch's `rows` [L] just drew from `logits` [L, V], for those in `asking`."""
+    """Computes the log-probabilities of `tokens` int32 [L], sampled from `logits` [L, V], for `rows` in `asking`."""
     pending = []
     for i in asking:
         row = int(rows[i])
         top = batch.states[row].logprobs or 0
-        token = tokens[i : i + 1].long().clamp(min=0)  # -1 where the row is not finite
+        token = tokens[i : i + 1].long().clamp(min=0)  # the token of a row that is not finite is -1
         pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[i : i + 1], token, top)))
     return pending

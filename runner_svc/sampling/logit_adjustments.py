@@ -1,8 +1,8 @@
-"""Penalties, bias and min_tokens: what changes a row's logits before anything is drawn or reported.
+"""Adjusts a row's logits by penalties, bias and min_tokens, before sampling and log-probabilities.
 
 Order: repetition penalty (tokens of prompt and output), frequency and presence penalty (tokens of the output), bias,
-then stop ids to -inf while fewer than min_tokens are generated. Only ids that occur are touched: the cost follows the
-sequence's length, not the vocabulary.
+then stop ids to -inf while fewer than min_tokens are generated. Only ids that occur are changed, so the cost grows with
+the sequence's length, not with the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runner_svc.interface.slot_state import SlotState
 
 
 def adjust_logits(logits: Tensor, params: np.void, state: SlotState, position: int) -> None:
-    """Changes one row's `logits`, float32 [V], in place; `position` is that of the token to be drawn."""
+    """Adjusts one row's `logits`, float32 [V], in place; `position` is that of the token to be sampled."""
     if params["repetition_penalty"] != 1:
         seen = _tensor(state.tokens[:position], logits).unique()
         values = logits[seen]

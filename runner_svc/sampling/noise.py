@@ -1,7 +1,7 @@
-"""Counter-based randomness: a draw is a pure function of (seed, sample index, position), never of what came before.
+"""Counter-based randomness: a draw is a pure function of (seed, sample index, position), never of earlier draws.
 
-So a sequence gets the same tokens in whatever batch, chunking or preemption. The hash is splitmix64's finalizer
-(Steele, Lea, Flood 2014), in plain integers and, as its twin, over numpy arrays.
+A sequence therefore gets the same tokens regardless of batching, chunking and preemption. The hash is splitmix64's
+finalizer (Steele, Lea, Flood 2014), implemented over Python integers and over numpy arrays.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix64(value: int) -> int:
-    """uint64 to uint64, a bijection where every bit depends on every bit."""
+    """Hashes a uint64: a bijection in which every output bit depends on every input bit."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
     return value ^ (value >> 31)
 
 
 def mix64_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`mix64` of each element."""
+    """Returns `mix64` of each element."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def draw_key(seed: int, sample_index: int, position: int) -> int:
-    """The uint64 key of the draw of the token at `position`."""
+    """Returns the uint64 key for sampling the token at `position`."""
     return mix64(mix64((seed + GOLDEN * (position + 1)) & MASK64) ^ (GOLDEN * (sample_index + 1) & MASK64))
 
 
 def draw_keys(
     seeds: NDArray[np.uint64], sample_indexes: NDArray[np.uint32], positions: NDArray[np.int32]
 ) -> NDArray[np.uint64]:
-    """`draw_key` of each row: uint64 [L]."""
+    """Returns `draw_key` of each row: uint64 [L]."""
     golden = np.uint64(GOLDEN)
     mixed = mix64_array(seeds + golden * (positions.astype(np.uint64) + np.uint64(1)))
     return mix64_array(mixed ^ (golden * (sample_indexes.astype(np.uint64) + np.uint64(1))))

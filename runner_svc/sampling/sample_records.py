@@ -1,4 +1,4 @@
-"""What the sampling kernels have to know of the rows that sample, packed for the device. No CUDA is imported here."""
+"""Packs the parameters of sampling rows for the sampling kernels. Imports no CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from runner_svc.interface.slot_state import ROW_PARAMS
 from runner_svc.interface.step import StepBatch
 
-# The same bytes in ROW_PARAMS, so that they are copied at once.
+# These fields have the same layout in ROW_PARAMS, so that all are copied at once.
 _SHARED = np.dtype(
     [
         ("seed", np.uint64),
@@ -19,7 +19,7 @@ _SHARED = np.dtype(
         ("temperature", np.float32),
         ("top_k", np.uint32),
         ("top_p", np.float32),
-        ("least_scaled", np.float32),  # log(min_p), where ROW_PARAMS has min_p
+        ("least_scaled", np.float32),  # log(min_p); ROW_PARAMS has min_p here
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
@@ -39,22 +39,22 @@ SAMPLE_RECORD = np.dtype(
         ("reserved", np.int32),
     ]
 )
-"""SampleRecord of kernels/sample_record.cuh, which says what each field means."""
+"""SampleRecord of kernels/sample_record.cuh, which documents the fields."""
 
 
 @dataclass(slots=True, eq=False)
 class SampleRows:
-    """What the device has to know of L rows; `extra_*` [E] hold the ids and values that records point into."""
+    """Sampling parameters of L rows; records point into the ids and values of `extra_*` [E]."""
 
     records: NDArray[np.void]  # SAMPLE_RECORD [L]
     extra_ids: NDArray[np.int32]
     extra_values: NDArray[np.float32]
     adjusted: bool  # some row has penalties, bias or min_tokens
-    asking: list[int]  # which of the rows asked for log-probabilities
+    asking: list[int]  # indexes of rows that requested log-probabilities
 
 
 def pack_rows(batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
-    """The records of the batch's `rows` [L], each of which samples after its last position."""
+    """Returns the records of the batch's `rows` [L], each of which samples after its last position."""
     params = batch.params[rows]
     records = np.zeros(len(rows), SAMPLE_RECORD)
     shared = params.view(np.uint8).reshape(len(rows), ROW_PARAMS.itemsize)[:, : _SHARED.itemsize]
@@ -85,14 +85,14 @@ def pack_rows(batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
 
 
 class RowPacker:
-    """`pack_rows` of one batch after another, where all that changes from one to the next are positions, mostly."""
+    """Packs consecutive batches; reuses the last records if only positions have changed, as in most steps."""
 
     def __init__(self) -> None:
         self._params: NDArray[np.void] | None = None
         self._packed: SampleRows | None = None
 
     def __call__(self, batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
-        """See `pack_rows`. Batches of a `PlanContinuation` share their parameters' array."""
+        """Returns `pack_rows(batch, rows)`. Batches of a `PlanContinuation` share one `params` array."""
         whole = len(rows) == len(batch.slots)
         if self._packed is not None and whole and batch.params is self._params:
             records = self._packed.records.copy()

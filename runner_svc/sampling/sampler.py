@@ -1,13 +1,13 @@
-"""Draws one token per row of logits, and reports log-probabilities.
+"""Samples one token per row of logits and reports log-probabilities.
 
-A row's token depends on its own logits, parameters and history, never on its neighbours: greedy rows are an argmax;
-the others are an argmax over `scaled + gumbel` (see `gumbel`), whose noise is keyed by (seed, sample index, position).
-On the CPU such rows are computed one by one: torch's vectorised loops treat the tail of a tensor differently in the
-last bit, and where the tail is depends on the number of rows.
+A row's token depends on its own logits, parameters and history, never on other rows. A greedy row takes the argmax of
+its logits; any other row takes the argmax of `scaled + gumbel` (see `gumbel`), whose noise is keyed by (seed, sample
+index, position). On the CPU such rows are computed one by one: torch's vectorised loops compute the tail of a tensor
+with a different last bit, and the tail's place depends on the number of rows.
 
 Order of the parameters: adjustments (`logit_adjustments`), the mask of a constrained row, temperature, top_k, top_p
-over what top_k kept, min_p. All truncations keep a prefix of the ids sorted by falling logit, equal logits by rising
-id. Log-probabilities are those of the adjusted and masked logits: what is excluded has -inf.
+over the ids that top_k kept, min_p. Each truncation keeps a prefix of the ids sorted by descending logit, equal logits
+by ascending id. Log-probabilities are those of the adjusted and masked logits; excluded ids have -inf.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from runner_svc.sampling.gumbel import gumbel, key_words
 from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
 
-# Likeliest ids that top_p looks at first; it takes eight times as many while their mass does not reach p.
+# Number of likeliest ids that top_p tries first; multiplied by eight until their mass reaches p.
 _TOP_P_CANDIDATES = 1024
 
 
 @dataclass(slots=True, eq=False)
 class SampledRows:
-    """What became of L rows of logits."""
+    """Result of sampling L rows of logits."""
 
-    tokens: NDArray[np.int32]  # [L]; meaningless where not finite
+    tokens: NDArray[np.int32]  # [L]; undefined where not finite
     finite: NDArray[np.bool_]  # [L] the row's logits were all finite, and some token was allowed
-    logprobs: list[plan_pb2.RowLogprobs]  # of the finite rows that asked; `row` is the batch's row
+    logprobs: list[plan_pb2.RowLogprobs]  # of finite rows that requested them; `row` is the batch's row
 
 
 class Sampler:
-    """Stateless but for the ids of the vocabulary on the device."""
+    """Samples rows; its only state is a tensor of the vocabulary's ids on the device."""
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
@@ -49,19 +49,19 @@ class Sampler:
     def sample(
         self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp], masks: NDArray[np.uint32] | None = None
     ) -> SampledRows:
-        """Draws the token that follows the last position of each of the batch's `rows` [L].
+        """Samples the token after the last position of each of the batch's `rows` [L].
 
-        `logits`: float32 [L, vocab_size], overwritten. `masks` [L, ceil(vocab_size / 32)]: a bit per id, set where it
-        may be drawn; None: all may.
+        `logits`: float32 [L, vocab_size], overwritten. `masks` [L, ceil(vocab_size / 32)]: a bit per id, set if the id
+        is allowed; None allows all.
         """
         return self.draw(self.adjust(logits, batch, rows), logits, batch, rows, masks)
 
     @torch.inference_mode()
     def adjust(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> Tensor:
-        """The part of `sample` that reads what the sequences hold so far; bool [L]: the logits were finite.
+        """Applies the adjustments, which read the sequences' tokens; returns bool [L]: whether logits were finite.
 
-        For rows that are drawn later, when their slots may hold other sequences, it is done right after the forward
-        pass.
+        Rows that are sampled later, when their slots may belong to other sequences, are adjusted right after the
+        forward pass.
         """
         params, positions = batch.params[rows], batch.ends[rows]
         finite = _all_finite(logits)
@@ -78,7 +78,7 @@ class Sampler:
         rows: NDArray[np.intp],
         masks: NDArray[np.uint32] | None = None,
     ) -> SampledRows:
-        """The rest of `sample`, of rows that are adjusted."""
+        """Samples rows whose logits `adjust` has adjusted."""
         if masks is not None:
             forbidden = torch.from_numpy(~allowed_ids(masks, logits.shape[1]))
             logits.masked_fill_(forbidden.to(logits.device), -torch.inf)
@@ -96,7 +96,7 @@ class Sampler:
 
     @torch.inference_mode()
     def prompt_logprobs(self, logits: Tensor, batch: StepBatch, row: int) -> plan_pb2.RowLogprobs:
-        """Scores the prompt tokens behind the first `n = batch.num_scored(row)` positions of the row, unadjusted.
+        """Scores the prompt tokens after the first `n = batch.num_scored(row)` positions of the row, unadjusted.
 
         `logits`: float32 [n, vocab_size] of these positions.
         """
@@ -140,13 +140,13 @@ def _row_by_row(device: torch.device) -> bool:
 
 
 def _all_finite(logits: Tensor) -> Tensor:
-    """bool [L]; one pass without a temporary: NaN and infinities come through min and max."""
+    """bool [L]; one pass without a temporary, because min and max propagate NaN and infinities."""
     low, high = torch.aminmax(logits, dim=1)
     return torch.isfinite(low) & torch.isfinite(high)
 
 
 def _likeliest(values: Tensor, count: int) -> Tensor:
-    """The ids of the `count` largest of `values` [V], largest first, equal ones by id: int64 [count]."""
+    """Returns the ids of the `count` largest of `values` [V], largest first, equal ones by id: int64 [count]."""
     if count >= len(values):
         return values.sort(descending=True, stable=True).indices
     least = values.topk(count).values[-1]
@@ -155,9 +155,9 @@ def _likeliest(values: Tensor, count: int) -> Tensor:
 
 
 def _kept_ids(scaled: Tensor, params: np.void) -> Tensor:
-    """The ids that top_k, top_p and min_p leave of one row: int64, likeliest first, at least one.
+    """Returns one row's ids that top_k, top_p and min_p keep: int64, likeliest first, at least one.
 
-    `scaled`: float32 [V], logits divided by the temperature, the largest 0.
+    `scaled`: float32 [V], logits divided by the temperature and shifted so that the largest is 0.
     """
     limit = min(int(params["top_k"]) or len(scaled), len(scaled))
     top_p = float(params["top_p"])
@@ -171,7 +171,7 @@ def _kept_ids(scaled: Tensor, params: np.void) -> Tensor:
 
 
 def _reaching(scaled: Tensor, limit: int, top_p: float) -> Tensor:
-    """The fewest likeliest ids whose mass reaches `top_p` of that of the `limit` likeliest."""
+    """Returns the fewest likeliest ids whose mass reaches `top_p` of the mass of the `limit` likeliest."""
     count = min(limit, _TOP_P_CANDIDATES)
     whole = scaled.exp().sum(dtype=torch.float64) if limit == len(scaled) else None
     while True:
@@ -188,7 +188,7 @@ def _reaching(scaled: Tensor, limit: int, top_p: float) -> Tensor:
 def _row_logprobs(
     logits: Tensor, tokens: NDArray[np.int32], row: int, first_position: int, top: int
 ) -> plan_pb2.RowLogprobs:
-    """The log-softmax of `logits` [n, V] at `tokens` [n], and the `top` largest of each."""
+    """Returns the log-softmax of `logits` [n, V] at `tokens` [n], and the `top` largest of each position."""
     values, top_ids, top_values = [], [], []
     for line, token in zip(logits, tokens.tolist(), strict=True):
         logprobs = line.log_softmax(dim=0)

@@ -1,1 +1,1 @@
-"""What an operator, or a test, may set on a runner."""
+"""Settings of the runner, for operators and for tests."""

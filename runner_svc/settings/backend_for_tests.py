@@ -1,7 +1,7 @@
-"""What tests and benchmarks set of the backends without a model: one setting, `test_backend`, which is a JSON object.
+"""The setting `test_backend` of tests and benchmarks: a JSON object that configures the backends without a model.
 
-Each of its members was a setting of its own once. Those spellings are refused, wherever they stand: to ignore one would
-be to run another test than the one that was asked for.
+Each of its members was once a separate setting. The old names are refused in flags, environment and file, because
+ignoring one would silently run a different test.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ PREFIX = "ROSTER_"
 
 
 class BackendForTests(BaseModel):
-    """What the hash and the null backend do; the null backend draws no end and knows no poison."""
+    """Configuration of the hash and null backends; the null backend samples no EOS and ignores `poison_token`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    vocab_size: int = Field(default=259, ge=259, description="Vocabulary, in tokens.")
+    vocab_size: int = Field(default=259, ge=259, description="Size of the vocabulary, in tokens.")
     eos_probability: float = Field(
-        default=1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."
+        default=1 / 64, ge=0, le=1, description="Probability per token that the hash backend ends a sequence."
     )
     poison_token: int | None = Field(
-        default=None, ge=0, description="Token id that ends a step of the hash backend that computes it."
+        default=None, ge=0, description="Token id at which a step of the hash backend fails."
     )
     poison: Literal["kill", "hang", "error", "broken"] = Field(
-        default="kill", description="What it does: SIGKILL, an endless step, an error, an error that ends the process."
+        default="kill", description="How the step fails: SIGKILL, no end, an error, or an error that ends the process."
     )
     step_ms: float = Field(default=0.0, ge=0, description="Least time of a step, in milliseconds.")
 
 
 OLD_NAMES = frozenset(BackendForTests.model_fields)
-"""Settings that these were."""
+"""Names of the former settings."""
 
 
 def refusal(name: str, spelling: str) -> str:
-    """What to write instead of an old spelling."""
+    """Returns the message that says what to write instead of an old spelling."""
     example = json.dumps({name: "..."})
     return (
-        f"{spelling} is a part of test_backend: write --test-backend '{example}', or {PREFIX}TEST_BACKEND='{example}'"
+        f"{spelling} is now part of test_backend: write --test-backend '{example}' or {PREFIX}TEST_BACKEND='{example}'"
     )
 
 
 def old_flag(given: bool | Sequence[str] | None) -> str | None:
-    """The refusal of the first old flag among those of a command line; True: this process's."""
+    """Returns the message for the first old flag in a command line (True: this process's), or None."""
     if not given:
         return None
     for argument in sys.argv[1:] if given is True else given:
@@ -62,13 +62,13 @@ def old_flag(given: bool | Sequence[str] | None) -> str | None:
 
 
 class OldVariables(PydanticBaseSettingsSource):
-    """Environment variables of the old names: what they hold counts as given, and is refused with what a file gives."""
+    """Reads environment variables of the old names, so that validation refuses them as it does those of a file."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Never asked: all values come at once."""
+        """Unused: `__call__` returns all values."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """Their values by name."""
+        """Returns the values by name."""
         given = {variable.upper(): value for variable, value in os.environ.items()}
         return {name: value for name in OLD_NAMES if (value := given.get(f"{PREFIX}{name.upper()}")) is not None}

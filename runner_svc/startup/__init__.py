@@ -1,1 +1,1 @@
-"""From settings to a backend that is ready, and a runner's name."""
+"""The runner's start-up: choice of the device, the backend, loading progress, and the runner's name."""

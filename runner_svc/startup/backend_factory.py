@@ -1,4 +1,4 @@
-"""From settings and a device to a backend. torch is imported only for a real model: test backends start without it."""
+"""Builds the backend for the settings and a device. Imports torch only for a real model, not for test backends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TEST_CONTEXT_LENGTH = 8192
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What of a backend's sizes the operator leaves to the kind of device."""
+    """Sizes of a backend whose defaults depend on the kind of device."""
 
     slots: int
     max_step_tokens: int
-    kv_tokens: int | None  # None: as many as fit
+    kv_tokens: int | None  # None: as many as fit into the GPU
 
     @classmethod
     def of(cls, settings: RunnerSettings, on_gpu: bool) -> Sizes:
-        """The settings, with defaults filled in. Raises UnusableSettings where they contradict each other."""
+        """Returns the settings' sizes with defaults filled in. Raises UnusableSettings if they are inconsistent."""
         defaults = cls(256, 8192, None) if on_gpu else cls(8, 512, 16384)
         sizes = cls(
             settings.slots or defaults.slots,
@@ -32,20 +32,22 @@ class Sizes:
             settings.kv_tokens or defaults.kv_tokens,
         )
         if sizes.kv_tokens is not None and sizes.kv_tokens < settings.block_size:
-            raise UnusableSettings(f"kv_tokens is {sizes.kv_tokens}, less than one block of {settings.block_size}")
+            raise UnusableSettings(
+                f"kv_tokens is {sizes.kv_tokens}, less than one block: set it to at least {settings.block_size}"
+            )
         if sizes.max_step_tokens < sizes.slots:
             raise UnusableSettings(
-                f"max_step_tokens is {sizes.max_step_tokens}, less than one for each of the {sizes.slots} slots"
+                f"max_step_tokens is {sizes.max_step_tokens}: set it to at least the number of slots, {sizes.slots}"
             )
         return sizes
 
     def num_blocks(self, block_size: int) -> int | None:
-        """KV blocks; None: as many as fit."""
+        """Returns the number of KV blocks; None: as many as fit into the GPU."""
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
 def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
-    """The backend that `settings` ask for on a device of `choose_device`, ready to compute.
+    """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
@@ -97,7 +99,7 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
     if settings.kv_cache_dtype != "auto":
         raise UnusableSettings(
-            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which needs a GPU, but the device is {device!r}: "
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which requires a GPU, but the device is {device!r}: "
             "set kv_cache_dtype to 'auto'"
         )
 
@@ -108,7 +110,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     from runner_svc.backends.torch_backend import TorchBackend
 
     if settings.weights == "random":
-        raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")
+        raise UnusableSettings("weights is 'random', which requires a GPU: set weights to 'checkpoint'")
     sizes = Sizes.of(settings, on_gpu=False)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -168,12 +170,12 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:
-    """What CuPy raises for kernels that don't compile; nothing where CuPy was never imported, and raised nothing."""
+    """Returns the exceptions that CuPy raises for kernels that don't compile; () if CuPy was never imported."""
     compiler = sys.modules.get("cupy.cuda.compiler")
     return (compiler.CompileException,) if compiler is not None else ()
 
 
 def _complaint(log: str) -> str:
-    """The first error in a compiler's log, which warnings may come before."""
+    """Returns the first error in a compiler's log, which may start with warnings."""
     lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no reason is given"]
     return next((line for line in lines if "error" in line), lines[0])

@@ -1,4 +1,4 @@
-"""What computes. torch is imported only where that is in question: the test backends start without it."""
+"""Chooses the device. Imports torch only if the choice depends on it; test backends start without torch."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ log = structlog.get_logger()
 
 
 class BrokenGpu(RuntimeError):
-    """The GPU failed in this process, which can't use it any more; another process may."""
+    """The GPU failed, and this process can no longer use it; a new process may."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """A device, and what kept the model off a GPU where one was free to take it."""
+    """The chosen device and, if "auto" chose the CPU, the reason that the GPU can't be used."""
 
     device: Literal["cpu", "cuda", "hash", "null"]
     obstacle: Obstacle | None = None
 
     @property
     def why(self) -> dict[str, str]:
-        """What a log line that tells the device says beside it."""
+        """Fields that a log line adds to the device."""
         return {"no_gpu": self.obstacle.why} if self.obstacle is not None else {}
 
     def tell(self) -> None:
-        """Logs that it is the CPU and why: nothing is wrong where there is no GPU."""
+        """Logs why "auto" chose the CPU: a warning if there is a GPU, information otherwise."""
         if self.obstacle is None:
             return
         if self.obstacle.gpu_is_here:
             log.warning(
-                "the GPU is not used: this runs on the CPU", reason=self.obstacle.why, advice=self.obstacle.advice
+                "the GPU is not used: the model runs on the CPU", reason=self.obstacle.why, advice=self.obstacle.advice
             )
         else:
             advice = {"advice": self.obstacle.advice} if self.obstacle.remedy else {}
-            log.info("this runs on the CPU", reason=self.obstacle.why, **advice)
+            log.info("the model runs on the CPU", reason=self.obstacle.why, **advice)
 
 
 def choose_device(settings: RunnerSettings) -> DeviceChoice:
-    """What the settings say; "auto" is a GPU that can be used, or else the CPU.
+    """Returns the settings' device; "auto" is the GPU if it can be used, otherwise the CPU.
 
-    Raises UnusableSettings for a GPU that can't be used, and where the libraries of real models are missing. With
-    "auto" too, where the GPU is only full or ill: a restart beside a process that still ends must not leave a runner
-    in float32 on the CPU.
+    Raises UnusableSettings if the device is "cuda" and can't be used, and if the libraries of real models are missing;
+    with "auto" also if the GPU is only full or failing: a runner that restarts while another process still exits must
+    not end up in float32 on the CPU.
     """
     if settings.device in ("hash", "null"):
         return DeviceChoice(settings.device)
@@ -58,9 +58,9 @@ def choose_device(settings: RunnerSettings) -> DeviceChoice:
         import torch  # noqa: F401
 
         from runner_svc.startup.gpu_probe import gpu_obstacle
-    except (ImportError, OSError) as error:  # the latter: a library that torch loads
+    except (ImportError, OSError) as error:  # OSError: a shared library that torch loads
         raise UnusableSettings(
-            f"a model needs the extra 'runner' (pip install 'roster-serve[runner]'): {error}"
+            f"serving a model needs the extra 'runner' (pip install 'roster-serve[runner]'): {error}"
         ) from error
     if settings.device == "cpu":
         return DeviceChoice("cpu")

@@ -1,4 +1,4 @@
-"""Whether a GPU can be used here, and what stands in the way where not."""
+"""Checks whether this process can use a GPU, and if not, why and what to do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-# The least that the kernels are written for (asynchronous copies, bf16 in tensor cores).
+# Lowest compute capability of the kernels (asynchronous copies, bf16 in tensor cores).
 LEAST_CAPABILITY = (8, 0)
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
-# CUDA's errors as torch and CuPy tell them: which are the GPU's at all, of a GPU in use, of versions that don't fit.
+# Parts of CUDA's errors in messages of torch and CuPy: any CUDA error, a GPU in use, incompatible versions.
 _FAILURES = (
     "CUDA error",
     "CUDA unknown error",
@@ -33,25 +33,25 @@ _AT_ODDS = (
     "forward compatibility",
     "not supported on this device",
 )
-_WAIT = "end other programs that use the GPU, or wait for them: a supervisor starts this runner again"
-_LOOK = "see what nvidia-smi says of the GPU, and restart the machine if it is ill"
+_WAIT = "end other programs that use the GPU, or wait for them while a supervisor restarts this runner"
+_LOOK = "check the GPU with nvidia-smi, and restart the machine if the GPU has failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps a model off a GPU."""
+    """Reason that a model can't run on a GPU."""
 
     why: str
-    """Half a sentence."""
+    """A clause without a period."""
     remedy: str = ""
-    """What to do about it, if anything can be done."""
+    """A clause that says how to make the GPU usable; "" if that is impossible."""
     gpu_is_here: bool = True
     may_pass: bool = False
-    """The GPU is only full or ill: no reason to compute elsewhere."""
+    """The GPU is only full or failing, which is no reason to compute elsewhere."""
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """The remedy, or the device to set instead."""
         return f"{self.remedy}, or set device to 'cpu'" if self.remedy else "set device to 'cpu'"
 
     def __str__(self) -> str:
@@ -59,25 +59,25 @@ class Obstacle:
 
 
 def gpu_obstacle() -> Obstacle | None:
-    """None where our kernels can run. Costs the first use of CUDA, which the backend would pay otherwise."""
+    """Returns None if the kernels can run. Initialises CUDA, which the backend would do otherwise."""
     return torch_obstacle() or _card_obstacle() or _cupy_obstacle()
 
 
 def failure(error: Exception) -> Obstacle | None:
-    """What an error of the GPU means that was usable before; None for one that is not CUDA's."""
+    """Classifies an error of a GPU that was usable before; None if it is not a CUDA error."""
     if not any(words in str(error) for words in _FAILURES):
         return None
     return _failing("Roster", error)
 
 
 def torch_obstacle() -> Obstacle | None:
-    """None where torch can use a GPU."""
+    """Returns None if torch can use a GPU."""
     if torch.version.cuda is None:
         here = gpu_is_here()
-        remedy = "install a build with it" if here or gpu_is_on_the_bus() else ""
-        return Obstacle("this torch is built without CUDA", remedy, here)
+        remedy = "install a build with CUDA" if here or gpu_is_on_the_bus() else ""
+        return Obstacle("torch is built without CUDA", remedy, here)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of a driver that is too old, and `_unavailable` says it
+        warnings.simplefilter("ignore")  # torch warns of an old driver, which `_unavailable` reports
         if not torch.cuda.is_available():
             return _unavailable()
     try:
@@ -88,12 +88,12 @@ def torch_obstacle() -> Obstacle | None:
 
 
 def gpu_is_here() -> bool:
-    """Whether there is an NVIDIA GPU with a driver that this process was given and nobody hides."""
+    """Returns whether this process has a device file of an NVIDIA GPU, not hidden by CUDA_VISIBLE_DEVICES."""
     return not _is_hidden() and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def gpu_is_on_the_bus() -> bool:
-    """Whether this machine has one, with a driver or without; to a container it may not be given."""
+    """Returns whether the machine has an NVIDIA GPU, even without a driver or not passed to this container."""
     return not _is_hidden() and any(map(_is_gpu, Path("/sys/bus/pci/devices").glob("*")))
 
 
@@ -119,28 +119,28 @@ def _unavailable() -> Obstacle:
         return _failing("torch", error)
     if not here and not gpu_is_on_the_bus():
         return Obstacle(f"torch finds no usable GPU ({reason})", gpu_is_here=False)
-    remedy = "see whether nvidia-smi works"
+    remedy = "check that nvidia-smi works"
     if not here or "no NVIDIA driver" in reason:
-        remedy = "install the NVIDIA driver, give the container the GPU if this is one (docker run --gpus all)"
-    return Obstacle(f"torch finds no usable GPU, though one is here ({reason})", remedy, here)
+        remedy = "install the NVIDIA driver or, in a container, pass the GPU to it (docker run --gpus all)"
+    return Obstacle(f"torch can't use the GPU of this machine ({reason})", remedy, here)
 
 
 def _card_obstacle() -> Obstacle | None:
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     if capability < LEAST_CAPABILITY:
-        return Obstacle(f"{name} has compute capability {capability[0]}.{capability[1]}, and 8.0 is the least")
+        return Obstacle(f"{name} has compute capability {capability[0]}.{capability[1]}, but 8.0 is required")
     return None
 
 
 def _cupy_obstacle() -> Obstacle | None:
-    """Whether CuPy is there, gets on with the driver, and has a compiler. That it compiles, loading kernels shows."""
+    """Checks that CuPy is installed, works with the driver and has a compiler; compiling is only tested on loading."""
     try:
         import cupy
     except ModuleNotFoundError as error:
         if error.name == "cupy":
             return Obstacle("CuPy is not installed", "pip install 'roster-serve[cuda]'")
         return _broken_cupy(error)
-    except Exception as error:  # whatever a broken library does while it loads
+    except Exception as error:  # a broken library may raise anything on import
         return _broken_cupy(error)
     try:
         cupy.cuda.runtime.getDeviceCount()
@@ -152,7 +152,7 @@ def _cupy_obstacle() -> Obstacle | None:
 
 
 def _broken_cupy(error: Exception) -> Obstacle:
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # CuPy frames it in a page of advice
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # CuPy wraps it in a page of advice
     return Obstacle(
         f"CuPy can't be imported ({_first_sentence(cause)})",
         "pip install --force-reinstall 'roster-serve[cuda]'",
@@ -160,13 +160,13 @@ def _broken_cupy(error: Exception) -> Obstacle:
 
 
 def _failing(library: str, error: Exception) -> Obstacle:
-    """A GPU that is there, and what is wrong: it is full, or versions are at odds, or it is ill.
+    """Classifies an error of a GPU that exists.
 
-    | CUDA says                                             | so                          | may pass |
-    | ----------------------------------------------------- | --------------------------- | -------- |
-    | that memory is full, or the GPU is another's          | wait                        | yes      |
-    | that driver, card and libraries don't fit; or nothing | install what fits           | no       |
-    | any other error                                       | look at the GPU, start anew | yes      |
+    | error                                                 | remedy                       | may pass |
+    | ----------------------------------------------------- | ---------------------------- | -------- |
+    | memory is full, or another process has the GPU        | wait                         | yes      |
+    | incompatible driver, GPU and libraries; no CUDA error | install compatible versions  | no       |
+    | any other CUDA error                                  | check the GPU, restart       | yes      |
     """
     text = str(error)
     reason = _told(error)
@@ -174,12 +174,12 @@ def _failing(library: str, error: Exception) -> Obstacle:
     if any(words in text for words in _FULL):
         return Obstacle(why, _WAIT, may_pass=True)
     if any(words in text for words in _AT_ODDS) or not any(words in text for words in _FAILURES):
-        return Obstacle(why, "update the driver, or install the torch and CuPy that fit it")
+        return Obstacle(why, "update the driver, or install torch and CuPy for the present driver")
     return Obstacle(why, _LOOK, may_pass=True)
 
 
 def _init_error() -> Exception:
-    """What CUDA says: no driver, a driver that is too old, no device, or what ails it."""
+    """Returns CUDA's error on initialisation: no driver, an old driver, no device, or a failing one."""
     if _is_hidden():
         return RuntimeError(f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}")
     try:
@@ -190,7 +190,7 @@ def _init_error() -> Exception:
 
 
 def _told(error: Exception) -> str:
-    """Its first sentence; where torch counts devices, CUDA's own words come after torch's question."""
+    """Returns the error's first sentence or, if torch failed to count devices, the CUDA error in its message."""
     number = re.search(r"Error \d+: .*", str(error))
     return number[0].rstrip(". ") if number else _first_sentence(error)
 

@@ -1,4 +1,4 @@
-"""Shows how far loading is: a bar on a terminal, log lines elsewhere."""
+"""Shows the progress of loading: a bar on a terminal, otherwise log lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class LoadingProgress:
-    """Call it with what is being done and the share of it that is done; use as a context manager."""
+    """A `Progress` callback; use it as a context manager."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
@@ -39,7 +39,7 @@ class LoadingProgress:
             self._bar.stop()
 
     def __call__(self, phase: str, share: float) -> None:
-        """`share` is 0 to 1."""
+        """Reports `share`, 0 to 1, of an operation."""
         if self._bar is not None:
             if phase != self._phase:
                 self._bar.add_task(phase, total=1.0)
@@ -51,7 +51,7 @@ class LoadingProgress:
 
 
 def _bar() -> Progress:
-    """Of a terminal only: services seldom have one, and need not import what draws it."""
+    """Makes the bar. rich is imported only here, because a service rarely has a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

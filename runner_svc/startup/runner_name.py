@@ -1,7 +1,7 @@
-"""The default name of a runner: its host's, then with -2, -3, ... for others of the same host.
+"""The default name of a runner: its host's name, with -2, -3, ... for further runners on the host.
 
-Each name is a lock file in the cache folder, held as long as the process lives. So no two runners that share the folder
-have one name, and a runner that is started again has its former one.
+Each name has a lock file in the cache folder, locked while the process lives. No two runners that share the folder
+therefore have the same name, and a restarted runner gets its former name again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ log = structlog.get_logger()
 
 
 def default_name(cache_folder: Path) -> str:
-    """The first name that is free. Where the folder can't be written to it is the host's, and the log says so."""
+    """Returns the first free name. If the folder is not writable, returns the host's name and logs a warning."""
     host = socket.gethostname() or "runner"
     folder = cache_folder / "runner-ids"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return next(name for name in _names(host) if _lock(folder / f"{name}.lock"))
     except OSError as error:
-        log.warning("two runners on this host need a --runner-id each", folder=str(folder), error=str(error))
+        log.warning(
+            "runner names can't be locked: set --runner-id for each of several runners on this host",
+            folder=str(folder),
+            error=str(error),
+        )
         return host
 
 
@@ -36,7 +40,7 @@ def _names(host: str) -> Iterator[str]:
 
 
 def _lock(path: Path) -> bool:
-    """Whether this process holds the file from now on: the descriptor is never closed."""
+    """Tries to lock the file for the life of this process; the descriptor is never closed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

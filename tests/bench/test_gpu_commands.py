@@ -152,7 +152,7 @@ def test_kernels_need_cupy_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) ->
 IN_PROCESSES = [
     (["bench.kernels"], "this runs on a GPU, but "),
     (["bench.gpu_serving", "--decode", "4"], "the runner ended: roster-runner: device is 'cuda', but "),
-    (["bench.serving", "--device=cuda", "--requests=1"], "the runner died with exit status 2: roster-runner: dev"),
+    (["bench.serving", "--device=cuda", "--requests=1"], "the runner ended with exit status 2: roster-runner: dev"),
     (["bench.answers.greedy_parity", "--device=cuda"], "the runner ended: roster-runner: device is 'cuda', but "),
 ]
 

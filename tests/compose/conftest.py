@@ -1,4 +1,4 @@
-"""The stack of compose.yaml's CPU profile: started once, and gone afterwards whatever happens."""
+"""The stack of compose.yaml's CPU profile: started once and always removed afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROFILE = "cpu"
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerStack | LocalStack]:
-    """In containers from freshly built images with ROSTER_COMPOSE=docker, else as local processes."""
+    """In containers from freshly built images with ROSTER_COMPOSE=docker, otherwise as local processes."""
     folder = tmp_path_factory.mktemp("compose")
     stack: DockerStack | LocalStack
     if DOCKER:

@@ -1,7 +1,7 @@
 """compose.yaml's CPU profile serves a real model, over gRPC and through the OpenAI gateway.
 
-With ROSTER_COMPOSE=docker (`make test-compose`) in real containers from freshly built images; otherwise the services'
-very commands, environment and secrets as local processes, without Prometheus and Grafana.
+With ROSTER_COMPOSE=docker (`make test-compose`) it runs in containers from freshly built images; otherwise the same
+commands, environment and secrets run as local processes, without Prometheus and Grafana.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(3000)
 
 @pytest.fixture(scope="module")
 def ready(stack: DockerStack | LocalStack) -> Iterator[grpc.Channel]:
-    """A channel to the scheduler, which takes requests."""
+    """Yields a channel to the scheduler, which accepts requests."""
     with grpc.insecure_channel(stack.address) as channel:
 
         def up() -> bool:
@@ -72,8 +72,10 @@ def test_grpc_answers_without_a_gap(ready: grpc.Channel, stack: DockerStack | Lo
     assert [(finish.index, finish.num_tokens) for finish in finishes] == [(0, received)]
 
 
-def test_what_the_operators_page_asks_the_stack(ready: grpc.Channel, stack: DockerStack | LocalStack) -> None:
-    """As it stands there, but for ports, the folder of the secrets, and fewer tokens."""
+def test_the_commands_of_the_operators_page_work_on_the_stack(
+    ready: grpc.Channel, stack: DockerStack | LocalStack
+) -> None:
+    """The commands as on the page, except for ports, the folder of the secrets, and fewer tokens."""
     commands = [command.text for command in documented_commands() if re.match(r"curl -s|ROSTER_TOKEN=", command.text)]
     assert len(commands) == 3
     environment = os.environ | {"PATH": PATH, "ROSTER_SERVER": stack.address, "ROSTER_ADMIN": stack.admin_address}

@@ -1,4 +1,4 @@
-"""compose.yaml as a file: valid, pinned, with no more rights than needed; and how tests read it without Docker."""
+"""compose.yaml as a file: valid, pinned, with minimal privileges; and the tests' reading of it without Docker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 
 
 def schema() -> dict[str, Any]:
-    """Compose's own schema, which check-jsonschema carries with its licence."""
+    """Returns Compose's schema, which check-jsonschema includes with its licence."""
     text = files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json").read_text("utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
@@ -36,7 +36,7 @@ def test_the_file_is_valid() -> None:
     jsonschema.validate(DOCUMENT, schema())
 
 
-def test_the_schema_sees_a_mistake() -> None:
+def test_the_schema_detects_a_mistake() -> None:
     wrong = json.loads(json.dumps(DOCUMENT))
     wrong["services"]["scheduler"]["heathcheck"] = {}
     with pytest.raises(jsonschema.ValidationError, match="heathcheck"):
@@ -62,13 +62,13 @@ def test_each_service_is_bounded_and_watched(name: str) -> None:
     assert re.fullmatch(r"[\w/-]+:v?\d+\.\d+\.\d+(-cuda)?", service["image"]), "pin the image"
 
 
-def test_all_is_published_on_loopback_unless_someone_says_otherwise() -> None:
+def test_all_ports_are_published_on_loopback_by_default() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) == 5
     assert all(port.startswith(("127.0.0.1:", "${ROSTER_BIND:-127.0.0.1}:")) for port in ports)
 
 
-def test_only_the_gateway_reaches_what_asks_for_no_token() -> None:
+def test_only_the_gateway_reaches_the_listener_without_tokens() -> None:
     services = {service.name: service for service in read_compose(FILE, "cpu", {})}
     scheduler = services["scheduler"]
     host, _, port = scheduler.environment["ROSTER_GATEWAY_LISTEN"].rpartition(":")
@@ -85,7 +85,7 @@ def test_services_get_the_time_to_drain() -> None:
     assert int(SERVICES["scheduler"]["stop_grace_period"].removesuffix("s")) >= drain_s + 10
 
 
-def test_the_images_run_as_somebody() -> None:
+def test_the_images_do_not_run_as_root() -> None:
     for service in SERVICES.values():
         if "build" in service:
             dockerfile = (ROOT / service["build"]["dockerfile"]).read_text("utf-8")
@@ -93,7 +93,7 @@ def test_the_images_run_as_somebody() -> None:
             assert set(re.findall(r"^FROM (\S+)", dockerfile, re.M)) == {"python:3.11-slim-bookworm"}
 
 
-def test_the_example_of_an_environment_says_every_default() -> None:
+def test_the_example_environment_lists_every_default() -> None:
     lines = (ROOT / ".env.example").read_text("utf-8").splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert example == compose_variables(FILE)
@@ -120,7 +120,7 @@ def test_secrets_stay_out_of_git() -> None:
 
 
 def test_local_hosts_ports_and_secrets(tmp_path: Path) -> None:
-    """Without Docker, nothing but hosts, ports and paths of secrets changes."""
+    """Without Docker, only hosts, ports and paths of secrets change."""
     stack = LocalStack(tmp_path, "cpu")
     assert stack._localize("fcfs") == "fcfs"
     assert stack._localize("tcp://scheduler:50063").startswith("tcp://127.0.0.1:")

@@ -1,6 +1,6 @@
-"""What only real containers can show: rights, images, the dashboard's data, and that each one comes back when killed.
+"""Tests that need real containers: privileges, images, the dashboard's data, and the restart of killed containers.
 
-Runs with ROSTER_COMPOSE=docker, that is with `make test-compose`, after test_compose.py on the same stack.
+They run with ROSTER_COMPOSE=docker (`make test-compose`), after test_compose.py on the same stack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.stack_calls import answers, gateway_client, stream_chat, wait
 
 READY_S = 300.0
 LONG = 48
-"""Tokens of an answer that outlives the runner that began it."""
+"""Tokens of an answer that survives its first runner."""
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("ROSTER_COMPOSE") != "docker", reason="needs Docker: make test-compose"),
@@ -35,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def client(stack: DockerStack) -> Iterator[openai.OpenAI]:
-    """A client of the gateway, once each service is healthy."""
+    """Yields a client of the gateway, once each service is healthy."""
 
     def healthy() -> bool:
         assert stack.dead() == [], stack.logs()
@@ -48,25 +48,25 @@ def client(stack: DockerStack) -> Iterator[openai.OpenAI]:
 
 
 def wait_for_answer(client: openai.OpenAI, stack: DockerStack) -> float:
-    """Waits until a request gets its answer, and returns the seconds: the gateway finds a worker again at its own pace,
-    whatever the health checks of the containers say."""
+    """Waits until a request is answered, and returns the seconds: the gateway takes its own time to detect a worker,
+    independent of the containers' health checks."""
     return wait_until(lambda: answers(client), READY_S, "an answer", stack.logs)
 
 
 def grafana(stack: DockerStack, path: str) -> urllib.request.Request:
-    """A call of Grafana's API as its admin."""
+    """Returns a request to Grafana's API as admin."""
     password = (stack.secrets / "grafana_password").read_text().strip()
     authorization = "Basic " + base64.b64encode(f"admin:{password}".encode()).decode()
     return urllib.request.Request(f"{stack.grafana}{path}", headers={"Authorization": authorization})
 
 
-def test_nobody_is_root_and_no_root_is_written(client: openai.OpenAI, stack: DockerStack) -> None:
+def test_no_container_runs_as_root_or_has_a_writable_root(client: openai.OpenAI, stack: DockerStack) -> None:
     for service in stack.services:
         assert stack.execute(service, "id", "-u").stdout.strip() not in ("", "0"), service
         assert "Read-only file system" in stack.execute(service, "sh", "-c", "echo x > /var/x").stderr, service
 
 
-def test_images_hold_no_more_than_they_need(client: openai.OpenAI, stack: DockerStack) -> None:
+def test_images_contain_only_what_they_need(client: openai.OpenAI, stack: DockerStack) -> None:
     for module in ("torch", "transformers", "smg"):
         assert "ModuleNotFoundError" in stack.execute("scheduler", "python", "-c", f"import {module}").stderr
     for module in ("grpc", "smg_grpc_proto"):
@@ -76,7 +76,7 @@ def test_images_hold_no_more_than_they_need(client: openai.OpenAI, stack: Docker
         print(f"image {image.name}: {image.size / 1e6:.0f} MB")
 
 
-def test_secrets_are_seen_by_those_who_need_them(client: openai.OpenAI, stack: DockerStack) -> None:
+def test_each_container_has_only_its_secrets(client: openai.OpenAI, stack: DockerStack) -> None:
     seen = {service: set(stack.execute(service, "ls", "/run/secrets").stdout.split()) for service in stack.services}
     assert seen == {
         "scheduler": {"scheduler.key", "runners", "tokens", "admin_tokens"},
@@ -87,8 +87,8 @@ def test_secrets_are_seen_by_those_who_need_them(client: openai.OpenAI, stack: D
     }
 
 
-def test_only_the_gateway_reaches_what_asks_for_no_token(client: openai.OpenAI, stack: DockerStack) -> None:
-    """The scheduler listens for it on their own network alone."""
+def test_only_the_gateway_reaches_the_listener_without_tokens(client: openai.OpenAI, stack: DockerStack) -> None:
+    """The scheduler's listener for it is only on their common network."""
 
     def reaches(service: str, host: str) -> bool:
         connect = f"import socket; socket.create_connection(({host!r}, 50065), 3)"
@@ -101,7 +101,7 @@ def test_only_the_gateway_reaches_what_asks_for_no_token(client: openai.OpenAI, 
 
 
 def test_the_dashboard_has_data(client: openai.OpenAI, stack: DockerStack) -> None:
-    """Through Grafana's data source, while chats run."""
+    """Queried through Grafana's data source, while chats run."""
     with urllib.request.urlopen(grafana(stack, "/api/dashboards/uid/roster"), timeout=30) as answer:
         assert json.load(answer)["dashboard"]["title"] == read_dashboard()["title"]
     source = grafana(stack, "/api/datasources/proxy/uid/prometheus")
@@ -135,14 +135,14 @@ def test_prometheus_scrapes_all_and_has_the_alerts(client: openai.OpenAI, stack:
 
 
 def killed(stack: DockerStack, service: str) -> int:
-    """Kills a service; returns how often it had been started again until then."""
+    """Kills a service; returns its number of restarts before."""
     restarts = stack.restarts(service)
     stack.kill(service)
     return restarts
 
 
 def back(stack: DockerStack, service: str, restarts: int) -> float:
-    """Waits until a killed service was started again and is healthy; returns the seconds."""
+    """Waits until a killed service has been restarted and is healthy; returns the seconds."""
 
     def healthy() -> bool:
         return stack.restarts(service) > restarts and stack.health(service) == "healthy"
@@ -150,7 +150,7 @@ def back(stack: DockerStack, service: str, restarts: int) -> float:
     return wait_until(healthy, READY_S, f"{service} is back", stack.logs)
 
 
-def test_a_stream_outlives_its_runner(client: openai.OpenAI, stack: DockerStack) -> None:
+def test_a_stream_survives_its_runner(client: openai.OpenAI, stack: DockerStack) -> None:
     whole = list(stream_chat(client, LONG))
     stream = stream_chat(client, LONG)
     begun = [next(stream), next(stream)]

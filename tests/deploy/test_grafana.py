@@ -1,7 +1,7 @@
-"""The Grafana dashboard and its provisioning: what Grafana would load, checked without it.
+"""The Grafana dashboard and its provisioning, checked without Grafana.
 
-`grafana_foundation_sdk`, generated from Grafana's own schemas, reads the dashboard and writes it again: a field that it
-does not know is lost on the way, and seen.
+`grafana_foundation_sdk`, generated from Grafana's schemas, reads the dashboard and writes it again. A field that it
+does not have is lost, which the test detects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_the_dashboard_is_fresh() -> None:
 
 
 def lost(given: Any, kept: Any, path: str = "") -> list[str]:
-    """Where `kept` lacks or changes something of `given`."""
+    """Returns the paths at which `kept` lacks or changes a part of `given`."""
     if isinstance(given, dict) and isinstance(kept, dict):
         return [place for key in given for place in lost(given[key], kept.get(key), f"{path}.{key}")]
     if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
@@ -42,7 +42,7 @@ def lost(given: Any, kept: Any, path: str = "") -> list[str]:
 
 
 def through_grafana(document: dict[str, Any]) -> Any:
-    """What Grafana's types keep of a dashboard."""
+    """Returns a dashboard after reading and writing it with Grafana's types."""
     register_default_plugins()
     return json.loads(JSONEncoder().encode(Dashboard.from_json(document)))
 
@@ -52,7 +52,7 @@ def test_grafana_knows_every_field() -> None:
     assert lost(document, through_grafana(document)) == []
 
 
-def test_a_misspelt_field_would_be_seen() -> None:
+def test_a_misspelt_field_is_detected() -> None:
     document = read_dashboard()
     document["panels"][1]["fieldConfig"]["defaults"]["units"] = "s"
     document["panels"][1]["targets"][0]["expression"] = "up"
@@ -90,7 +90,7 @@ def test_each_panel_is_described_and_has_a_unit(panel: dict[str, Any]) -> None:
     assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in chosen)
 
 
-def test_queries_use_variables_that_are_there() -> None:
+def test_queries_use_existing_variables() -> None:
     document = read_dashboard()
     variables = {variable["name"] for variable in document["templating"]["list"]}
     assert variables == {"datasource", "instance", "runner"}
@@ -98,7 +98,7 @@ def test_queries_use_variables_that_are_there() -> None:
     assert used - {"__all", "__rate_interval"} == variables
 
 
-def test_queries_name_metrics_that_are_there() -> None:
+def test_queries_name_existing_metrics() -> None:
     known = set(re.findall(r"^\| `([a-z_:]+)`", METRICS, re.M))
     named = {name for query in queries().values() for name in re.findall(r"\broster_\w+", query)}
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid by Kubernetes' own schemas, and sound with each other and with the settings."""
+"""The Kubernetes manifests: valid by Kubernetes' schemas, and consistent with each other and with the settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text("utf-8"))
 ADAPTER = yaml.safe_load((FOLDER / "prometheus-adapter-rules.yaml").read_text("utf-8"))
 VERSION = "1.37"
-"""The newest whose schemas are known here; everything used is stable since 1.27."""
+"""The newest version with schemas; all features in use are stable since 1.27."""
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """The objects of a file."""
+    """Returns the objects of a file."""
     return list(yaml.safe_load_all((FOLDER / name).read_text("utf-8")))
 
 
@@ -34,7 +34,7 @@ OBJECTS = [item for name in KUSTOMIZATION["resources"] for item in read(name)]
 
 
 def of_kind(*kinds: str) -> list[dict[str, Any]]:
-    """The objects of these kinds."""
+    """Returns the objects of these kinds."""
     return [item for item in OBJECTS if item["kind"] in kinds]
 
 
@@ -42,24 +42,24 @@ WORKLOADS = {item["metadata"]["name"]: item["spec"] for item in of_kind("Deploym
 
 
 def pod(name: str) -> dict[str, Any]:
-    """The pod of a workload."""
+    """Returns the pod of a workload."""
     spec: dict[str, Any] = WORKLOADS[name]["template"]["spec"]
     return spec
 
 
 def container(name: str) -> dict[str, Any]:
-    """The one container of a workload."""
+    """Returns the only container of a workload."""
     (found,) = pod(name)["containers"]
     return dict(found)
 
 
 def environment(name: str) -> dict[str, str]:
-    """The variables of a workload that have a value of their own."""
+    """Returns the variables of a workload that have literal values."""
     return {variable["name"]: variable["value"] for variable in container(name)["env"] if "value" in variable}
 
 
 def chosen(labels: dict[str, str]) -> list[str]:
-    """The workloads whose pods have these labels."""
+    """Returns the workloads whose pods have these labels."""
     named = {name: spec["template"]["metadata"]["labels"] for name, spec in WORKLOADS.items()}
     return [name for name, own in named.items() if labels.items() <= own.items()]
 
@@ -69,14 +69,14 @@ def test_each_object_is_valid(item: dict[str, Any]) -> None:
     assert kubernetes_validate.validate(item, VERSION, strict=True) == VERSION
 
 
-def test_the_schema_sees_a_mistake() -> None:
+def test_the_schema_detects_a_mistake() -> None:
     wrong = copy.deepcopy(of_kind("Deployment")[0])
     wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="livenesProbe"):
         kubernetes_validate.validate(wrong, VERSION, strict=True)
 
 
-def test_the_kustomization_has_all() -> None:
+def test_the_kustomization_lists_every_file() -> None:
     files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml", "prometheus-adapter-rules.yaml"}
     assert set(KUSTOMIZATION["resources"]) == files
     used = {container(name)["image"] for name in WORKLOADS}
@@ -102,7 +102,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
 
 
 def volumes(name: str) -> set[str]:
-    """The volumes of a workload's pods."""
+    """Returns the volumes of a workload's pods."""
     claims = WORKLOADS[name].get("volumeClaimTemplates", [])
     return {volume["name"] for volume in pod(name)["volumes"]} | {claim["metadata"]["name"] for claim in claims}
 
@@ -118,7 +118,7 @@ def test_selectors_find_their_pods_and_ports() -> None:
         assert chosen(budget["spec"]["selector"]["matchLabels"]) == [budget["metadata"]["name"]]
 
 
-def test_ports_are_those_that_are_listened_on() -> None:
+def test_ports_are_those_of_the_listeners() -> None:
     settings = environment("roster-scheduler")
     listened = {int(value.rpartition(":")[2]) for value in settings.values() if "0.0.0.0:" in value}
     assert listened == {port["containerPort"] for port in container("roster-scheduler")["ports"]}
@@ -137,14 +137,16 @@ def test_variables_are_settings() -> None:
         settings(**{key[7:].lower(): value for key, value in environment(name).items() if key.startswith("ROSTER_")})
 
 
-def test_probes_ask_what_the_scheduler_answers() -> None:
+def test_probes_name_services_of_the_scheduler() -> None:
     own = container("roster-scheduler")
     probes = {kind: own[f"{kind}Probe"]["grpc"].get("service", "") for kind in ("startup", "liveness", "readiness")}
     assert probes == {"startup": health.LIVENESS, "liveness": health.ENGINE, "readiness": health.READINESS}
     links = [
         service for service in of_kind("Service") if service["metadata"]["name"] in ("roster-link", "roster-admin")
     ]
-    assert all(service["spec"]["publishNotReadyAddresses"] for service in links), "runners come before it is ready"
+    assert all(service["spec"]["publishNotReadyAddresses"] for service in links), (
+        "runners connect before the scheduler is ready"
+    )
 
 
 def test_pods_get_the_time_to_drain() -> None:
@@ -157,7 +159,7 @@ def test_pods_get_the_time_to_drain() -> None:
 
 
 def references(name: str) -> Iterator[tuple[str, str]]:
-    """(secret, file or key) that a workload reads."""
+    """Yields each (secret, file or key) that a workload reads."""
     mounts = {mount["name"]: mount["mountPath"] for mount in container(name)["volumeMounts"]}
     for volume in pod(name)["volumes"]:
         if "secret" in volume:
@@ -169,7 +171,7 @@ def references(name: str) -> Iterator[tuple[str, str]]:
             yield reference["name"], reference["key"]
 
 
-def test_secrets_are_made_as_the_docs_say() -> None:
+def test_secrets_are_created_as_documented() -> None:
     page = (ROOT / "docs" / "operators.md").read_text("utf-8").replace("\\\n", " ")
     made = {
         (secret, file)
@@ -181,7 +183,7 @@ def test_secrets_are_made_as_the_docs_say() -> None:
 
 
 def allowed(name: str) -> dict[str, list[dict[str, Any]]]:
-    """Who may come to a port of a workload, by the port's name."""
+    """Returns the allowed peers of a workload's ports, by the port's name."""
     policies = [item["spec"] for item in of_kind("NetworkPolicy")]
     rules = [
         rule
@@ -192,7 +194,7 @@ def allowed(name: str) -> dict[str, list[dict[str, Any]]]:
     return {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
 
 
-def test_admin_link_and_what_asks_for_no_token_stay_inside() -> None:
+def test_admin_link_and_gateway_ports_are_internal() -> None:
     everything = [item for item in of_kind("NetworkPolicy") if item["spec"]["podSelector"] == {}]
     assert [item["spec"] for item in everything] == [{"podSelector": {}, "policyTypes": ["Ingress"]}]
     scheduler = allowed("roster-scheduler")

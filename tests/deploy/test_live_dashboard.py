@@ -1,4 +1,4 @@
-"""Each panel's queries answered by a live Prometheus that scrapes a loaded Roster (hash model, real processes)."""
+"""Each panel's queries, answered by a Prometheus that scrapes a loaded Roster (hash model, real processes)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.processes import RosterProcesses
 from tests.support.prometheus import Prometheus, needs_prometheus, prometheus, wait_for_data
 
 INTERVAL = "4s"
-"""Stands for Grafana's $__rate_interval: some scrapes."""
+"""Replaces Grafana's $__rate_interval: several scrapes."""
 LOADED_S = 60.0
 CLIENTS = 12
 SCHEDULER = {"max_waiting_requests": 6}
@@ -32,7 +32,7 @@ scrape_configs:
 
 @contextmanager
 def load(address: str) -> Iterator[None]:
-    """More clients than there is room for, of two tenants, with a common prefix; while it lasts."""
+    """Runs more clients than fit into the slots, of two tenants and with a common prefix, within the context."""
     over = threading.Event()
 
     def ask(number: int) -> None:
@@ -67,7 +67,7 @@ def test_every_panel_has_data(tmp_path: Path) -> None:
 
 
 def check_values(server: Prometheus) -> None:
-    """The numbers are those of a full roster, not just any."""
+    """Checks that the values are those of full slots."""
     asked = {name.split(" ", 1)[1]: query for name, query in queries(INTERVAL).items()}
     assert server.value(asked["Tokens/A"]) > 10
     assert 0.5 < server.value(asked["Batch fill/A"]) <= 1

@@ -1,4 +1,4 @@
-"""Prometheus' configuration and the alerts, checked by its own promtool."""
+"""Prometheus' configuration and the alerts, checked by promtool."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_each_alert_is_tested() -> None:
     assert tested == {rule["alert"] for rule in RULES}
 
 
-def test_alerts_name_metrics_that_are_there() -> None:
+def test_alerts_name_existing_metrics() -> None:
     known = set(re.findall(r"^\| `([a-z_:]+)`", (ROOT / "docs" / "metrics.md").read_text("utf-8"), re.M))
     named = {name for rule in RULES for name in re.findall(r"\broster_\w+", rule["expr"])}
     assert named and named <= known
 
 
-def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_each_alert_has_a_severity_and_a_documented_response() -> None:
     page = (ROOT / "docs" / "operators.md").read_text("utf-8")
     documented = dict(re.findall(r"^\| `(Roster\w+)` \| (\w+) \|", page, re.M))
     assert documented == {rule["alert"]: rule["labels"]["severity"] for rule in RULES}

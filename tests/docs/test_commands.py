@@ -1,6 +1,6 @@
-"""Every command that a page shows is run: here in a sandbox, or by the test that is named for it.
+"""Every command on a page is run: here in a sandbox, or by the test named for it.
 
-A command that no rule knows fails `test_every_command_is_known`: add it to RUN, SERVICES or ELSEWHERE.
+A command without a rule fails `test_every_command_is_known`: add it to RUN, SERVICES or ELSEWHERE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.processes import RosterProcesses
 
 @dataclass(frozen=True)
 class Run:
-    """A command that is run as it stands in a shell; `more` makes it small, `instead` fills in what a reader would."""
+    """A command that is run in a shell; `more` makes it small, `instead` replaces parts as a reader would."""
 
     pattern: str
     more: str = ""
@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Service:
-    """A command that stays: it is started, must print `until`, and ends by SIGTERM."""
+    """A command that keeps running: it is started, must print `until`, and is ended by SIGTERM."""
 
     pattern: str
     until: str
@@ -44,7 +44,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A command whose test stands in another file."""
+    """A command that a test in another file covers."""
 
     pattern: str
     test: str
@@ -88,10 +88,10 @@ ELSEWHERE = [
     Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
     Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
-    # What the stack of compose.yaml is given, and asked.
+    # Commands for the stack of compose.yaml.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
     Elsewhere(r"curl -s http://127\.0\.0\.1:30000/v1/.*|ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"),
-    # These need a cluster; what they apply, and the secrets that it reads, are checked without one.
+    # These need a cluster; the manifests and their secrets are tested without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
     Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
@@ -126,8 +126,8 @@ def test_every_command_is_known() -> None:
     assert unknown == []
 
 
-def test_every_rule_is_of_use() -> None:
-    """A command that no page shows any more takes its rule along, and a test that moved is found again."""
+def test_every_rule_is_used() -> None:
+    """A rule whose command is on no page must be removed; a test that moved must be updated."""
     for one in [*RUN, *SERVICES, *ELSEWHERE]:
         assert any(re.fullmatch(one.pattern, command.text) for command in COMMANDS), one
     assert [one.test for one in ELSEWHERE if not (ROOT / one.test).exists()] == []
@@ -149,7 +149,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Path:
-    """A folder with what a reader would have: the traces, certificates, a trace of his own."""
+    """Returns a folder with the files of a reader: the traces, certificates, another trace."""
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "traces").symlink_to(ROOT / "bench" / "traces")
     (tmp_path / "costs").mkdir()
@@ -175,7 +175,7 @@ def environment(roster: RosterProcesses) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page(page: str, roster: RosterProcesses, sandbox: Path) -> None:
-    """In their order, in one folder, one may use what another wrote; those of an earlier page are not run again."""
+    """Commands run in order in one folder, so that one may use another's files; those of earlier pages are skipped."""
     ours = environment(roster)
     earlier = {command.text for command in COMMANDS if PAGES.index(command.page) < PAGES.index(page)}
     for command in (command for command in COMMANDS if command.page == page and command.text not in earlier):
@@ -198,7 +198,7 @@ def test_the_commands_of_a_page(page: str, roster: RosterProcesses, sandbox: Pat
 
 
 def run_service(command: Command, one: Service, sandbox: Path, ours: dict[str, str]) -> None:
-    """Starts it on free ports of loopback, waits for its word, and ends it."""
+    """Starts the command on free loopback ports, waits for its output, and ends it."""
     ports = dict(zip(("50061", "50062", "50063"), free_ports(3), strict=True))
     text = re.sub(r"(0\.0\.0\.0|scheduler|127\.0\.0\.1):(5006\d)", lambda m: f"127.0.0.1:{ports[m[2]]}", command.text)
     log = sandbox / "service.log"

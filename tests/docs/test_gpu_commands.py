@@ -1,4 +1,4 @@
-"""What the pages say of a GPU and only a GPU can run: commands that have run."""
+"""Commands on the pages that need a GPU are those that were run on one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tests.support.documented_commands import ROOT, documented_commands
 
 
-def test_what_served_on_a_gpu_is_what_the_page_shows() -> None:
+def test_the_served_gpu_configuration_is_that_of_the_page() -> None:
     commands = [one.text for one in documented_commands()]
     shown = [shlex.split(text) for text in commands if text.startswith("python -m bench.gpu_serving --")]
     assert len(shown) == 2
@@ -24,11 +24,11 @@ def test_what_served_on_a_gpu_is_what_the_page_shows() -> None:
 
 
 def options(words: list[str]) -> set[str]:
-    """Each option with its values, whatever their order."""
+    """Returns each option with its values, regardless of order."""
     return set(" ".join(words).split(" --"))
 
 
-def test_one_command_tests_all_that_needs_a_gpu() -> None:
+def test_one_command_runs_all_gpu_tests() -> None:
     shown = subprocess.run(
         ["make", "-C", ROOT, "-n", "test-gpu", "PYTHON=python"], capture_output=True, text=True, check=True
     ).stdout
@@ -40,7 +40,7 @@ def test_one_command_tests_all_that_needs_a_gpu() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_to_install() -> None:
+def test_without_a_gpu_it_names_what_to_install() -> None:
     run = subprocess.run(
         ["make", "-C", ROOT, "test-gpu", f"PYTHON={sys.executable}"], capture_output=True, text=True, check=False
     )

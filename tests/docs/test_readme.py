@@ -1,4 +1,4 @@
-"""What the README shows works: its client code, its policy, its make targets, its settings and its links."""
+"""The README's examples work: its client code, policy, make targets, settings and links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def code(marker: str) -> str:
-    """The Python block that contains `marker`."""
+    """Returns the Python block that contains `marker`."""
     blocks = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if marker in block]
     assert len(blocks) == 1
     return blocks[0]
@@ -64,7 +64,7 @@ def test_make_targets() -> None:
 
 
 def test_settings() -> None:
-    """A default in code font is the field's; one in words belongs to a field that the device decides."""
+    """A default in code font is the field's; a default in words depends on the device."""
     rows = re.findall(r"^\| `ROSTER_(\w+)` \| ([^|]+) \|", README, re.M)
     assert len(rows) > 5
     fields = SchedulerSettings.model_fields | RunnerSettings.model_fields

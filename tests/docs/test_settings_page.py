@@ -1,4 +1,4 @@
-"""docs/settings.md says what the settings classes say, and each setting is documented."""
+"""docs/settings.md is generated from the current settings classes, and each setting is documented."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 @pytest.fixture
 def generator() -> ModuleType:
-    """docs/generate_settings.py, which belongs to no package."""
+    """Loads docs/generate_settings.py, which is not in a package."""
     spec = importlib.util.spec_from_file_location("generate_settings", DOCS / "generate_settings.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -42,6 +42,6 @@ def test_few_settings_are_for_everyone(generator: ModuleType) -> None:
     assert counts["everyone"] <= 15 and counts["operators"] <= 25, counts
 
 
-def test_what_is_hidden_is_for_tests(generator: ModuleType) -> None:
+def test_hidden_settings_are_for_tests(generator: ModuleType) -> None:
     hidden = {name for cls in generator.COMMANDS.values() for name in generator.names(cls, None)}
     assert hidden == {"check", "weights", "test_backend"}

@@ -231,7 +231,7 @@ def test_unusable_files_are_reported_in_a_sentence(tmp_path: Path) -> None:
         (run_scheduler, ["--gateway-listen=0.0.0.0:0"], "gateway_listen is 0.0.0.0:0, which is open to the network"),
         (run_scheduler, [f"--link-key={key}", f"--link-runners={tmp_path}/empty"], "a key has 40 characters"),
         (run_runner, ["--device=hash", f"--runner-key={key}", f"--scheduler-key={key}"], "must contain one key"),
-        (run_runner, ["--device=hash", f"--runner-key={key}"], "set both, or neither"),
+        (run_runner, ["--device=hash", f"--runner-key={key}"], "set both or neither"),
     ):  # fmt: skip
         base = ["--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen="] if run is run_scheduler else []
         ended = run(*base, "--link=tcp://127.0.0.1:*", *flags)

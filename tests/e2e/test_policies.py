@@ -68,9 +68,9 @@ def test_show_lists_parameters_with_their_values(roster: RosterProcesses) -> Non
     policy(roster, "set", "shortest", "tokens_per_s=2.5")
     shown = policy(roster, "show").stdout
     (row,) = [line for line in shown.splitlines() if "tokens_per_s" in line]
-    assert all(word in row for word in ("number ≥ 0", "100", "2.5", "prompt tokens")) and "in force" in shown
+    assert all(word in row for word in ("number ≥ 0", "100", "2.5", "prompt tokens")) and ", current" in shown
     other = policy(roster, "show", "fcfs")
-    assert other.exit_code == ExitCode.OK and "step_tokens" in other.stdout and "in force" not in other.stdout
+    assert other.exit_code == ExitCode.OK and "step_tokens" in other.stdout and ", current" not in other.stdout
 
 
 def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> None:
@@ -90,7 +90,7 @@ def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> N
     for name in [*names, "shortest"]:
         changed = policy(roster, "set", name)
         assert changed.exit_code == ExitCode.OK, changed.stderr
-        assert f"policy {name} " in changed.stdout and "running sequences ranked anew" in changed.stdout
+        assert f"policy {name} " in changed.stdout and "running sequences were ranked again" in changed.stdout
         assert in_force(roster)[0] == name
     reader.join(60)
     assert list(completions[0].choices[0].token_ids) == expected_tokens([1, 2, 3], 300, eos_probability=0)

@@ -97,7 +97,7 @@ def test_keys_change_the_policy_and_leave(roster: RosterProcesses) -> None:
         terminal.press("p")
         number = terminal.wait_for(r"(\d) +fair ")[1]
         terminal.press(number)
-        terminal.wait_for("fair is in force, fcfs was")
+        terminal.wait_for("policy fair replaced fcfs")
         terminal.wait_for("policy fair")
         look = json.loads(command(roster, "top", "--once", "--json"))
         assert look["policy"] == "fair" and len(look["running"]) == 2, "streams run on"

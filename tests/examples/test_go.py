@@ -1,9 +1,9 @@
-"""The Go backend of examples/, in front of a real Roster.
+"""The Go backend of examples/, with a real Roster.
 
-Built without a module proxy, by Debian's golang-go golang-google-grpc-dev golang-google-protobuf-dev protobuf-compiler
-protoc-gen-go-1-5 protoc-gen-go-grpc. That grpc brings an old github.com/golang/protobuf, which fails on generated code
-of today: ROSTER_GO_PATH names a GOPATH with a newer one (golang-github-golang-protobuf-1-5-dev, unpacked by dpkg -x,
-has it under usr/share/gocode).
+Built without a module proxy, with Debian's golang-go golang-google-grpc-dev golang-google-protobuf-dev
+protobuf-compiler protoc-gen-go-1-5 protoc-gen-go-grpc. That grpc depends on an old github.com/golang/protobuf, which
+fails on current generated code; ROSTER_GO_PATH names a GOPATH with a newer one (golang-github-golang-protobuf-1-5-dev,
+unpacked by dpkg -x, has it in usr/share/gocode).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def built(folder: Path) -> Path:
-    """The program, compiled against the libraries of the distribution."""
+    """Returns the program, compiled against the libraries of the distribution."""
     shutil.copytree(ROOT / "protos", folder / "src" / "protos", ignore=shutil.ignore_patterns("*.py*"))
     example = folder / "src" / "examples" / "roster-backend"
     shutil.copytree(ROOT / "examples" / "go", example, ignore=shutil.ignore_patterns("rosterpb"))
@@ -60,4 +60,4 @@ def test_the_source_is_formatted() -> None:
 
 
 class TestGo(ChatBackendTests):
-    """See the base."""
+    """The tests of the base class, with the Go backend."""

@@ -1,4 +1,4 @@
-"""The TypeScript backend of examples/, built by the commands of its page, in front of a real Roster."""
+"""The TypeScript backend of examples/, built with the commands of its page, with a real Roster."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.chat_backend import ChatBackend, ChatBackendTests, chat_backe
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not here: apt-get install npm")
+pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is missing: apt-get install npm")
 
 
 def built(folder: Path) -> Path:
-    """The compiled program; the working tree stays as it is."""
+    """Returns the compiled program; the working tree is not changed."""
     example = folder / "examples" / "typescript"
     outputs = shutil.ignore_patterns("node_modules", "dist", "generated")
     shutil.copytree(ROOT / "examples" / "typescript", example, ignore=outputs)
@@ -39,4 +39,4 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatBackend]:
 
 
 class TestTypeScript(ChatBackendTests):
-    """See the base."""
+    """The tests of the base class, with the TypeScript backend."""

@@ -14,6 +14,7 @@ if toolkit_folder() is None:
     pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
 
 BF16, HALF = "-DSCALAR=__nv_bfloat16", "-DSCALAR=__half"
+NO_FP8 = "-DFP8_CACHE=0"
 
 
 def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -> tuple[str, ...]:
@@ -22,11 +23,25 @@ def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -
     return tuple(f"-D{name}={value}" for name, value in zip(names, values, strict=True)) + flags
 
 
+def residual_norm(kind: int, add: int, post: int, out: int) -> tuple[str, ...]:
+    values = {"HIDDEN_SIZE": 4608, "VECTORS": 2, "KIND": kind, "ADD": add, "POST": post, "OUT": out}
+    return tuple(f"-D{name}={value}" for name, value in values.items())
+
+
 CASES = {
     "norm": ("add_rms_norm", (BF16, "-DHIDDEN_SIZE=4096", "-DVECTORS=1", "-DADD=1")),
     "norm-odd": ("add_rms_norm", (HALF, "-DHIDDEN_SIZE=576", "-DVECTORS=1", "-DADD=0")),
+    "residual-norm": ("residual_norm", (HALF, *residual_norm(kind=0, add=1, post=0, out=1), "-DMULTIPLIER=0.22f")),
+    "norm-around": ("residual_norm", (BF16, *residual_norm(kind=1, add=1, post=1, out=1), "-DMULTIPLIER=1.0f")),
+    "norm-after": ("residual_norm", (BF16, *residual_norm(kind=0, add=1, post=1, out=0), "-DMULTIPLIER=1.0f")),
+    "layer-norm": ("residual_norm", (BF16, *residual_norm(kind=2, add=1, post=0, out=1), "-DMULTIPLIER=1.0f")),
+    "layer-norm-first": ("residual_norm", (HALF, *residual_norm(kind=2, add=0, post=0, out=1), "-DMULTIPLIER=1.0f")),
     "silu": ("silu_mul", (BF16, "-DSIZE=14336", "-DACTIVATION=silu")),
     "gelu": ("silu_mul", (HALF, "-DSIZE=1536", "-DACTIVATION=gelu_tanh")),
+    "relu-no-gate": ("silu_mul", (HALF, "-DSIZE=3072", "-DACTIVATION=relu", "-DGATED=0")),
+    "rope-plus-one": ("rope_kv_write", (BF16, *rope(256, 256, 8, 16, "-DQK_NORM=1", "-DQK_PLUS_ONE=1", NO_FP8))),
+    "rope-projection": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=2", NO_FP8))),
+    "rope-layer-norm": ("rope_kv_write", (HALF, *rope(128, 128, 8, 8, "-DQK_NORM=3", "-DFP8_CACHE=1"))),
     "rope-128": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
     "rope-96-fp8": ("rope_kv_write", (HALF, *rope(96, 96, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-80-partial": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=0"))),

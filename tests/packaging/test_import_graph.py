@@ -1,4 +1,4 @@
-"""The product's files import one another without circles."""
+"""The product's files have no import cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.import_graph import Graph, circles, import_graph
 PACKAGES = ("roster_common", "scheduler_svc", "runner_svc", "roster_client")
 
 
-def test_no_circle() -> None:
+def test_no_import_cycles() -> None:
     assert circles(import_graph(*PACKAGES)) == []
 
 
@@ -21,5 +21,5 @@ def test_no_circle() -> None:
         ({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}}, [["a", "b", "c"], ["d", "e"]]),
     ],
 )
-def test_circles_are_found(graph: Graph, expected: list[list[str]]) -> None:
+def test_cycles_are_found(graph: Graph, expected: list[list[str]]) -> None:
     assert circles(graph) == expected

@@ -1,4 +1,4 @@
-"""Who may import what: services share roster_protos and roster_common, the scheduler has no torch, nothing pickles."""
+"""Allowed imports: services share roster_protos and roster_common, the scheduler has no torch, nothing pickles."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "s
 
 
 def sources(package: str) -> list[Path]:
-    """The package's modules, generated ones aside."""
+    """Returns the package's modules, except generated ones."""
     found = [path for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
     assert found, package
     return found
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Top-level names of all modules that are imported absolutely, anywhere in the source."""
+    """Yields the top-level names of all modules imported absolutely, anywhere in the source."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -42,7 +42,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def pickles(tree: ast.AST) -> list[str]:
-    """Where a source could unpickle."""
+    """Returns the places where a source could unpickle."""
     found = sorted(set(imported(tree)) & PICKLERS)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -75,7 +75,7 @@ def test_nothing_pickles(package: str) -> None:
     assert wrong == {}
 
 
-def test_the_checks_see_what_they_look_for() -> None:
+def test_the_checks_find_violations() -> None:
     hidden = ast.parse("def f():\n    from torch.nn import Linear\n    importlib.import_module('cupy.cuda')\n")
     assert set(imported(hidden)) == {"torch", "cupy"}
     assert (
@@ -89,8 +89,8 @@ def test_kernels_hold_no_python() -> None:
     assert list((ROOT / "kernels").rglob("*.py")) == []
 
 
-def test_what_is_common_is_light() -> None:
-    """Front workers, launchers and command lines import it first."""
+def test_common_modules_import_little() -> None:
+    """Front workers, launchers and commands import them first."""
     modules = [f"roster_common.{path.stem}" for path in sources("roster_common") if path.stem != "__init__"]
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A folder is a concept: few files, functions that fit on a screen, imports that only lead down."""
+"""A folder is a concept: few files, functions that fit on a screen, imports only from lower folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("scheduler_svc", "runner_svc", "roster_client")
 MOST_FILES = 15
 MOST_LINES = 50
 EXEMPT = {"scheduler_svc/policies"}
-"""One file a policy, however many there are."""
+"""Exempt, as it has one file per policy."""
 
 ORDER = {
     "scheduler_svc": (
@@ -31,7 +31,7 @@ ORDER = {
         "commands ."
     ),
 }
-"""Each package's folders, lowest first: files import from their own folder and from lower ones."""
+"""Each package's folders, lowest first: files import only from their own folder and from lower ones."""
 
 
 def folders(package: str) -> list[str]:
@@ -57,7 +57,7 @@ def test_nothing_imports_upward(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_folder_is_a_heap(package: str) -> None:
+def test_no_folder_has_too_many_files(package: str) -> None:
     counts = Counter(folder_of(name, files) for files in [modules(package)] for name in files)
     assert {name: n for name, n in counts.items() if n > MOST_FILES and name not in EXEMPT} == {}
 

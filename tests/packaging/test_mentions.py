@@ -1,4 +1,4 @@
-"""What sources and pages say of files and modules is there: moves break strings without a sound."""
+"""Files and modules named in sources and pages exist: a move does not update strings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CODE = ("scheduler_svc", "runner_svc", "roster_client", "roster_common", "roster
 TEXT = (".md", ".py", ".toml", ".yaml", ".yml", ".sh", ".cu", ".cuh", ".proto", ".ts", ".go")
 NAMED = ("Makefile", "Dockerfile.scheduler", "Dockerfile.runner", ".dockerignore", "run")
 OUTSIDE = ("bench/results/", "bench/traces/", "tests/link_frames/")
-"""Records of what was: they name what was there then."""
+"""Records of the past, which name files of their time."""
 MADE = ("examples/typescript/dist/", "examples/typescript/src/generated/", "deploy/wheels/", "deploy/secrets/")
-"""Made by commands, and not in the repository."""
+"""Created by commands and not in the repository."""
 PLACEHOLDER = re.compile(r"\b(?:DATE|test_NAME|NAME|x\.proto|old\.json|new\.json)")
 
 PATH = re.compile(rf"(?<![\w/.<>-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*]")
-# `bench.x` is often a variable; modules of bench/ are run, which is another test.
+# `bench.x` is often a variable; another test covers the modules of bench/ that are run.
 DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(name for name in CODE if name != 'bench')})(?:\.[A-Za-z_]\w*)+")
 RUN = re.compile(r"""-m["',\s]+([A-Za-z_][\w.]*)""")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -44,7 +44,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 @cache
 def texts() -> dict[str, str]:
-    """The tracked text files by path."""
+    """Returns the tracked text files by path."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     chosen = [name for name in listed if name.endswith(TEXT) or name.rpartition("/")[2] in NAMED]
     chosen = [name for name in chosen if not name.startswith(OUTSIDE) and name != "tests/packaging/test_mentions.py"]
@@ -59,7 +59,7 @@ def tracked() -> frozenset[str]:
 
 
 def is_there(path: str) -> bool:
-    """Whether a path names a file, seen from the root, from tests/ (conftest.py), or as protobuf's pool knows it."""
+    """Returns whether a path names a file, from the root, from tests/ (conftest.py), or in protobuf's pool."""
     path = path.rstrip("/.").replace(".*", "*")
     if path.startswith("roster_protos/") and path.endswith("proto"):
         path = path.replace("roster_protos/", "protos/", 1)
@@ -69,7 +69,7 @@ def is_there(path: str) -> bool:
 
 @cache
 def names_of(path: Path) -> frozenset[str]:
-    """What a module defines or imports at its top level, with the members of its classes' bodies."""
+    """Returns the names that a module defines or imports at top level, and the members of its classes."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -82,7 +82,7 @@ def names_of(path: Path) -> frozenset[str]:
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module, or something in one."""
+    """Returns whether a dotted name is a module or a name in one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         path = ROOT.joinpath(*parts[:length])
@@ -138,7 +138,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert missing == []
 
 
-def test_entry_points_are_there() -> None:
+def test_entry_points_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     points = {**project["scripts"], **project["entry-points"]["roster.policies"]}
     assert [point for point in points.values() if not resolves(point.replace(":", "."))] == []

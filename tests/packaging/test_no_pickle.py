@@ -1,4 +1,4 @@
-"""Nothing here reads or writes a format that can run code: no pickle between processes, none for weights."""
+"""No code reads or writes a format that can run code: no pickle between processes, none for weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scheduler_svc", "runner_svc", "roster_client", "roster_protos", "roster_common", "bench", "kernels")
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing"}
-"""multiprocessing pickles what it sends."""
+"""multiprocessing pickles the objects that it sends."""
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def offences(source: str) -> list[str]:
-    """Imports of modules that pickle, and calls that unpickle, each with its line."""
+    """Returns imports of modules that pickle, and calls that unpickle, each with its line."""
     found = []
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
@@ -34,7 +34,7 @@ def offences(source: str) -> list[str]:
     return found
 
 
-def test_the_search_finds_what_it_should() -> None:
+def test_the_search_finds_violations() -> None:
     source = "import pickle\nfrom torch.multiprocessing import x\nimport torch\ntorch.load('x')\n"
     source += (
         "torch.load('x', weights_only=True)\nsocket.recv_pyobj()\nnp.load('x', allow_pickle=True)\nimport dill as d\n"

@@ -1,4 +1,4 @@
-"""The package as its users import it: short names, and nothing that stands in the way of their own files."""
+"""The package as users import it: short names, and no conflicts with their own files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_a_public_name_is_what_its_module_defines(name: str) -> None:
     assert found.__name__ == name and found.__module__.startswith("roster_client.")
 
 
-def test_the_promised_modules_stay() -> None:
-    """Services import these since the first release."""
+def test_the_public_modules_exist() -> None:
+    """Services have imported these since the first release."""
     from roster_client.client import RosterClient
     from roster_client.requests import Message
 
@@ -40,7 +40,7 @@ def test_an_unknown_name_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("first", ["ours", "theirs"])
-def test_a_users_own_protos_live_beside_ours(tmp_path: Path, first: str) -> None:
+def test_a_users_own_protos_do_not_conflict(tmp_path: Path, first: str) -> None:
     """A backend often has a folder `protos/` with an `inference.proto`, compiled from its root."""
     protos = tmp_path / "protos"
     protos.mkdir()
@@ -59,7 +59,7 @@ def test_a_users_own_protos_live_beside_ours(tmp_path: Path, first: str) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheel_takes_only_names_of_ours() -> None:
+def test_the_wheel_contains_only_own_packages() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert all(name.startswith(("roster_", "scheduler_svc", "runner_svc")) for name in wheel["packages"])
     assert not (ROOT / "protos" / "__init__.py").exists()

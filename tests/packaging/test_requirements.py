@@ -1,4 +1,4 @@
-"""What the extras install: the scheduler's must stay without torch, and every version must be pinned."""
+"""The extras' requirements: the scheduler's must not include torch, and every version must be pinned."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def pins() -> dict[str, str]:
-    """Version by canonical name of constraints.txt."""
+    """Returns the versions in constraints.txt by canonical name."""
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 def closure(extra: str) -> set[str]:
-    """Canonical names of all that `pip install roster-serve[extra]` brings, as the installed packages declare it."""
+    """Returns the canonical names of all packages that `pip install roster-serve[extra]` installs, as declared."""
     todo = [(Requirement(text), "") for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"][extra]]
     seen: set[tuple[str, str]] = set()
     while todo:

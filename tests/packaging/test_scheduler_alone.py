@@ -1,4 +1,4 @@
-"""`roster-scheduler` starts, serves health and refuses politely in an environment that has no torch at all."""
+"""`roster-scheduler` starts, answers health checks and refuses requests in an environment without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roster_protos import inference_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = ("torch", "transformers", "cupy", "accelerate", "safetensors", "gguf", "runner_svc")
-# Python runs sitecustomize in every process, so that the front workers are watched too.
+# Python runs sitecustomize in every process, so that front workers are checked too.
 SITECUSTOMIZE = """
 import sys
 
@@ -40,7 +40,7 @@ sys.meta_path.insert(0, Blocked())
 
 @pytest.fixture
 def attempts(tmp_path: Path) -> Path:
-    """The file that lists attempts to import a blocked module; its folder holds the sitecustomize that writes it."""
+    """Returns the file of attempts to import a blocked module, written by the sitecustomize in its folder."""
     path = tmp_path / "attempts"
     path.touch()
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.format(blocked=BLOCKED, attempts=str(path)))
@@ -48,14 +48,14 @@ def attempts(tmp_path: Path) -> Path:
 
 
 def environment(attempts: Path) -> dict[str, str]:
-    """This process's environment, with the modules blocked and no setting of Roster."""
+    """Returns this process's environment, with the modules blocked and without Roster's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ROSTER_")}
     return kept | {"PYTHONPATH": os.pathsep.join([str(attempts.parent), str(ROOT)])}
 
 
 @contextmanager
 def scheduler(attempts: Path, front_workers: int) -> Iterator[str]:
-    """A scheduler without any runner; yields its gRPC address."""
+    """Runs a scheduler without a runner; yields its gRPC address."""
     api, admin, link = (f"127.0.0.1:{port}" for port in free_ports(3))
     command = [sys.executable, "-m", "scheduler_svc.main", "--listen", api, "--admin-listen", admin]
     command += ["--link", f"tcp://{link}", "--front-workers", str(front_workers), "--metrics-listen="]
@@ -71,7 +71,7 @@ def scheduler(attempts: Path, front_workers: int) -> Iterator[str]:
 
 
 def health(channel: grpc.Channel, service: str) -> int:
-    """A service's status, asked until the server answers."""
+    """Returns a service's status; retries until the server answers."""
     request = health_pb2.HealthCheckRequest(service=service)
     deadline = time.monotonic() + 30
     while True:

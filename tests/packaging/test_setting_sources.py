@@ -1,4 +1,4 @@
-"""What can't be read of settings is one sentence that names the file, the variable or the flag, in every command."""
+"""Unreadable settings are reported in one sentence that names the file, the variable or the flag, in every command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN = {
 
 
 def broken_file(folder: Path, name: str) -> str:
-    """Path of a file that can't be used."""
+    """Returns the path of a file that can't be used."""
     path = folder / "settings.json"
     path.write_bytes(BROKEN[name][0])
     return str(path)
@@ -45,7 +45,7 @@ def refusal(service: str, *flags: str) -> str:
 
 @pytest.mark.parametrize("service", SERVICES)
 class TestBoth:
-    """Services."""
+    """Tests of both services."""
 
     @pytest.mark.parametrize("name", BROKEN)
     def test_a_broken_file(self, service: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,7 @@ class TestBoth:
             ("x" * 300, "File name too long"),
         ],
     )
-    def test_a_file_that_is_not_there(
-        self, service: str, path: str, reason: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_missing_file(self, service: str, path: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ROSTER_SETTINGS", path)
         assert refusal(service) == (
             f"ROSTER_SETTINGS names {path!r}, which can't be read ({reason}): "
@@ -74,7 +72,7 @@ class TestBoth:
 
     def test_a_file_of_another_user(self, service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def denied(*arguments: object) -> str:
-            raise PermissionError(13, "Permission denied")  # root may read everything
+            raise PermissionError(13, "Permission denied")  # because root can read every file
 
         monkeypatch.setattr(Path, "read_text", denied)
         monkeypatch.setenv("ROSTER_SETTINGS", str(tmp_path))
@@ -89,7 +87,7 @@ class TestBoth:
         assert "--log-level" in capsys.readouterr().out
 
     def test_a_good_file(self, service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A byte order mark is nothing wrong; a key that only the other service knows neither."""
+        """A byte order mark is accepted, and so is a key that only the other service has."""
         path = tmp_path / "settings.json"
         values = {"log_level": "error", "depth": 1, "slots": 2}
         path.write_text(json.dumps(values), "utf-8-sig")
@@ -105,7 +103,7 @@ class TestBoth:
         monkeypatch.setenv("ROSTER_SETTINGS", "")
         assert SERVICES[service].read().log_level == "info"
 
-    def test_bytes_that_are_no_text(self, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bytes_that_are_not_text(self, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert refusal(service, "--link=tcp://\udcff") == (
             "setting link: 'tcp://\\udcff' is not UTF-8: write it as UTF-8"
         )
@@ -125,10 +123,10 @@ class TestBoth:
         ("scheduler", "tenant_limits", '{"\udc80": {"waiting": 1}}'),
     ],
 )
-def test_bytes_that_are_no_text_anywhere(
+def test_bytes_that_are_not_text_anywhere(
     service: str, setting: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In paths, in strings with a least length, in objects and their names: in flags, variables and arguments."""
+    """In paths, in strings with a least length, in objects and their keys; from flags, variables and arguments."""
     said = f"setting {setting}: {value if value[0] != '{' else chr(0xDC80)!r} is not UTF-8: write it as UTF-8"
     assert refusal(service, f"--{setting.replace('_', '-')}={value}") == said
     with pytest.raises(UnusableSettings) as refused:
@@ -138,8 +136,8 @@ def test_bytes_that_are_no_text_anywhere(
     assert refusal(service) == said
 
 
-def test_parameters_that_are_deep() -> None:
-    """As deep as JSON may be is no traceback."""
+def test_deep_parameters() -> None:
+    """The deepest JSON that can be parsed causes no traceback."""
     SchedulerSettings.read(policy_parameters={"a": json.loads("[" * 900 + "]" * 900)})
 
 
@@ -151,7 +149,7 @@ def test_parameters_that_are_deep() -> None:
         ("[" * 200_000, "too deep"),
     ],
 )
-def test_a_variable_that_is_no_json(value: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_json(value: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROSTER_TENANT_LIMITS", "ROSTER_POLICY_PARAMETERS"):
         with monkeypatch.context() as environment:
             environment.setenv(name, value)
@@ -167,7 +165,7 @@ def test_a_variable_that_is_no_json(value: str, fault: str, monkeypatch: pytest.
         ("bad", ""),
     ],
 )
-def test_a_flag_that_is_no_json(value: str, fault: str) -> None:
+def test_a_flag_that_is_not_json(value: str, fault: str) -> None:
     said = refusal("scheduler", f"--tenant-limits={value}")
     assert said == f"--tenant-limits is neither a JSON object nor NAME=VALUE{fault}: correct it"
 
@@ -188,7 +186,7 @@ TRACE = str(ROOT / "bench/traces/azure_conv_2023_busiest2000.csv")
         (["bench.gpu_serving.recording_runner", "--record=steps", "--device=hash"], "empty"),
     ],
 )
-def test_the_commands_say_it(tmp_path: Path, command: list[str], name: str) -> None:
+def test_the_commands_report_it(tmp_path: Path, command: list[str], name: str) -> None:
     path = broken_file(tmp_path, name)
     ended = run(tmp_path, command, ROSTER_SETTINGS=path)
     assert f"ROSTER_SETTINGS names {path!r}, {BROKEN[name][1]}" in ended.stderr
@@ -203,7 +201,7 @@ def test_the_commands_name_the_variable(tmp_path: Path, command: list[str]) -> N
 
 
 def run(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a process in this folder."""
+    """Runs the command as a process in this folder."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
     return subprocess.run(
         [sys.executable, "-m", *command],

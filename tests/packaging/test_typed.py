@@ -1,4 +1,4 @@
-"""Type checkers of those who import us see our types (PEP 561): backends the client, authors the policy interface."""
+"""Type checkers see the packages' types (PEP 561): the client for backends, the policy interface for authors."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import pytest
 
 
 @pytest.mark.parametrize("package", ["roster_client", "roster_protos", "roster_common", "scheduler_svc"])
-def test_packages_say_that_they_are_typed(package: str) -> None:
+def test_packages_are_marked_as_typed(package: str) -> None:
     assert files(package).joinpath("py.typed").is_file()

@@ -75,7 +75,7 @@ def test_refusal_is_one_sentence(server: ScriptedServer) -> None:
     assert result.stderr == "the request is not valid; stop.strings[0]: must not be empty\n" and result.stdout == ""
 
 
-def test_answers_cut_short_are_told_from_whole_ones(server: ScriptedServer) -> None:
+def test_answers_cut_short_have_their_own_exit_status(server: ScriptedServer) -> None:
     def failing(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         yield pb.GenerateResponse(deltas=[pb.Delta(token_ids=[1], text="so far")])
         finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, message="logits were not finite", num_tokens=1)
@@ -90,10 +90,10 @@ def test_answers_cut_short_are_told_from_whole_ones(server: ScriptedServer) -> N
 @pytest.mark.parametrize("command", [("generate", "-s", NOBODY, "hi"), ("chat", "-s", NOBODY), ("health", "-s", NOBODY),
                                      ("status", "--admin", NOBODY), ("policy", "list", "--admin", NOBODY),
                                      ("policy", "set", "fcfs", "--admin", NOBODY)])  # fmt: skip
-def test_nobody_there(command: tuple[str, ...]) -> None:
+def test_an_unavailable_server(command: tuple[str, ...]) -> None:
     result = roster(*command)
     assert result.exit_code == ExitCode.UNAVAILABLE
-    assert result.stderr.startswith("No server is ready there") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("The server is not available") and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_chat_keeps_the_history(server: ScriptedServer) -> None:
 def test_chat_commands(server: ScriptedServer) -> None:
     script = "hello\n/clear\nonce more\n/system be long\n/what\nlast\n/exit\nnever\n"
     result = roster("chat", "-s", server.target, stdin=script)
-    assert result.exit_code == ExitCode.OK and "/clear forgets" in result.stdout
+    assert result.exit_code == ExitCode.OK and "/clear starts" in result.stdout
     assert [len(request.prompt.chat.messages) for request in server.requests] == [1, 1, 2]
     assert server.requests[2].prompt.chat.messages[0].parts[0].text == "be long"
 
@@ -149,7 +149,7 @@ def test_chat_needs_a_template(server: ScriptedServer) -> None:
 
 
 def test_help_names_units_and_exit_status() -> None:
-    assert "Exit status: 0 done" in " ".join(roster("--help").stdout.split())
+    assert "Exit status: 0 success" in " ".join(roster("--help").stdout.split())
     for command in ("generate", "chat", "status", "health", "policy list", "policy show", "policy set"):
         assert roster(*command.split(), "--help").exit_code == ExitCode.OK
     assert "step_tokens=512" in roster("policy", "set", "--help").stdout

@@ -1,4 +1,4 @@
-"""The command as an operator runs it: what it needs, how it ends, what it says when it can't start."""
+"""The command as an operator runs it: its exit status, its refusals, and its help."""
 
 from __future__ import annotations
 
@@ -88,22 +88,22 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         (["--device", "tpu"], "roster-runner: setting device: Input should be"),
-        (["--runner-key", "a.key"], "roster-runner: runner_key and scheduler_key encrypt the link together: set both"),
+        (["--runner-key", "a.key"], "roster-runner: encrypting the link needs both runner_key and scheduler_key: set"),
         (["--device", "hash", "--slots", "0"], "slots: Input should be greater than or equal to 1"),
-        (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block of 16"),
-        (["--device", "hash", "--slots", "600"], "max_step_tokens is 512, less than one for each of the 600 slots"),
+        (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block: set it to"),
+        (["--device", "hash", "--slots", "600"], "max_step_tokens is 512: set it to at least the number of"),
         (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
-        (["--device", "cpu", "--weights", "random"], "weights is 'random', which needs a GPU"),
-        (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which needs a GPU"),
+        (["--device", "cpu", "--weights", "random"], "weights is 'random', which requires a GPU"),
+        (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which requires a GPU"),
         (["--device", "hash", "--kv-cache-dtype", "fp8_e4m3"], "set kv_cache_dtype to 'auto'"),
     ],
 )
-def test_what_can_not_be_served_is_one_sentence(flags: list[str], sentence: str) -> None:
+def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], sentence: str) -> None:
     assert_refused(run_runner(*flags), sentence)
 
 
-def test_the_process_says_it_and_ends() -> None:
-    assert_refused(run("--device", "hash", "--link", "nowhere"), "link is 'nowhere', which is no ZeroMQ endpoint")
+def test_the_process_reports_it_and_exits() -> None:
+    assert_refused(run("--device", "hash", "--link", "nowhere"), "link is 'nowhere', which is not a usable ZeroMQ")
 
 
 def assert_refused(finished: subprocess.CompletedProcess[str] | Ended, sentence: str) -> None:

@@ -95,10 +95,22 @@ class HostLaunchers:
         config = self._config
         return DecoderLaunchers(
             norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
-            activation=HostActivation(config.activation),
+            activation=HostActivation(config.activation, config.layers[0].mlp.gated),
             gated=HostGated(config.activation),
-            rotating=[HostRopeKv(config, rope.rotary_dim) for rope in config.ropes],
-            plain=HostRopeKv(config, 0),
+            rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
+            plain=self._rope(0),
+        )
+
+    def _rope(self, rotary_dim: int) -> HostRopeKv:
+        config = self._config
+        return HostRopeKv(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=rotary_dim,
+            eps=config.norm_eps,
+            qk_norm=config.layers[0].qk_norm,
+            norm=config.norm,
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
-from runner_svc.decoder.norm import Norm
+from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.interface.skinny_launchers import ScaledRows
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import NormKind
+from runner_svc.model.families.description import NormKind, QkNorm
 
 
 class HostNorm:
@@ -32,7 +31,7 @@ class HostNorm:
         out.copy_(self._normed(hidden, weight))
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return Norm(self._kind, weight, self._eps)(hidden)
+        return Norm(self._kind, weight.float(), self._eps)(hidden.float())
 
 
 def host_embed(
@@ -89,10 +88,13 @@ class HostProducts:
 
 
 class HostActivation:
-    def __init__(self, name: str) -> None:
-        self._function = ACTIVATION_FUNCTIONS[name]
+    def __init__(self, name: str, gated: bool = True) -> None:
+        self._function, self._gated = ACTIVATION_FUNCTIONS[name], gated
 
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None:
+        if not self._gated:
+            out.copy_(self._function(gate_up))
+            return
         gate, up = gate_up.chunk(2, dim=-1)
         out.copy_(self._function(gate) * up)
 
@@ -113,9 +115,20 @@ class HostGated:
 
 
 class HostRopeKv:
-    def __init__(self, config: ModelConfig, rotary_dim: int) -> None:
-        self._config = config
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        eps: float,
+        qk_norm: QkNorm = QkNorm.NONE,
+        norm: NormKind = NormKind.RMS,
+    ) -> None:
+        self._sizes = num_heads, num_kv_heads, head_dim
         self._rotary_dim = rotary_dim
+        self._eps, self._qk_norm, self._norm = eps, qk_norm, norm
 
     def __call__(
         self,
@@ -130,12 +143,11 @@ class HostRopeKv:
         k_norm: Tensor | None = None,
         cache_scales: Tensor | None = None,
     ) -> None:
-        config = self._config
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads, kv_heads, head_dim = self._sizes
         split = qkv.clone().view(-1, heads + 2 * kv_heads, head_dim)
         for part, weight in ((split[:, :heads], q_norm), (split[:, heads : heads + kv_heads], k_norm)):
             if weight is not None:
-                part.copy_(functional.rms_norm(part, (head_dim,), weight, config.norm_eps))
+                part.copy_(HeadNorm(self._qk_norm, self._norm, weight.float(), self._eps)(part.float()))
         if self._rotary_dim:
             half = self._rotary_dim // 2
             cos, sin = rotations[rotation_rows.long()].unsqueeze(1).split(half, dim=-1)

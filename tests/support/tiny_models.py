@@ -121,6 +121,10 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 """Name to configuration class and the differences from `SIZES`."""
 
+LIKE_OTHERS = {"gemma", "glm", "cohere-qk-norm", "cohere2", "gpt2-scaled-by-layer", "opt-without-biases"}
+"""Families that CI leaves out of tests of all families, since others have most of what they have."""
+IN_CI = [family for family in FAMILIES if family not in LIKE_OTHERS]
+
 KERNEL_SIZES = {
     "llama": {"hidden_size": 256},
     "llama-tied": {"hidden_size": 256},
@@ -137,6 +141,19 @@ KERNEL_SIZES = {
     "qwen2-window": {"hidden_size": 512},
     "qwen3": {"hidden_size": 256, "head_dim": 128},
     "smollm3": {"hidden_size": 256},
+    "gemma": {"hidden_size": 256, "head_dim": 256},
+    "gemma2": {"hidden_size": 256, "head_dim": 64},
+    "gemma3": {"hidden_size": 256, "head_dim": 128},
+    "granite": {"hidden_size": 256},
+    "olmo2": {"hidden_size": 256},
+    "glm": {"hidden_size": 256, "head_dim": 128},
+    "glm4": {"hidden_size": 256, "head_dim": 64},
+    "cohere": {"hidden_size": 256},
+    "cohere-qk-norm": {"hidden_size": 256},
+    "cohere2": {"hidden_size": 256},
+    "gpt2": {"hidden_size": 256},
+    "opt": {"hidden_size": 256},
+    "opt-without-biases": {"hidden_size": 256},
 }
 """Sizes of each family with which the GPU kernels are tested: heads of 64, 96, 128 and 256 elements."""
 

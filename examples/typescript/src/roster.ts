@@ -1,9 +1,9 @@
 /**
- * A chat with Roster that outlives its connections.
+ * A chat with Roster that survives broken connections.
  *
- * A refusal for overload is tried again when the server says so. A stream that breaks is taken up by `Attach` from the
- * tokens received so far; a server that no longer knows the request gets it once more with those tokens, and goes on
- * after them. For that the id and the seed are fixed before the request is first sent.
+ * If the server is overloaded, the request is retried when the server says so. A broken stream resumes by `Attach` from
+ * the tokens received so far. If the server no longer has the request, it is sent again with those tokens and continues
+ * after them; the id and the seed are fixed before the request is first sent.
  */
 import { randomBytes, randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -43,9 +43,9 @@ export interface ChatOptions {
 export interface RosterOptions {
   /** `http://host:port`, or `https://` for TLS. */
   url: string;
-  /** Bearer token, where the server asks for one. */
+  /** Bearer token, if the server requires one. */
   token?: string;
-  /** How long a broken or overloaded server is tried again, in milliseconds. */
+  /** How long a failing or overloaded server is retried, in milliseconds. */
   patienceMs?: number;
 }
 
@@ -63,7 +63,7 @@ export class Roster {
     this.patienceMs = patienceMs;
   }
 
-  /** Streams the answer. Throws ConnectError; `explain` makes a sentence of it. Abort the signal to end the request. */
+  /** Streams the answer. Throws ConnectError, which `explain` formats. Abort the signal to cancel the request. */
   async *chat(messages: Message[], options: ChatOptions, signal: AbortSignal): AsyncGenerator<ChatEvent> {
     const request = chatRequest(messages, options);
     const answer = new Answer();
@@ -91,7 +91,7 @@ export class Roster {
     }
   }
 
-  /** Opens the stream: the request, the rest of it, or the request once more behind what has come. */
+  /** Opens the stream: a new request, its rest by `Attach`, or the request again after the received tokens. */
   private async *open(
     request: GenerateRequest,
     answer: Answer,
@@ -109,17 +109,17 @@ export class Roster {
     }
   }
 
-  /** Best effort: a request that is not cancelled ends by itself. */
+  /** Cancels the request, best effort: otherwise it ends by itself. */
   private async cancel(requestId: string): Promise<void> {
     try {
       await this.client.cancel({ requestId }, { headers: this.headers, timeoutMs: 2_000 });
     } catch {
-      // It has ended, or the server is gone; a stream without a reader is kept for keepMs at most.
+      // The request has ended, or the server is gone; a request without a reader is kept for at most keepMs.
     }
   }
 }
 
-/** What has come so far; a gap in the token count is an error, since it would be a hole in the text. */
+/** The answer received so far. A gap in the token count is an error, because text would be missing. */
 class Answer {
   readonly tokenIds: number[] = [];
   begun = false;
@@ -165,14 +165,14 @@ function chatRequest(messages: Message[], { maxTokens, temperature }: ChatOption
 
 type Call = "attach" | "generate";
 
-/** What to call after an error; undefined when it is the caller's. */
+/** Returns the call to make after an error; undefined if the error is to be thrown. */
 function nextCall(error: ConnectError, attached: boolean, begun: boolean): Call | undefined {
   switch (error.code) {
     case Code.ResourceExhausted:
       return "generate";
     case Code.Unavailable:
     case Code.Aborted:
-    case Code.Canceled: // a server that shuts down, or the connection; the caller's own signal was looked at before
+    case Code.Canceled: // by a server that shuts down, or the connection; the caller's own signal was checked before
       return begun ? "attach" : "generate";
     case Code.NotFound:
       return attached ? "generate" : undefined;
@@ -188,7 +188,7 @@ function retryDelayMs(error: ConnectError): number | undefined {
   return delay === undefined ? undefined : Number(delay.seconds) * 1000 + delay.nanos / 1e6;
 }
 
-/** The error as a sentence that names the fields at fault. */
+/** Returns the error as a sentence that names the invalid fields. */
 export function explain(error: ConnectError): string {
   const fields = error.findDetails(BadRequestSchema).flatMap((detail) => detail.fieldViolations);
   const parts = fields.map(({ field, description }) => `${field}: ${description}`);

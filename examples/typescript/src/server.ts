@@ -1,6 +1,6 @@
 /**
  * A web backend: `POST /chat` with `{"messages": [{"role": "user", "content": "..."}], "max_tokens": 64, "temperature": 0.7}`
- * answers with server-sent events, one JSON object each. A browser that goes away ends its request in Roster.
+ * answers with server-sent events, one JSON object each. If the browser disconnects, its request is cancelled in Roster.
  */
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
@@ -29,7 +29,7 @@ const roster = new Roster({
 
 const server = createServer((request, response) => {
   if (request.method !== "POST" || request.url !== "/chat") {
-    answerError(response, 404, "POST /chat is all there is");
+    answerError(response, 404, "use POST /chat");
     return;
   }
   void chat(request, response);
@@ -82,7 +82,7 @@ function parse(json: string): { messages: Message[]; options: ChatOptions } {
   try {
     value = JSON.parse(json) ?? {};
   } catch {
-    throw new BadInput("the body is no JSON");
+    throw new BadInput("the body is not JSON");
   }
   const { messages, max_tokens: maxTokens = 256, temperature } = value;
   const valid =
@@ -91,7 +91,7 @@ function parse(json: string): { messages: Message[]; options: ChatOptions } {
     Number.isInteger(maxTokens) &&
     maxTokens > 0 &&
     (temperature === undefined || typeof temperature === "number");
-  if (!valid) throw new BadInput("say messages: [{role, content}, ...] and, if you like, max_tokens and temperature");
+  if (!valid) throw new BadInput("give messages: [{role, content}, ...] and optionally max_tokens and temperature");
   return { messages, options: { maxTokens, ...(temperature === undefined ? {} : { temperature }) } };
 }
 

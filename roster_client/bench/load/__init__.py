@@ -1,1 +1,1 @@
-"""The load: which requests, when, and how a system is asked."""
+"""Load generation: requests, their arrival times, and the protocols of the systems under load."""

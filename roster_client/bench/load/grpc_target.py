@@ -1,4 +1,4 @@
-"""Roster's own API under load: many requests over Session streams, one set of streams a tenant, or a call each."""
+"""Roster's gRPC API under load: many requests over a set of Session streams per tenant, or one call per request."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from roster_protos import inference_pb2_grpc
 
 
 class Calls(Enum):
-    """How requests travel."""
+    """The calls that carry requests."""
 
     SESSION = "session"
-    """Many over one stream, read with little work per token."""
+    """Many requests per stream, read with little work per token."""
     GENERATE = "generate"
-    """One call each, through the typed client: what its user sees."""
+    """One call per request through the typed client, which measures what its users see."""
 
 
 class GrpcTarget:
-    """A Roster server. Broken connections are not taken up again: they are failures to be counted."""
+    """A Roster server. Broken connections are not resumed but counted as failures."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GrpcTarget:
         ignore_eos: bool = True,
         credentials: Credentials = IN_THE_CLEAR,
     ) -> None:
-        """`sessions`: streams per tenant, of which each new request takes the next."""
+        """`sessions`: number of streams per tenant, used in turn by new requests."""
         self._address = address
         self._calls = calls
         self._num_sessions = sessions
@@ -56,15 +56,15 @@ class GrpcTarget:
 
     @property
     def url(self) -> str:
-        """Address and how it is called."""
+        """Address and kind of calls."""
         return f"grpc://{self._address} ({self._calls.value})"
 
     async def model(self) -> pb.GetModelResponse:
-        """What is served there. Raises UnavailableError when nothing is."""
+        """Returns the served model. Raises UnavailableError if there is none."""
         return await (await self._client("")).get_model(deadline_s=30)
 
     def prepare(self, request: LoadRequest) -> tuple[str, pb.GenerateRequest]:
-        """(tenant, message): greedy, of exactly the wanted length unless the model may stop."""
+        """Returns (tenant, message): greedy, of exactly the wanted length unless the model may stop."""
         message = pb.GenerateRequest(request_id=request.request_id, priority=request.priority)
         if isinstance(request.prompt, str):
             message.prompt.text = request.prompt
@@ -80,7 +80,7 @@ class GrpcTarget:
         return request.tenant, message
 
     async def serve(self, prepared: tuple[str, pb.GenerateRequest], take: Take) -> Answer:
-        """Sends the message; see `target.Target`."""
+        """Sends the message and reads its stream to the end. Raises RequestFailed."""
         tenant, message = prepared
         if self._calls is Calls.SESSION:
             return await next(await self._tenant_sessions(tenant)).serve(message, take)
@@ -90,7 +90,7 @@ class GrpcTarget:
         except RosterError as error:
             raise RequestFailed(status_of(error), str(error)) from None
         except asyncio.CancelledError:
-            stream.cancel()  # given up: the server must not go on
+            stream.cancel()  # abandoned: the server must not continue
             raise
 
     async def _tenant_sessions(self, tenant: str) -> Iterator[TokenSession]:

@@ -1,4 +1,4 @@
-"""Distributions of prompt and output lengths, as an option says them: `128`, `uniform:16-256`, `lognormal:200,1.2`."""
+"""Distributions of prompt and output lengths, as given in options: `128`, `uniform:16-256`, `lognormal:200,1.2`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ LONGEST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of whole numbers of tokens, from 1 on."""
+    """A distribution of whole numbers of tokens, at least 1."""
 
     text: str
-    """As it was given, for reports."""
+    """The option's text, for reports."""
     sample: Callable[[random.Random], float]
 
     def draw(self, rng: random.Random) -> int:
-        """One length."""
+        """Returns one length."""
         return min(LONGEST, max(1, round(self.sample(rng))))
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """`N`: always N. `uniform:A-B`: whole numbers from A to B. `exponential:MEAN`. `lognormal:MEDIAN,SIGMA`.
+        """Parses `N` (always N), `uniform:A-B` (A to B inclusive), `exponential:MEAN` or `lognormal:MEDIAN,SIGMA`.
 
         Raises ValueError for anything else.
         """
@@ -33,7 +33,7 @@ class Lengths:
             return cls(text, _sampler(kind, rest))
         except (ValueError, KeyError):
             raise ValueError(
-                f"{text!r} is no distribution of lengths: write 128, uniform:16-256, exponential:128 or "
+                f"{text!r} is not a distribution of lengths: write 128, uniform:16-256, exponential:128 or "
                 "lognormal:200,1.2 (median, sigma)"
             ) from None
 

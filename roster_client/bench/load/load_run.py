@@ -1,4 +1,4 @@
-"""The open-loop client: every request leaves at its time, whatever has come back; the client watches its own delays."""
+"""The open-loop client: sends every request at its time, regardless of answers, and measures its own delays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roster_client.bench.load.workload import LoadRequest
 from roster_client.bench.records.record import LoopDelays, RequestRecord, Status
 
 LEAD_S = 0.2
-"""From the call to the run's start, so that the first requests are not late."""
+"""Time from the call to the run's start, so that the first requests are not late."""
 TICK_S = 0.01
 
 
 class LoadRun:
-    """One run of requests against a target; `records` fills as they end, also when the run is cut short."""
+    """One run of requests against a target; `records` has each request that has ended, even if the run is cut short."""
 
     def __init__(
         self,
@@ -31,8 +31,9 @@ class LoadRun:
         timeout_s: float | None = None,
         end_s: float | None = None,
     ) -> None:
-        """`timeout_s`: after which a request is given up, from its sending; `end_s`: when all that is left is given up,
-        from the run's start, and what was not sent by then is not sent. None: never.
+        """`timeout_s`: seconds after sending when a request is abandoned; None: never.
+
+        `end_s`: seconds after the run's start when all unfinished requests are abandoned and no more are sent.
         """
         self._target = target
         self._requests = sorted(requests, key=lambda request: request.scheduled_s)
@@ -45,17 +46,17 @@ class LoadRun:
         self.records: list[RequestRecord] = []
         self.loop_delays: LoopDelays | None = None
         self.counts_spread = False
-        """Some request's tokens were not told message by message."""
+        """Whether some request's tokens were not counted per message, but spread evenly."""
 
     @property
     def now_s(self) -> float:
-        """Seconds since the run's start; negative before it."""
+        """Seconds since the run's start, negative before it."""
         return time.monotonic() - self._start_s
 
     async def run(self, beside: Callable[[], Any] | None = None) -> None:
-        """Sends everything and waits until all has ended. `beside`: a coroutine function that runs meanwhile."""
+        """Sends all requests and waits until they have ended. `beside`: a coroutine function to run concurrently."""
         gc.collect()
-        gc.freeze()  # prompts are many objects: no collection walks over them while times are taken
+        gc.freeze()  # prompts are many objects, which no collection should scan during the run
         self._start_s = time.monotonic() + LEAD_S
         watch = asyncio.create_task(self._watch_loop())
         other = asyncio.create_task(beside()) if beside else None
@@ -92,7 +93,7 @@ class LoadRun:
             async with asyncio.timeout(limit_s):
                 answer = await self._target.serve(prepared, take)
         except TimeoutError:
-            status, error = Status.TIMEOUT, f"given up by the client after {limit_s:.3g} s"
+            status, error = Status.TIMEOUT, f"abandoned by the client after {limit_s:.3g} s"
         except RequestFailed as failure:
             status, error = failure.status, str(failure)
         output_tokens = answer.output_tokens if status is Status.OK else sum(counts)
@@ -117,13 +118,13 @@ class LoadRun:
         )
 
     def _limit_s(self, sent_s: float) -> float | None:
-        """Seconds that a request has which leaves now."""
+        """Returns the time limit, in seconds, of a request that is sent at `sent_s`."""
         limits = [] if self._timeout_s is None else [self._timeout_s]
         limits += [] if self._end_s is None else [max(0.0, self._end_s - sent_s)]
         return min(limits, default=None)
 
     async def _watch_loop(self) -> None:
-        """Sleeps over and over, and notes how late it woke."""
+        """Sleeps repeatedly and records how late it wakes."""
         delays_s: list[float] = []
         begin_s, begin_cpu_s = time.monotonic(), time.process_time()
         try:
@@ -138,7 +139,7 @@ class LoadRun:
 
 
 def counted(counts: Sequence[int], total: int) -> tuple[int, ...]:
-    """Tokens of each message: as told; where that is not the server's total, the total spread evenly over them."""
+    """Returns each message's tokens: as counted or, if their sum differs from `total`, `total` spread evenly."""
     if sum(counts) == total:
         return tuple(counts)
     bounds = [total * number // len(counts) for number in range(len(counts) + 1)] if counts else []

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible endpoint under load: completions or chat, streamed, over aiohttp (the quickest client there is).
+"""An OpenAI-compatible endpoint under load: streamed completions or chat over aiohttp, chosen for its speed.
 
-Counts are the server's: of every message where it sends usage along (`continuous_usage_stats`, which vLLM knows and
-others ignore), else of the whole request from the last one (`include_usage`).
+Tokens are counted by the server: per message if it sends usage with each (`continuous_usage_stats`, which vLLM supports
+and others ignore), otherwise per request by the last message (`include_usage`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE_BYTES = 1 << 20
 
 
 class OpenAITarget:
-    """`base_url` ends in /v1. `extra_body` is merged into every request."""
+    """An endpoint; `base_url` ends in /v1, and `extra_body` is merged into every request."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class OpenAITarget:
 
     @property
     def url(self) -> str:
-        """Where requests are posted."""
+        """URL to which requests are posted."""
         return f"{self._base_url}/{'chat/completions' if self._chat else 'completions'}"
 
     def prepare(self, request: LoadRequest) -> bytes:
-        """The body: greedy, `max_tokens` as wanted. Token ids go out as they are, where the endpoint takes them."""
+        """Returns the body: greedy, with the wanted `max_tokens`. Token ids are sent as such, if the endpoint can."""
         prompt = request.prompt if isinstance(request.prompt, str) else request.prompt.tolist()
         body = {
             "model": self._model,
@@ -63,24 +63,24 @@ class OpenAITarget:
         return json.dumps(body).encode()
 
     async def serve(self, prepared: bytes, take: Take) -> Answer:
-        """Posts the body; see `target.Target`."""
+        """Posts the body and reads its stream to the end. Raises RequestFailed."""
         headers = self._headers | {"Content-Type": "application/json"}
         try:
             async with self._connected.post(self.url, data=prepared, headers=headers) as response:
                 if response.status != 200:
                     raise RequestFailed(_status_of(response.status), await _complaint(response))
                 return await _read(_events(response), take)
-        except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:  # the latter: no stream of chunks
+        except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:  # ValueError, KeyError: no valid chunks
             raise RequestFailed(Status.FAILED, f"{type(error).__name__}: {error}") from None
 
     @property
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
-            raise RuntimeError("the target is used as `async with`")
+            raise RuntimeError("use the target in an `async with`")
         return self._session
 
     async def __aenter__(self) -> Self:
-        # No limit on connections: an open-loop client that waits for a free one is a closed loop.
+        # No limit on connections: a client that waits for a free connection is no longer open-loop.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -96,7 +96,7 @@ class OpenAITarget:
 
 
 async def served_model(base_url: str, api_key: str = "") -> str:
-    """The first model that the endpoint lists. Raises ValueError when it lists none or does not answer."""
+    """Returns the first model that the endpoint lists. Raises ValueError if it lists none or does not answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     url = f"{base_url.rstrip('/')}/models"
     try:
@@ -104,11 +104,11 @@ async def served_model(base_url: str, api_key: str = "") -> str:
             models = (await response.json(content_type=None))["data"]
             return str(models[0]["id"])
     except (aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{url} does not say which models there are ({error}): name one with --model") from None
+        raise ValueError(f"{url} does not list its models ({error}): name one with --model") from None
 
 
 async def _read(events: AsyncIterator[dict[str, Any]], take: Take) -> Answer:
-    """Reads a stream of chunks. A message of unknown count is taken as one token; the answer has the true total."""
+    """Reads a stream of chunks. A message without a count counts as one token; the answer has the server's total."""
     taken = 0
     usage: dict[str, Any] = {}
     async for event in events:
@@ -134,7 +134,7 @@ def _has_text(event: Mapping[str, Any]) -> bool:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, until [DONE]. Raises ValueError for anything else."""
+    """Yields the JSON objects of a stream of server-sent events until [DONE]. Raises ValueError for anything else."""
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
@@ -143,7 +143,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
             return
         event = json.loads(data)
         if not isinstance(event, dict):
-            raise ValueError(f"an event that is no JSON object: {data[:100]!r}")
+            raise ValueError(f"an event is not a JSON object: {data[:100]!r}")
         yield event
 
 

@@ -1,9 +1,9 @@
-"""Prompts for a trace's requests: as token ids for our gRPC, as text for an OpenAI-compatible endpoint.
+"""Prompts for a trace's requests: token ids for Roster's gRPC, text for an OpenAI-compatible endpoint.
 
-Token i of a block is a hash of (block id, i, salt), so equal hash ids of a trace are equal tokens, and its shared
-prefixes are real ones; prompts without hash ids share nothing. Text is made of words that are one token each: the given
-tokenizer's own, which makes lengths exact, or short English words that most tokenizers hold whole, which is near enough
-(reports count the server's tokens).
+Token i of a block is a hash of (block id, i, salt), so equal hash ids of a trace give equal tokens, and its shared
+prefixes are shared by the prompts; prompts without hash ids share nothing. Text consists of words that are one token
+each: words of the given tokenizer, which make lengths exact, or short English words that are one token in most
+tokenizers, which is close enough (reports count the server's tokens).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PLAIN_WORDS = _WORDS.split()
 
 
 def token_prompts(vocab_size: int, salt: int) -> PromptMaker:
-    """Prompts as ids below `vocab_size`."""
+    """Returns a maker of prompts of ids below `vocab_size`."""
     if vocab_size <= FIRST_ORDINARY_TOKEN:
-        raise ValueError(f"a vocabulary of {vocab_size} tokens has no ordinary ones: they begin at id 256")
+        raise ValueError(f"a vocabulary of {vocab_size} tokens has no ordinary tokens, which begin at id 256")
 
     def make(trace: Trace, index: int) -> TokenIds:
         return prompt_tokens(trace, index, vocab_size, salt)
@@ -39,7 +39,7 @@ def token_prompts(vocab_size: int, salt: int) -> PromptMaker:
 
 
 def text_prompts(words: Sequence[str], salt: int) -> PromptMaker:
-    """Prompts as words joined by spaces, one per token wanted."""
+    """Returns a maker of prompts of words joined by spaces, one word per token."""
     if len(words) < 2:
         raise ValueError("prompts need at least two different words")
 
@@ -51,15 +51,15 @@ def text_prompts(words: Sequence[str], salt: int) -> PromptMaker:
 
 
 def words_of_tokenizer(path: Path) -> list[str]:
-    """Words that stay one token behind another word, from a `tokenizer.json` or a folder that has one.
+    """Returns words that are one token after another word, from a `tokenizer.json` or a folder that has one.
 
-    Raises ValueError when there is no such file, or too few words in it.
+    Raises ValueError if there is no such file or it has too few words.
     """
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{file} does not exist: --tokenizer wants a tokenizer.json, or a folder with one")
+        raise ValueError(f"{file} does not exist: give --tokenizer a tokenizer.json, or a folder with one")
     tokenizer = Tokenizer.from_file(str(file))
     texts = tokenizer.decode_batch([[number] for number in range(tokenizer.get_vocab_size())])
     words = sorted({text.strip() for text in texts if text.strip().isascii() and text.strip().isalpha()})
@@ -67,5 +67,5 @@ def words_of_tokenizer(path: Path) -> list[str]:
     pairs = tokenizer.encode_batch([f"the {word}" for word in words], add_special_tokens=False)
     single = [word for word, pair in zip(words, pairs, strict=True) if len(pair.ids) == alone + 1]
     if len(single) < 100:
-        raise ValueError(f"{file} has only {len(single)} words of one token: leave --tokenizer out")
+        raise ValueError(f"{file} has only {len(single)} words of one token: omit --tokenizer")
     return single[:: max(1, len(single) // MOST_WORDS)]

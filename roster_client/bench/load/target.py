@@ -1,4 +1,4 @@
-"""What a load generator needs of a system: to send one request, and to tell when tokens come."""
+"""The interface of a system under load: sends one request and reports when its tokens arrive."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roster_client.bench.records.record import Status
 from roster_client.client.errors import DeadlineError, InvalidRequestError, OverloadedError, RosterError
 
 Take = Callable[[int], None]
-"""Called as soon as a message with so many tokens is here; its time is taken then."""
+"""Called with the number of tokens of a message as soon as it arrives, which records the time."""
 
 Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request's counts, by the server. `cached_tokens` is None where it does not tell."""
+    """A request's token counts from the server. `cached_tokens` is None if it does not report them."""
 
     prompt_tokens: int
     output_tokens: int
@@ -27,7 +27,7 @@ class Answer:
 
 
 class RequestFailed(Exception):
-    """The request was not served to its end; the message says why."""
+    """The request was not completed; the message says why."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -35,26 +35,26 @@ class RequestFailed(Exception):
 
 
 def status_of(error: RosterError) -> Status:
-    """What an error of Roster's API is to a benchmark."""
+    """Returns a record's status for an error of Roster's API."""
     if isinstance(error, OverloadedError | InvalidRequestError):
         return Status.REFUSED
     return Status.TIMEOUT if isinstance(error, DeadlineError) else Status.FAILED
 
 
 class Target(Protocol[Prepared]):
-    """A system under load; used as `async with`."""
+    """A system under load; used in an `async with`."""
 
     @property
     def url(self) -> str:
-        """What is driven, for reports."""
+        """Address of the system, for reports."""
         ...
 
     def prepare(self, request: LoadRequest) -> Prepared:
-        """Builds the message ahead of its time, so that building it makes no request late."""
+        """Builds the message ahead of its time, so that building does not delay a request."""
         ...
 
     async def serve(self, prepared: Prepared, take: Take) -> Answer:
-        """Sends it, and reads its stream to the end. Raises RequestFailed."""
+        """Sends the message and reads its stream to the end. Raises RequestFailed."""
         ...
 
     async def __aenter__(self) -> Self: ...

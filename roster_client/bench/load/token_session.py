@@ -1,7 +1,7 @@
-"""A Session stream for load generators: of each flush it reads who got how many tokens, and nothing else.
+"""A Session stream for load generators: reads only each request's number of tokens from a flush.
 
-The client's own `Session` builds events with texts and ids, and takes broken streams up again. That is what a caller
-wants, and several times the work per token: a load generator must not become the bottleneck of what it measures.
+The client's `Session` builds events with texts and ids and resumes broken streams, which takes several times the work
+per token. A load generator must not become the bottleneck of its measurement.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ENDINGS = {
 
 @dataclass(slots=True)
 class _Open:
-    """A request under way."""
+    """A request that has not ended."""
 
     take: Take
     answer: asyncio.Future[Answer]
 
 
 class TokenSession:
-    """One Session call; use as `async with`. A broken one fails every request on it."""
+    """One Session call, used in an `async with`. If it breaks, every request on it fails."""
 
     def __init__(self, call: Callable[[AsyncIterator[pb.SessionRequest]], Any]) -> None:
         """`call`: the stub's method, with its metadata."""
@@ -50,7 +50,7 @@ class TokenSession:
         self._broken: RequestFailed | None = None
 
     async def serve(self, message: pb.GenerateRequest, take: Take) -> Answer:
-        """Sends a request and waits for its end. Raises RequestFailed."""
+        """Sends a request and waits until it ends. Raises RequestFailed."""
         if self._broken is not None:
             raise self._broken
         tag = next(self._tags)

@@ -1,7 +1,7 @@
-"""What a run sends: requests with their times, prompts and lengths, from a trace or from distributions.
+"""The requests of a run, with times, prompts and lengths, from a trace or from distributions.
 
-A trace (scheduler_svc/simulator/trace.py) comes first, whatever its source; then arrivals are chosen; then prompts are
-made, which differ from run to run by their salt, so that no run finds an earlier one's prefixes in a cache.
+Either source gives a trace (scheduler_svc/simulator/trace.py), to which arrivals and then prompts are added. Prompts
+differ between runs by their salt, so that no run finds an earlier run's prefixes in a cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from scheduler_svc.simulator.trace import Trace, TraceError, TraceRequest
 
 TokenIds = npt.NDArray[np.int32]
 PromptMaker = Callable[[Trace, int], TokenIds | str]
-"""(trace, index of the request) to its prompt; see `prompts.py`."""
+"""Called with (trace, index of the request); returns the prompt. See `prompts.py`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadRequest:
-    """One request to send `scheduled_s` seconds after the run's start, asking for exactly `output_tokens`.
+    """One request, to be sent `scheduled_s` seconds after the run's start, for exactly `output_tokens`.
 
-    `prompt` is token ids, (prompt_tokens,), or a text of about as many tokens.
+    `prompt`: token ids [prompt_tokens], or a text of about as many tokens.
     """
 
     request_id: str
@@ -43,13 +43,13 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of their times, and what a report says of them."""
+    """Requests in order of their times, and their description for a report."""
 
     name: str
     arrivals: str
-    """In a sentence."""
+    """Description of the arrivals, in words."""
     rate: float | None
-    """Mean requests a second; None where all come at once."""
+    """Mean requests per second; None if all arrive at once."""
     requests: tuple[LoadRequest, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -57,12 +57,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When a trace's requests arrive: exactly one of these.
+    """Arrival times of a trace's requests, by one of these rules.
 
     | given | arrivals |
     |---|---|
-    | nothing | as in the trace, `scale` times as fast, plus U(0, `jitter_s`) each |
-    | `rate` | a Poisson process of so many requests a second, the trace's order kept |
+    | neither | as in the trace, `scale` times as fast, plus U(0, `jitter_s`) each |
+    | `rate` | a Poisson process of `rate` requests per second, in the trace's order |
     | `at_once` | all at 0 |
     """
 
@@ -72,15 +72,15 @@ class Arrivals:
     jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what contradicts itself."""
+        """Raises ValueError for conflicting options."""
         timed = self.scale != 1.0 or self.jitter_s != 0.0
         if self.at_once + (self.rate is not None) + timed > 1:
-            raise ValueError("arrivals are either a rate, or all at once, or those of the trace, scaled and jittered")
+            raise ValueError("give a rate, or arrivals at once, or a scale and jitter of the trace's, not several")
         if self.rate is not None and self.rate <= 0:
-            raise ValueError(f"{self.rate} requests a second are none: choose a rate above 0")
+            raise ValueError(f"a rate of {self.rate} requests per second is not possible: choose one above 0")
 
     def applied(self, trace: Trace, seed: int) -> Trace:
-        """The trace with these arrivals, its first one at 0."""
+        """Returns the trace with these arrivals, the first at 0."""
         rng = random.Random(seed)
         if self.at_once:
             return _timed(trace, [0.0] * len(trace.requests))
@@ -94,7 +94,7 @@ class Arrivals:
 
     @property
     def sentence(self) -> str:
-        """As a report says it."""
+        """Description for a report."""
         if self.at_once:
             return "all at once"
         if self.rate is not None:
@@ -104,22 +104,22 @@ class Arrivals:
 
 
 def random_trace(prompt: Lengths, output: Lengths, count: int, seed: int) -> Trace:
-    """Requests whose lengths are drawn independently; they need `Arrivals` with a rate, or at once."""
+    """Returns a trace with independently drawn lengths; it needs `Arrivals` with a rate or at once."""
     rng = random.Random(seed)
     rows = tuple(TraceRequest(0.0, prompt.draw(rng), output.draw(rng)) for _ in range(count))
     return Trace(f"prompts {prompt.text}, outputs {output.text}", rows)
 
 
 def repeated(trace: Trace, count: int) -> Trace:
-    """The trace over and over until it has `count` rows; arrival times go on where they ended.
+    """Repeats the trace until it has `count` rows; the arrival times continue.
 
-    Raises TraceError where rows with prefix hashes would come twice: their prompts would all be cached.
+    Raises TraceError if rows with prefix hashes would be repeated, as their prompts would all be cached.
     """
     rows = trace.requests
     if count <= len(rows):
         return trace.first(count)
     if any(row.prefix_hash_ids for row in rows):
-        raise TraceError(f"{trace.name} has {len(rows):,} rows, and rows with prefix hashes can't come twice")
+        raise TraceError(f"{trace.name} has only {len(rows):,} rows, and rows with prefix hashes can't be repeated")
     period_s = rows[-1].arrival_s + rows[-1].arrival_s / max(1, len(rows) - 1)
     longer = (
         replace(rows[number % len(rows)], arrival_s=rows[number % len(rows)].arrival_s + number // len(rows) * period_s)
@@ -131,7 +131,7 @@ def repeated(trace: Trace, count: int) -> Trace:
 def make_workload(
     trace: Trace, arrivals: Arrivals, make_prompt: PromptMaker, *, seed: int = 0, id_prefix: str = ""
 ) -> Workload:
-    """The requests of a trace, ready to send. Request ids are `id_prefix` and the row's number."""
+    """Makes the requests of a trace. Request ids are `id_prefix` and the row's number."""
     timed = arrivals.applied(trace, seed)
     requests = tuple(
         LoadRequest(
@@ -156,19 +156,19 @@ def _notes(trace: Trace, arrivals: Arrivals) -> tuple[str, ...]:
     notes = []
     if arrivals.jitter_s:
         notes.append(
-            f"Arrival times were moved by U(0, {arrivals.jitter_s:g}) s: those of the trace sit on a grid, so that "
-            "requests would come in batches."
+            f"U(0, {arrivals.jitter_s:g}) s was added to each arrival time, because those of the trace are rounded to "
+            "a grid, so that requests would arrive in batches."
         )
     elif arrivals.rate is None and not arrivals.at_once and (grid_s := _grid_s(trace)):
         notes.append(
-            f"The trace's arrival times sit on a {grid_s:g}-second grid: requests came in batches, which is not how "
-            f"they were made. --jitter {grid_s:g} spreads them."
+            f"The trace's arrival times are rounded to {grid_s:g} s, so that requests arrived in batches, unlike in "
+            f"the recorded service. --jitter {grid_s:g} spreads them."
         )
     return tuple(notes)
 
 
 def _grid_s(trace: Trace) -> float | None:
-    """Whole seconds that every arrival time is a multiple of (2 or more), if there are any."""
+    """Returns the grid of the arrival times, in seconds, if it is at least 2 s; otherwise None."""
     times_ms = np.unique([round(request.arrival_s * 1000) for request in trace.requests])
     if len(times_ms) < 3:
         return None

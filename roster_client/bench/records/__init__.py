@@ -1,1 +1,1 @@
-"""What is kept of runs, and what they come to."""
+"""Records of runs, their files and their summaries."""

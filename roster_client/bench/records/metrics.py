@@ -1,4 +1,4 @@
-"""The rows of every table of runs: which number, how it is called, how it is written."""
+"""The metrics in tables of runs: their names, values and formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERCENTILES = ("mean", "p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a summary; rows of the same `group` belong together. `key` marks those for a small table."""
+    """One metric of a summary; rows of the same `group` are adjacent. `key`: also in the short table."""
 
     group: str
     name: str

@@ -1,8 +1,9 @@
-"""A run as a Parquet file, for what reads tables: a row a request, whatever else belongs to the run in the metadata.
+"""A run as a Parquet file, for tools that read tables: one row per request, and the rest of the run in the metadata.
 
 Columns are the fields of `record.RequestRecord`; `message_s` and `message_tokens` are lists. The key "roster.run" of
-the file's metadata holds the rest as JSON: the header, the samples and the loop's delays, as the lines of a JSONL file
-have them. Needs pyarrow (extra `parquet`). With pandas: `pandas.read_parquet(path)`; with DuckDB: `from 'run.parquet'`.
+the file's metadata has the rest as JSON: the header, the samples and the loop's delays, as in the lines of a JSONL
+file. Requires pyarrow (extra `parquet`). Read it with `pandas.read_parquet(path)`, or with `from 'run.parquet'` in
+DuckDB.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ParquetUnavailable(ValueError):
 
 
 def check_parquet() -> None:
-    """Raises ParquetUnavailable without pyarrow: before a run, not after it."""
+    """Raises ParquetUnavailable without pyarrow; to be called before a run."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -40,7 +41,7 @@ def check_parquet() -> None:
 
 
 def write_parquet(path: Path, run: Run) -> None:
-    """Writes a whole run, and makes its folder. Call `check_parquet` before the run."""
+    """Writes a whole run and creates its folder. Call `check_parquet` before the run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -53,7 +54,7 @@ def write_parquet(path: Path, run: Run) -> None:
 
 
 def read_parquet(path: Path) -> Run:
-    """Reads a run back. Raises RecordFileError for a file that is none; OSError when it can't be read."""
+    """Reads a run. Raises RecordFileError if the file is not a run, OSError if it can't be read."""
     check_parquet()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -65,7 +66,7 @@ def read_parquet(path: Path) -> Run:
         run.samples = [ServiceSample(**sample) for sample in rest["samples"]]
         run.loop_delays = LoopDelays(**rest["loop"]) if rest["loop"] else None
     except (pa.ArrowInvalid, ValueError, TypeError, KeyError) as error:
-        raise RecordFileError(f"{path} is no run that `roster bench` wrote as Parquet ({error})") from error
+        raise RecordFileError(f"{path} is not a Parquet file of `roster bench` ({error})") from error
     return run
 
 
@@ -79,7 +80,7 @@ def _request(row: dict[str, Any]) -> RequestRecord:
 
 
 def _columns(pa: Any) -> list[tuple[str, Any]]:
-    """Names and types, in the record's order."""
+    """Returns names and types, in the record's order."""
     seconds, tokens, text = pa.float64(), pa.int32(), pa.string()
     return [
         ("request_id", text),

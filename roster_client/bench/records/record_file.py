@@ -1,13 +1,13 @@
-"""A run as a file: JSON Lines, one object a line with one key that says what it is; gzip where the name ends in .gz.
+"""A run as a file of JSON Lines: one object per line, whose single key is its kind; gzip if the name ends in .gz.
 
     {"run": {...}}       RunHeader; always the first line
     {"request": {...}}   RequestRecord
     {"sample": {...}}    ServiceSample
     {"loop": {...}}      LoopDelays
 
-Fields are those of the dataclasses in `record.py`; fields at their defaults may be missing. Times have microseconds. A
-run is written when it is over (or was interrupted), so that no request's times pay for it. A file may hold several
-runs, each from its header on.
+Fields are those of the dataclasses in `record.py`; fields with default values may be omitted. Times are rounded to
+microseconds. A run is written when it has ended or was interrupted, so that writing does not affect its times. A file
+may have several runs, each beginning with its header.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ Part = RunHeader | RequestRecord | ServiceSample | LoopDelays
 
 
 def write_run(path: Path, run: Run) -> None:
-    """Writes a whole run, and makes its folder."""
+    """Writes a whole run and creates its folder."""
     _write(path, "wb", run)
 
 
 def append_run(path: Path, run: Run) -> None:
-    """Writes a whole run behind those that the file holds; makes the file, and its folder, where it is missing."""
+    """Appends a whole run to the file; creates the file and its folder if needed."""
     _write(path, "ab", run)
 
 
 def read_run(path: Path) -> Run:
-    """Reads a file of one run. Raises RecordFileError for what is none; OSError when the file can't be read."""
+    """Reads a file of one run. Raises RecordFileError if it is not one, OSError if it can't be read."""
     runs = read_runs(path)
     if len(runs) > 1:
-        raise RecordFileError(f"{path} holds {len(runs)} runs where one is wanted")
+        raise RecordFileError(f"{path} has {len(runs)} runs, but only one is expected")
     return runs[0]
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Reads all runs of a file, one at least; .parquet: as `parquet_file` writes it. Raises as `read_run`."""
+    """Reads all runs of a file, at least one; .parquet: as written by `parquet_file`. Raises as `read_run`."""
     if path.suffix == ".parquet":
         return [read_parquet(path)]
     runs: list[Run] = []
@@ -64,12 +64,12 @@ def read_runs(path: Path) -> list[Run]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordFileError(f"{path}, line {number}: not a line of a run ({error})") from error
     if not runs:
-        raise RecordFileError(f"{path} is empty: a run begins with its header")
+        raise RecordFileError(f"{path} is empty: a run must begin with its header")
     return runs
 
 
 def _write(path: Path, mode: str, run: Run) -> None:
-    """In one piece: who is killed meanwhile leaves no half a run behind the whole ones."""
+    """Writes the run in one call, so that a killed process does not leave a partial run after complete ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
         json.dumps({kind: _without_defaults(part)}, ensure_ascii=False, separators=(",", ":")) + "\n"
@@ -114,7 +114,7 @@ def _request(value: dict[str, Any]) -> RequestRecord:
 
 
 def _without_defaults(part: Part) -> dict[str, Any]:
-    """Fields that differ from their default, ready for JSON."""
+    """Returns the fields that differ from their defaults, ready for JSON."""
     pairs = ((one.name, getattr(part, one.name), one.default) for one in fields(part))
     return {name: _plain(value) for name, value, default in pairs if value != default}
 
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Raises RecordFileError where a file was cut off, or is no text."""
+    """Yields the file's lines. Raises RecordFileError if it is truncated or not text."""
     try:
         with _open(path) as file:
             yield from file

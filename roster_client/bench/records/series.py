@@ -1,4 +1,4 @@
-"""A run's records as series for plots: distributions, and what happened when."""
+"""A run's records as series for plots: distributions and values over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_BIN_S = 0.1
 
 
 def shares(times_s: Sequence[float]) -> tuple[Floats, Floats]:
-    """At most `MOST_POINTS` points (time, share of the times that are no longer), by increasing time."""
+    """Returns at most `MOST_POINTS` points (time, share of times up to it), by increasing time."""
     if not times_s:
         return np.zeros(0), np.zeros(0)
     points = np.linspace(0, 1, min(MOST_POINTS, max(2, len(times_s))))
@@ -26,7 +26,7 @@ def shares(times_s: Sequence[float]) -> tuple[Floats, Floats]:
 
 
 def tokens_over_time(run: Run) -> tuple[Floats, Floats]:
-    """(middle of each bin, output tokens a second in it), those of failed requests included."""
+    """Returns (middle of each bin, output tokens per second in it), failed requests included."""
     edges = _edges(run)
     times_s = [time_s for request in run.requests for time_s in request.message_s]
     counts = [count for request in run.requests for count in request.message_tokens]
@@ -35,7 +35,7 @@ def tokens_over_time(run: Run) -> tuple[Floats, Floats]:
 
 
 def itl_over_time(run: Run) -> tuple[Floats, Floats, Floats]:
-    """(middle of each bin that has any, p50, p99 in seconds) of the ITLs of tokens that came in it."""
+    """Returns (middle, p50, p99 in seconds) of the ITLs in each bin that has any, by the tokens' arrival."""
     edges = _edges(run)
     moments: list[float] = []
     for request in run.requests:
@@ -53,7 +53,7 @@ def itl_over_time(run: Run) -> tuple[Floats, Floats, Floats]:
 
 
 def generating(run: Run) -> tuple[Floats, Floats]:
-    """(moment, requests that are between their first and their last token from then on), in bins."""
+    """Returns (begin of each bin, number of requests between their first and last token then)."""
     edges = _edges(run)
     got = [request for request in run.requests if request.message_s]
     begun = np.sort([request.first_token_s for request in got])
@@ -62,7 +62,7 @@ def generating(run: Run) -> tuple[Floats, Floats]:
 
 
 def _edges(run: Run) -> Floats:
-    """Bounds of at most `BINS` equal bins from the first scheduled time to the last token."""
+    """Returns the bounds of at most `BINS` equal bins from the first scheduled time to the last token."""
     begin_s = min(request.scheduled_s for request in run.requests)
     span_s = run_seconds(run)
     return begin_s + np.linspace(0, span_s, max(2, min(BINS, int(span_s / LEAST_BIN_S)) + 1))

@@ -1,7 +1,7 @@
-"""A run in numbers: latencies, throughput, goodput, fairness, errors, and whether the client can be believed.
+"""A run's metrics: latencies, throughput, goodput, fairness, errors, and whether the client was the bottleneck.
 
-Definitions stand with the fields; the times that they are made of are properties of `record.RequestRecord`. Latencies
-and throughput count requests that were served to their end; shares count all.
+The fields document the definitions; the times behind them are properties of `record.RequestRecord`. Latencies and
+throughput count completed requests; shares count all requests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LOOP_SHARE = 0.25
 BUSY_SHARE = 0.9
 """... or its process kept a core this busy."""
 NEGLIGIBLE_S = 0.002
-"""Delays below this are what any timer has, and are never held against the client."""
+"""Delays below this are within a timer's usual precision and never make the client the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of times in seconds; percentiles interpolate linearly between the two nearest values."""
+    """Distribution of times in seconds; percentiles interpolate linearly between the two nearest values."""
 
     count: int
     mean: float
@@ -38,7 +38,7 @@ class Distribution:
 
     @classmethod
     def of(cls, times_s: Sequence[float]) -> Distribution | None:
-        """None when there are no times."""
+        """Returns the distribution, or None without times."""
         if not times_s:
             return None
         array = np.asarray(times_s, np.float64)
@@ -48,13 +48,13 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a request must keep to count as good: its TTFT, and its TPOT (the mean of its ITLs)."""
+    """Limits within which a request counts as good: of its TTFT and of its TPOT, the mean of its ITLs."""
 
     ttft_s: float = 1.0
     itl_s: float = 0.1
 
     def kept(self, request: RequestRecord) -> bool:
-        """The request was served, and within its own targets, or these where it has none."""
+        """Returns whether the request was completed within its own targets, or these if it has none."""
         if not request.ok or not request.message_s:
             return False
         ttft_s = self.ttft_s if request.ttft_target_s is None else request.ttft_target_s
@@ -64,56 +64,56 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """Was it the client that was slow? `bottleneck` says how, in a sentence; "" when its numbers can be believed."""
+    """Delays of the client. `bottleneck`: how the client limited the measurement, in words; "" if it did not."""
 
     lag: Distribution | None
-    """Actual less scheduled time of sending, all requests."""
+    """Actual minus scheduled time of sending, of all requests."""
     loop: LoopDelays | None
     bottleneck: str
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run."""
+    """Metrics of one run."""
 
     requests: int
     ok: int
     errors: dict[str, int]
-    """Requests that were not served to their end, by status."""
+    """Requests that were not completed, by status."""
     ended_early: int
-    """Served requests with fewer output tokens than they asked for: the model stopped."""
+    """Completed requests with fewer output tokens than requested: the model stopped."""
     seconds: float
-    """From the first scheduled time to the last token (or end, of a request without tokens) of any request."""
+    """From the first scheduled time to the last token of any request, or the sending of one without tokens."""
     ttft: Distribution | None
     """Time to first token, from the scheduled time."""
     itl: Distribution | None
     """Inter-token latency, one per output token after a request's first message, all requests pooled; the pause before
     a message of k tokens counts as k latencies of a k-th of it."""
     pause: Distribution | None
-    """Between consecutive messages of a request, pooled: what a reader sees stall."""
+    """Times between consecutive messages of a request, pooled: the stalls that a user sees."""
     tpot: Distribution | None
     """Time per output token after the first, one per request of two tokens or more."""
     e2e: Distribution | None
     """From the scheduled time to the last token."""
     requests_per_s: float
-    """Served requests over `seconds`."""
+    """Completed requests over `seconds`."""
     output_tokens: int
     prompt_tokens: int
     cached_tokens: int
     output_tokens_per_s: float
-    """Output tokens of served requests over `seconds`."""
+    """Output tokens of completed requests over `seconds`."""
     total_tokens_per_s: float
-    """The same with their prompts' tokens, cached ones included."""
+    """The same, with the prompts' tokens, cached ones included."""
     good: int
-    """Requests that kept the targets."""
+    """Requests within the targets."""
     good_share: float
-    """Of all requests, refused and failed ones included."""
+    """Share of all requests, refused and failed ones included."""
     goodput: float
-    """Good requests a second of `seconds`."""
+    """Good requests over `seconds`."""
     targets: Targets
     fairness: float
-    """Jain's index over tenants of the mean of output tokens / E2E of their served requests; a tenant without any has
-    0. 1: all alike, 1/n: one of n has everything."""
+    """Jain's index over tenants of the mean of output tokens / E2E of their completed requests, 0 for a tenant without
+    any. 1: all tenants are equal; 1/n: one of n tenants has everything."""
     tenants: int
     batch_fill: float | None
     """Mean over samples of running / slots, from the first scheduled time to the last; None without samples."""
@@ -121,7 +121,7 @@ class Summary:
 
 
 def summarize(run: Run, targets: Targets | None = None) -> Summary:
-    """Sums a run up. Raises ValueError when it has no requests."""
+    """Computes a run's metrics. Raises ValueError if it has no requests."""
     if not run.requests:
         raise ValueError("the run has no requests: there is nothing to report")
     targets = targets or Targets()
@@ -165,13 +165,13 @@ def summarize(run: Run, targets: Targets | None = None) -> Summary:
 
 
 def run_seconds(run: Run) -> float:
-    """From the first scheduled time to the last token; a microsecond at least, so that rates are finite."""
+    """Returns the time from the first scheduled time to the last token; at least 1 µs, so that rates are finite."""
     ends = [request.last_token_s if request.message_s else request.sent_s for request in run.requests]
     return max(1e-6, max(ends) - min(request.scheduled_s for request in run.requests))
 
 
 def _tenant_rates(requests: Iterable[RequestRecord]) -> list[float]:
-    """Mean of output tokens / E2E over each tenant's served requests."""
+    """Returns the mean of output tokens / E2E over each tenant's completed requests."""
     rates: dict[str, list[float]] = defaultdict(list)
     for request in requests:
         tenant = rates[request.tenant]
@@ -191,10 +191,12 @@ def _batch_fill(run: Run) -> float | None:
 def _bottleneck(
     lag: Distribution | None, loop: LoopDelays | None, ttft: Distribution | None, pause: Distribution | None
 ) -> str:
-    """Why the client's own delays spoil the numbers, "" if they don't."""
+    """Returns how the client's delays distort the measurement; "" if they don't."""
     reasons = []
     if lag and ttft and lag.p99 > max(NEGLIGIBLE_S, LAG_SHARE * ttft.p50):
-        reasons.append(f"requests left {lag.p99 * 1e3:.1f} ms late at p99, the median TTFT is {ttft.p50 * 1e3:.1f} ms")
+        reasons.append(
+            f"requests were sent {lag.p99 * 1e3:.1f} ms late at p99, the median TTFT is {ttft.p50 * 1e3:.1f} ms"
+        )
     if loop:
         for name, measured in (("TTFT", ttft), ("pause between messages", pause)):
             if measured and loop.p99_s > max(NEGLIGIBLE_S, LOOP_SHARE * measured.p50):

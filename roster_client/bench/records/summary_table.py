@@ -1,4 +1,4 @@
-"""Runs side by side on a terminal, a column a run: the numbers that matter most; the report has all of them."""
+"""A terminal table with a column per run and the key metrics; the report has all metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roster_client.bench.records.summary import Summary
 
 
 def summary_table(runs: Sequence[tuple[Run, Summary]], title: str = "") -> Table:
-    """One table."""
+    """Returns the table."""
     table = Table(title=title or None)
     table.add_column("")
     for run, _ in runs:
@@ -26,6 +26,6 @@ def summary_table(runs: Sequence[tuple[Run, Summary]], title: str = "") -> Table
 
 
 def run_name(run: Run) -> str:
-    """System and rate."""
+    """Returns the run's system and rate."""
     rate = run.header.rate
     return run.header.system if rate is None else f"{run.header.system}, {rate:.3g}/s"

@@ -1,1 +1,1 @@
-"""Pages, plots and files of runs."""
+"""Reports of runs: HTML pages, plots and files."""

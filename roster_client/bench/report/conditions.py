@@ -1,4 +1,4 @@
-"""The conditions of runs as facts for a page: once where they are alike, else by the runs that share them."""
+"""The conditions of runs as facts for a page: each value once, with its runs if runs differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "–"
 
 
 def conditions(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Lines of each fact; runs that do not know a fact are left out of it."""
+    """Returns the lines of each fact; a run without a fact is omitted from it."""
     facts = [_facts(run) for run in runs]
     shown: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for one in facts for name in one):
@@ -29,7 +29,7 @@ def conditions(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _names(some: Sequence[Run], runs: Sequence[Run]) -> str:
-    """Of these runs; a system whose runs are all among them by its name alone."""
+    """Returns the names of `some` runs; a system whose runs are all among them is named once."""
     names: dict[str, None] = {}
     for run in some:
         system = run.header.system

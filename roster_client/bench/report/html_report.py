@@ -1,6 +1,6 @@
-"""One page about one run or several: what was measured on what, the numbers, the pictures, how to repeat it.
+"""A page about one or more runs: conditions, metrics, plots, and the commands that repeat them.
 
-The page needs nothing else (pictures are inline SVG), has no scripts, and prints on A4.
+The page is self-contained (plots are inline SVG), has no scripts, and prints on A4.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from roster_client.bench.report.conditions import conditions
 from roster_client.bench.report.page import fact_table, page, paragraphs, repetition
 
 COLUMNS = 6
-"""Runs side by side in one table; more go into another one below."""
+"""Most runs in one table; more runs get another table below."""
 GROUP = ' class="group"'
 MOST_SERVED = 0.9
-"""Of a run's requests; below it the latencies of those that were served flatter a system."""
+"""Least share of served requests; below it, latencies of the served ones would flatter the system."""
 
 
 def write_report(path: Path, title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> None:
-    """Writes the page, and makes its folder. Call `plots.check_plots` before the runs."""
+    """Writes the page and creates its folder. Call `plots.check_plots` before the runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(report_page(title, runs, targets, notes), encoding="utf-8")
 
 
 def report_page(title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> str:
-    """The page's HTML. Raises ValueError for a run without requests."""
+    """Returns the page's HTML. Raises ValueError for a run without requests."""
     summaries = [summarize(run, targets) for run in runs]
     cards = sorted({run.header.card for run in runs})
     parts = [
@@ -71,42 +71,42 @@ def _tables(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
         tables.append(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
     target = summaries[0].targets
     legend = f"Targets: first token within {target.ttft_s:g} s, mean ITL within {target.itl_s * 1e3:g} ms."
-    return [*tables, f"<p>{legend} Requests with targets of their own are held to those.</p>"]
+    return [*tables, f"<p>{legend} A request's own targets take precedence.</p>"]
 
 
 # ------------------------------------------------------------------ pictures
 
 
 def _numbers_drawn(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
-    """What is seen at a glance; it comes before the tables, which say it exactly."""
+    """Returns the overview plots, which precede the tables with the exact numbers."""
     pictures = []
     if swept := _by_system(runs, summaries):
         names, groups = list(swept), list(swept.values())
         caption = (
-            "Latency and throughput against the offered rate. Latencies are left out where less than "
-            f"{MOST_SERVED:.0%} of the requests were served: those of the quickest say little."
+            "Latency and throughput against the offered rate. Latencies are omitted where less than "
+            f"{MOST_SERVED:.0%} of the requests were served, because those of the fastest are not representative."
         )
         pictures.append(_figure(caption, plots.sweep(groups, names)))
     elif len(runs) > 1:
         served = [(run_name(run), values) for run, one in zip(runs, summaries, strict=True) if (values := _values(one))]
-        caption = "What each gave: higher is better on the left, lower in the middle and on the right"
+        caption = "Comparison of the runs: higher is better on the left, lower in the middle and on the right"
         if served:
             pictures.append(_figure(caption, plots.overview(*zip(*served, strict=True))))
-    pictures.append(_figure("Latencies: share of requests (of pauses) that took no longer", plots.distributions(runs)))
+    pictures.append(_figure("Latencies: cumulative share of requests (or pauses)", plots.distributions(runs)))
     return pictures
 
 
 def _over_time(runs: Sequence[Run]) -> list[str]:
     caption = (
-        "Over time. Top: sequences in slots (shaded) and waiting (grey), where the service tells; requests between "
-        "their first and last token (line); slots (dotted). Middle: output tokens a second. Bottom: ITL."
+        "Over time. Top: sequences in slots (shaded) and waiting (grey), if the service reports them; requests between "
+        "their first and last token (line); slots (dotted). Middle: output tokens per second. Bottom: ITL."
     )
     parts = range(0, len(runs), plots.MOST_PANELS)
     return [_figure(caption, plots.over_time(runs[first : first + plots.MOST_PANELS])) for first in parts]
 
 
 def _values(summary: Summary) -> dict[str, float]:
-    """What is drawn of a run, by name, times in seconds; nothing where no request was served."""
+    """Returns the plotted values of a run by name, times in seconds; {} if no request was served."""
     if summary.ttft is None or summary.itl is None:
         return {}
     return {
@@ -121,9 +121,9 @@ def _values(summary: Summary) -> dict[str, float]:
 
 
 def _by_system(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, list[tuple[float, dict[str, float]]]]:
-    """Points against the rate, by system; empty unless some system was run at several rates.
+    """Returns values by offered rate, for each system; {} unless some system was run at several rates.
 
-    Latencies are NaN where most requests were not served.
+    Latencies are NaN where less than MOST_SERVED of the requests were served.
     """
     points: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
     for run, summary in zip(runs, summaries, strict=True):
@@ -146,7 +146,7 @@ def _figure(caption: str, svg: str) -> str:
 def _warnings(runs: Sequence[Run], summaries: Sequence[Summary], cards: Sequence[str]) -> str:
     said = []
     if len(cards) > 1:
-        said.append("These runs were measured on different cards: their numbers can't be compared.")
+        said.append("These runs were measured on different hardware: their numbers can't be compared.")
     for run, summary in zip(runs, summaries, strict=True):
         if summary.client.bottleneck:
             said.append(f"{run_name(run)}: the client was the bottleneck: {summary.client.bottleneck}.")
@@ -154,12 +154,12 @@ def _warnings(runs: Sequence[Run], summaries: Sequence[Summary], cards: Sequence
             parts = ", ".join(f"{count:,} {status}" for status, count in sorted(summary.errors.items()))
             said.append(f"{run_name(run)}: not all requests were served: {parts}.")
         if summary.ended_early:
-            said.append(f"{run_name(run)}: {summary.ended_early:,} answers ended before their length was reached.")
+            said.append(f"{run_name(run)}: {summary.ended_early:,} answers ended before the requested length.")
     return paragraphs(said, "warning")
 
 
 def _errors(runs: Sequence[Run]) -> str:
-    """What failed requests said, the most frequent first."""
+    """Returns a list of the errors of failed requests, the most frequent first."""
     counts: dict[str, int] = defaultdict(int)
     for run in runs:
         for request in run.requests:
@@ -173,18 +173,18 @@ def _errors(runs: Sequence[Run]) -> str:
 
 
 DEFINITIONS = """<h2>Definitions</h2><dl>
-<dt>TTFT</dt><dd>From the moment when a request should have left, by its trace or arrival process, to its first
-token. A request that the client sent late is not made to look quick (coordinated omission).</dd>
+<dt>TTFT</dt><dd>From the scheduled time of a request, by its trace or arrival process, to its first token. A delay of
+the client in sending is therefore included (no coordinated omission).</dd>
 <dt>ITL</dt><dd>Inter-token latency, one per output token after a request's first message, all requests pooled. The
 pause before a message of k tokens counts as k latencies of a k-th of it.</dd>
-<dt>pause</dt><dd>Between two messages of one request: what a reader sees.</dd>
+<dt>pause</dt><dd>Time between two messages of one request, as a user sees it.</dd>
 <dt>TPOT</dt><dd>(last token − first token) / (output tokens − 1), one per request.</dd>
-<dt>end to end</dt><dd>From the moment when a request should have left to its last token.</dd>
-<dt>throughput</dt><dd>Of served requests, over the time from the first request's moment to the last token.</dd>
-<dt>goodput</dt><dd>Requests that were served within both targets, a second.</dd>
-<dt>fairness</dt><dd>Jain's index over tenants of the mean of output tokens / end to end: 1 all alike, 1/n one
-has all.</dd>
-<dt>client</dt><dd>How late requests left (lag), how late the event loop that takes the times ran, how busy it was.
-Where these are not small beside what was measured, the report says that the client was the bottleneck.</dd>
+<dt>end to end</dt><dd>From the scheduled time of a request to its last token.</dd>
+<dt>throughput</dt><dd>Of served requests, over the time from the first scheduled time to the last token.</dd>
+<dt>goodput</dt><dd>Requests served within both targets, per second.</dd>
+<dt>fairness</dt><dd>Jain's index over tenants of the mean of output tokens / end to end: 1 if all are equal, 1/n if one
+tenant has everything.</dd>
+<dt>client</dt><dd>Delay of sending requests (lag), delay of the event loop that takes the times, and its CPU usage. If
+these are not small compared with the measured times, the report says that the client was the bottleneck.</dd>
 <dt>percentiles</dt><dd>Interpolated linearly between the two nearest values.</dd>
 </dl>"""

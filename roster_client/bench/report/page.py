@@ -1,4 +1,4 @@
-"""The frame of every report: a page that needs nothing else, has no scripts, prints on A4, says how to repeat it."""
+"""The common parts of reports: self-contained HTML without scripts, printable on A4, with the commands to repeat."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources import files
 
 
 def page(title: str, cards: Iterable[str], parts: Iterable[str]) -> str:
-    """The HTML of a page: title, what computed, and the parts (HTML, empty ones are left out)."""
+    """Returns the HTML of a page: title, hardware, and the parts (HTML; empty ones are omitted)."""
     style = files(__package__).joinpath("report.css").read_text("utf-8")
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -21,7 +21,7 @@ def page(title: str, cards: Iterable[str], parts: Iterable[str]) -> str:
 
 
 def number_table(columns: Sequence[str], rows: Iterable[Sequence[str]], groups: Iterable[int] = ()) -> str:
-    """A table whose first column names the row; `groups`: numbers of the rows before which a line is drawn."""
+    """Returns a table whose first column names the row; `groups`: indexes of the rows with a line above."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     begins = set(groups)
     lines = []
@@ -33,7 +33,7 @@ def number_table(columns: Sequence[str], rows: Iterable[Sequence[str]], groups: 
 
 
 def fact_table(facts: Mapping[str, Sequence[str]]) -> str:
-    """A row a fact; a fact may take several lines."""
+    """Returns a table with one row per fact; a fact may have several lines."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{'<br>'.join(map(escape, lines))}</td></tr>" for name, lines in facts.items()
     )
@@ -41,11 +41,11 @@ def fact_table(facts: Mapping[str, Sequence[str]]) -> str:
 
 
 def paragraphs(lines: Iterable[str], style: str = "") -> str:
-    """A paragraph each; `style`: their class."""
+    """Returns one paragraph per line; `style`: their CSS class."""
     mark = f' class="{style}"' if style else ""
     return "".join(f"<p{mark}>{escape(line)}</p>" for line in lines)
 
 
 def repetition(commands: Iterable[str]) -> str:
-    """How to measure it again."""
+    """Returns the section with the commands that repeat the measurement."""
     return f"<h2>To repeat it</h2><pre>{escape(chr(10).join(dict.fromkeys(commands)))}</pre>"

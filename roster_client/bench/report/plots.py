@@ -1,6 +1,6 @@
-"""A run's pictures, as SVG text to put into a page. Needs matplotlib (extra `bench`).
+"""Plots of runs, as SVG text for a page. Requires matplotlib (extra `bench`).
 
-Lines differ by dash as well as by colour, so that they can be told apart on paper.
+Lines differ by dash as well as by colour, so that they can be distinguished on paper.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BARS = (
     ("ttft_p50", "time to first token, s: p50, | p99", 1.0),
     ("itl_p50", "ITL, ms: p50, | p99", 1e3),
 )
-"""Of the overview: which value, the label of its axis, and what it is multiplied by."""
+"""Plots of the overview: name of the value, label of its axis, and its factor."""
 MOST_PANELS = 8
 
 
@@ -48,17 +48,17 @@ class PlotsUnavailable(ValueError):
 
 
 def check_plots() -> None:
-    """Raises PlotsUnavailable without matplotlib: before a run, not after it."""
+    """Raises PlotsUnavailable without matplotlib; to be called before a run."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise PlotsUnavailable(
-            "a report has plots, which need matplotlib: install it with `pip install 'roster-serve[bench]'`"
+            "reports have plots, which need matplotlib: install it with `pip install 'roster-serve[bench]'`"
         ) from None
 
 
 def overview(names: Sequence[str], values: Sequence[dict[str, float]]) -> str:
-    """What each run gave, as bars with their numbers: the median, and a mark at the 99th percentile.
+    """Plots each run's values as bars with numbers: the median, and a mark at the 99th percentile.
 
     `values[i]`: of run i, `tokens_per_s`, and in seconds `ttft_p50`, `ttft_p99`, `itl_p50`, `itl_p99`.
     """
@@ -85,7 +85,7 @@ def overview(names: Sequence[str], values: Sequence[dict[str, float]]) -> str:
 
 
 def distributions(runs: Sequence[Run]) -> str:
-    """Cumulative distributions of TTFT, of pauses between messages and of E2E, a line a run."""
+    """Plots cumulative distributions of TTFT, of pauses between messages and of E2E, one line per run."""
     with _figure("distributions", WIDTH_IN, 3.2) as drawing:
         axes = drawing.figure.subplots(1, 3, sharey=True)
         for number, run in enumerate(runs):
@@ -101,13 +101,13 @@ def distributions(runs: Sequence[Run]) -> str:
         for one, title in zip(axes, titles, strict=True):
             one.set(xlabel=title, ylim=(0, 1.01))
             _log_scale(one.xaxis, one.set_xscale)
-        axes[0].set_ylabel("share that took no longer")
+        axes[0].set_ylabel("cumulative share")
         _legend(drawing.figure, axes[0], len(runs))
     return drawing.svg
 
 
 def over_time(runs: Sequence[Run]) -> str:
-    """A column a run: how full its batch was, its tokens a second, and its ITL as time went on."""
+    """Plots each run in a column: batch fill, tokens per second and ITL over time."""
     shown = list(runs[:MOST_PANELS])
     columns = min(len(shown), 3)
     bands = -(-len(shown) // columns)
@@ -126,10 +126,10 @@ def over_time(runs: Sequence[Run]) -> str:
 
 
 def sweep(groups: Sequence[Sequence[tuple[float, dict[str, float]]]], names: Sequence[str]) -> str:
-    """Latency and throughput against the offered rate, a line a system.
+    """Plots latency and throughput against the offered rate, one line per system.
 
-    `groups[i]`: of system i, (requests a second offered, values by name), where the values are `ttft_p50`, `ttft_p99`,
-    `itl_p50`, `itl_p99` in seconds, `tokens_per_s`, `requests_per_s` and `goodput`.
+    `groups[i]`: for system i, (offered requests per second, values by name), where the values are `ttft_p50`,
+    `ttft_p99`, `itl_p50`, `itl_p99` in seconds, `tokens_per_s`, `requests_per_s` and `goodput`.
     """
     with _figure("sweep", WIDTH_IN, 6.2) as drawing:
         (ttft, itl), (tokens, served) = drawing.figure.subplots(2, 2, sharex=True)
@@ -145,7 +145,7 @@ def sweep(groups: Sequence[Sequence[tuple[float, dict[str, float]]]], names: Seq
             served.plot(rates, [values["goodput"] for _, values in group], **faint)
         most = max((rate for group in groups for rate, _ in group), default=1.0)
         served.plot([0, most], [0, most], color="#999999", linewidth=0.8, zorder=0)
-        served.annotate("all that is offered", (most * 0.62, most * 0.64), color="#777777", fontsize=8, ha="right")
+        served.annotate("offered rate", (most * 0.62, most * 0.64), color="#777777", fontsize=8, ha="right")
         ttft.set_ylabel("time to first token, s\np50, p99 pale")
         itl.set_ylabel("inter-token latency, ms\np50, p99 pale")
         for one in (ttft, itl):
@@ -196,7 +196,7 @@ def _run_over_time(cells: Sequence[Axes], run: Run, number: int, *, labelled: bo
 
 
 def _same_limits(grid: npt.NDArray[Any], count: int, columns: int) -> None:
-    """All runs share their scales, so that columns can be compared by eye."""
+    """Gives all runs the same scales, so that columns can be compared visually."""
     for row in range(3):
         cells = [grid[3 * (number // columns) + row][number % columns] for number in range(count)]
         low = min(cell.get_ylim()[0] for cell in cells)
@@ -209,11 +209,11 @@ def _same_limits(grid: npt.NDArray[Any], count: int, columns: int) -> None:
 
 
 def _log_scale(axis: Axis, set_scale: Callable[[str], object]) -> None:
-    """With plain numbers, where there is something to show: matplotlib refuses the scale without positive data."""
+    """Sets a log scale with plain numbers if there is positive data, which matplotlib requires."""
     from matplotlib.ticker import FuncFormatter
 
     def between(value: float, _: int | None) -> str:
-        """2s and 5s have numbers too where the axis spans little."""
+        """Labels 2s and 5s too if the axis spans little."""
         low, high = axis.get_view_interval()
         return f"{value:g}" if high < 30 * low and f"{value:e}"[0] in "25" else ""
 
@@ -224,7 +224,7 @@ def _log_scale(axis: Axis, set_scale: Callable[[str], object]) -> None:
 
 
 def _number(value: float) -> str:
-    """Three digits, and all of a large one."""
+    """Formats to three digits, or all integer digits of a larger number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -235,7 +235,7 @@ def _slots(run: Run) -> int:
 def _line(number: int) -> dict[str, Any]:
     return {
         "color": COLOURS[number % len(COLOURS)],
-        "linestyle": DASHES[(number + number // len(COLOURS)) % len(DASHES)],  # another pair when colours come again
+        "linestyle": DASHES[(number + number // len(COLOURS)) % len(DASHES)],  # another pair when colours repeat
         "linewidth": 1.4,
     }
 
@@ -247,7 +247,7 @@ def _legend(figure: Figure, axes: Axes, count: int) -> None:
 
 
 class _figure:
-    """A figure for the length of a `with`; `svg` is its text afterwards. `salt` keeps the ids of one page apart."""
+    """A figure within a `with`, whose text is `svg` afterwards. `salt` makes the ids of a page's figures distinct."""
 
     def __init__(self, salt: str, width_in: float, height_in: float) -> None:
         self._salt = salt

@@ -1,4 +1,4 @@
-"""What a `roster bench` command leaves behind: records and a page in a folder, a table on the terminal."""
+"""The results of a `roster bench` command: records and a page in a folder, and a table on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roster_client.bench.runs.options import RunOptions
 
 
 def publish(runs: list[Run], kind: str, options: RunOptions) -> None:
-    """Write and print the results; `kind` begins the page's title. Raises ValueError if no request was served."""
+    """Writes and prints the results; `kind` begins the page's title. Raises ValueError if no request was served."""
     folder = options.out or Path(f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     targets = Targets(options.ttft_target_ms / 1e3, options.itl_target_ms / 1e3)
     for number, run in enumerate(runs):
@@ -35,4 +35,4 @@ def publish(runs: list[Run], kind: str, options: RunOptions) -> None:
             typer.echo(f"The client was the bottleneck ({run.header.arrivals}): {summary.client.bottleneck}.", err=True)
     typer.echo(f"Report and records: {folder}/")
     if not any(summary.ok for _, summary in summaries):
-        raise ValueError("no request was served: see the report's errors")
+        raise ValueError("no request was served: see the errors in the report")

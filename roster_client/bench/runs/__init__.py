@@ -1,1 +1,1 @@
-"""Runs of `roster bench`: what is driven, how it is measured, and what is told about it."""
+"""Runs of `roster bench`: options, the system under load, measurement and provenance."""

@@ -1,4 +1,4 @@
-"""From what the command line says to a system under load and the prompts that it takes."""
+"""Connects to the system given on the command line and chooses the kind of its prompts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the system is and how it is spoken to; `openai` (a base URL) goes before `server` (gRPC)."""
+    """Address and protocol of the system; `openai` (a base URL) takes precedence over `server` (gRPC)."""
 
     server: str
     openai: str = ""
     admin: str = ""
-    """Of a Roster server; "" where nothing is to be asked."""
+    """Admin address of a Roster server; "" if none is to be used."""
     name: str = ""
-    """In tables; "" for the policy's or the host's."""
+    """Name in tables; "" for that of the policy or host."""
     card: str = ""
     model: str = ""
     calls: Calls = Calls.SESSION
@@ -44,14 +44,14 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A system, its target not yet entered, and how prompts for it are made from a salt."""
+    """A system, whose target is not yet entered, and a function from a salt to its prompt maker."""
 
     system: SystemUnderLoad
     prompts: Callable[[int], PromptMaker]
 
 
 async def connect(given: Connection) -> Connected:
-    """Asks the system for its model. Raises RosterError or ValueError when there is none."""
+    """Queries the system's model. Raises RosterError or ValueError if there is none."""
     return await (_openai(given) if given.openai else _grpc(given))
 
 
@@ -107,7 +107,7 @@ async def _openai(given: Connection) -> Connected:
 
 
 async def _service(given: Connection) -> tuple[dict[str, Any], str]:
-    """(what the admin API says of the service, its address), both empty where it does not answer."""
+    """Returns (settings from the admin API, its address), both empty if it does not answer."""
     if not given.admin:
         return {}, ""
     try:
@@ -117,8 +117,8 @@ async def _service(given: Connection) -> tuple[dict[str, Any], str]:
 
 
 def _card(host: str, device: str) -> str:
-    """What computes at this host, as far as it can be known from here."""
+    """Returns the hardware of the host, if that is this machine."""
     if host not in LOOPBACK:
-        return f"unknown, at {host} (--card names it)"
+        return f"unknown, at {host} (set it with --card)"
     on_gpu = "cuda" in device or not device
     return (provenance.gpu_card() if on_gpu else None) or provenance.cpu_card()

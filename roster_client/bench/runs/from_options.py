@@ -1,4 +1,4 @@
-"""From the options of `roster bench` to what the package works with. All raise ValueError saying what to change."""
+"""Converts the options of `roster bench`. All functions raise ValueError with a message that says what to change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from scheduler_svc.simulator.trace import Trace, read_trace
 
 
 def connection_from(options: RunOptions) -> Connection:
-    """Where the system is; the admin API of the default server is the local one unless another is given."""
+    """Returns the system's connection; the default server's admin API is the local one unless another is given."""
     try:
         calls = Calls(options.calls)
     except ValueError:
-        raise ValueError(f"--calls is `session` or `generate`, not {options.calls!r}") from None
+        raise ValueError(f"--calls must be `session` or `generate`, not {options.calls!r}") from None
     extra_body = _json_object(options.extra_body)
     local = DEFAULT_ADMIN if options.server == DEFAULT_SERVER and not options.openai else ""
     return Connection(
@@ -43,7 +43,7 @@ def connection_from(options: RunOptions) -> Connection:
 
 
 def trace_from(options: RunOptions) -> Trace:
-    """The rows to send, lengths divided, tenants dealt; all of a trace's, for a sweep may want more than asked for."""
+    """Returns the whole trace with divided lengths and assigned tenants; a sweep may need more than --requests."""
     trace = _undivided_trace(options).divided(options.prompt_divisor, options.output_divisor)
     if options.tenants == 1:
         return trace
@@ -52,13 +52,13 @@ def trace_from(options: RunOptions) -> Trace:
 
 
 def settings_from(options: RunOptions) -> dict[str, Any]:
-    """What a report says of the workload besides its trace: what differs from the default."""
+    """Returns the workload's settings for a report, as far as they differ from the defaults."""
     names = ("prompt_divisor", "output_divisor", "tenants")
     return {name: value for name in names if (value := getattr(options, name)) != 1}
 
 
 def sweep_rates_from(text: str) -> list[float]:
-    """The rates of --sweep, requests a second; [] for auto, which finds its own."""
+    """Returns the rates of --sweep, in requests per second; [] for auto."""
     if text == "auto":
         return []
     try:
@@ -66,7 +66,7 @@ def sweep_rates_from(text: str) -> list[float]:
     except ValueError:
         rates = []
     if not rates or min(rates) <= 0:
-        raise ValueError(f"--sweep takes rates above 0 separated by commas, or auto; not {text!r}")
+        raise ValueError(f"--sweep must be rates above 0 separated by commas, or auto; not {text!r}")
     return rates
 
 
@@ -77,7 +77,7 @@ def _undivided_trace(options: RunOptions) -> Trace:
     if path is not None:
         return read_trace(path)
     if prompt is None or output is None:
-        raise ValueError("lengths without a trace: give both --prompt and --output")
+        raise ValueError("lengths without a trace need both --prompt and --output")
     return random_trace(Lengths.parse(prompt), Lengths.parse(output), options.requests, options.seed)
 
 
@@ -87,5 +87,5 @@ def _json_object(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"--extra-body must be JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError('--extra-body must be a JSON object, {"top_k": 1} for example')
+        raise ValueError('--extra-body must be a JSON object, for example {"top_k": 1}')
     return value

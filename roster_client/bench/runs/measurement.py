@@ -1,4 +1,4 @@
-"""One measured run from warm-up to records: the load, and beside it a look at the service and a line of progress."""
+"""Measures one run, from warm-up to records, while sampling the service and showing progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFRESH_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SystemUnderLoad:
-    """A target, and what a report says of it."""
+    """A target and its description for a report."""
 
     name: str
     target: Target[Any]
@@ -31,7 +31,7 @@ class SystemUnderLoad:
     card: str
     settings: dict[str, Any] = field(default_factory=dict)
     admin: str = ""
-    """Address of a Roster server's admin API, for samples; "" where there is none."""
+    """Address of a Roster server's admin API, for samples; "" without one."""
     credentials: Credentials = IN_THE_CLEAR
 
 
@@ -46,11 +46,11 @@ async def measure(
     end_s: float | None = None,
     console: Console | None = None,
 ) -> Run:
-    """Serves `warmup` (sent at their times, not recorded), then the workload.
+    """Sends `warmup` (at their times, not recorded), then the workload, and returns the run.
 
-    `timeout_s`: after which a request is given up; `end_s`: at which all of them are (see `LoadRun`). `console`: where
-    progress is shown, if anywhere. When it is cancelled, what has ended so far is returned with a note; what was under
-    way is missing.
+    `timeout_s`: seconds after which a request is abandoned; `end_s`: time at which all are (see `LoadRun`). `console`:
+    shows progress. If cancelled, returns the requests that have ended so far, with a note; unfinished ones are
+    missing.
     """
     if warmup:
         await LoadRun(system.target, warmup, timeout_s).run()
@@ -88,15 +88,15 @@ async def measure(
 
 
 async def _show(load: LoadRun, name: str, console: Console) -> None:
-    """A line that grows, on a terminal; nothing into a pipe."""
+    """Shows a progress bar on a terminal; nothing in a pipe."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Refreshed by hand: rich's thread would take the interpreter from the event loop ten times a second.
+    # Refreshed manually: rich's thread would take the interpreter from the event loop ten times per second.
     with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=load.total)
         while True:
             failed = sum(not record.ok for record in load.records)
             under_way = load.sent - len(load.records)
-            text = f"{name}: {under_way} under way, {load.tokens:,} tokens" + (f", {failed} failed" if failed else "")
+            text = f"{name}: {under_way} in flight, {load.tokens:,} tokens" + (f", {failed} failed" if failed else "")
             progress.update(task, completed=len(load.records), description=text)
             progress.refresh()
             await asyncio.sleep(REFRESH_S)

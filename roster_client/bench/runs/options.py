@@ -1,6 +1,6 @@
-"""What a run of `roster bench` is told: the options that its commands share, and the dataclass that they come to.
+"""The options that the commands of `roster bench` share, as a dataclass.
 
-A command that runs something takes one `RunOptions`; `takes_run_options` shows typer the fields as options.
+A command that runs a load takes one `RunOptions`; `takes_run_options` exposes its fields to typer as options.
 """
 
 from __future__ import annotations
@@ -16,54 +16,63 @@ from roster_client.options.from_fields import takes
 
 Server = Annotated[str, typer.Option("--server", "-s", envvar="ROSTER_SERVER", help="gRPC API of a Roster server.")]
 OpenAI = Annotated[
-    str, typer.Option("--openai", help="Drive this OpenAI-compatible endpoint instead: http://host:port/v1.")
+    str, typer.Option("--openai", help="Load this OpenAI-compatible endpoint instead: http://host:port/v1.")
 ]
 Admin = Annotated[
     str | None,
-    typer.Option("--admin", envvar="ROSTER_ADMIN", help="Admin API of the server, for its batch fill (local default)."),
+    typer.Option("--admin", envvar="ROSTER_ADMIN", help="Admin API of the server, to sample its batch fill."),
 ]
 Model = Annotated[str, typer.Option("--model", help="Model name for --openai (default: the first it lists).")]
-Chat = Annotated[bool, typer.Option("--chat", help="With --openai: chat completions, not completions.")]
-ApiKey = Annotated[str, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="With --openai.", show_default=False)]
-ExtraBody = Annotated[str, typer.Option("--extra-body", help="With --openai: JSON to merge into every request.")]
+Chat = Annotated[bool, typer.Option("--chat", help="With --openai: chat completions instead of completions.")]
+ApiKey = Annotated[
+    str, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="With --openai: its API key.", show_default=False)
+]
+ExtraBody = Annotated[str, typer.Option("--extra-body", help="With --openai: JSON merged into every request.")]
 Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", help="With --openai: tokenizer.json of the model, for exact prompt lengths."),
 ]
-CallsOption = Annotated[str, typer.Option("--calls", help="Over gRPC: `session` (many a stream) or `generate`.")]
-Sessions = Annotated[int, typer.Option("--sessions", min=1, help="Session streams a tenant.")]
+CallsOption = Annotated[
+    str, typer.Option("--calls", help="gRPC calls: `session` (many requests per stream) or `generate`.")
+]
+Sessions = Annotated[int, typer.Option("--sessions", min=1, help="Session streams per tenant.")]
 TraceFile = Annotated[
-    Path | None, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), .gz or not.")
+    Path | None, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")
 ]
 PromptLengths = Annotated[
-    str | None, typer.Option("--prompt", help="No trace: prompt lengths; 128, uniform:16-256, lognormal:200,1.2, ...")
+    str | None,
+    typer.Option("--prompt", help="Prompt lengths without a trace: 128, uniform:16-256, lognormal:200,1.2, ..."),
 ]
-OutputLengths = Annotated[str | None, typer.Option("--output", help="No trace: output lengths, likewise.")]
-Requests = Annotated[int, typer.Option("--requests", "-n", min=1, help="How many.")]
-PromptDivisor = Annotated[int, typer.Option("--prompt-divisor", min=1, help="Prompts this much shorter.")]
-OutputDivisor = Annotated[int, typer.Option("--output-divisor", min=1, help="Outputs this much shorter.")]
-Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Deal the requests to so many tenants in turn.")]
-Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Requests before the start, not counted.")]
-Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Give a request up after so many seconds.")]
-NaturalEnds = Annotated[bool, typer.Option("--natural-ends", help="Let the model stop before the wanted length.")]
-TtftTarget = Annotated[float, typer.Option("--ttft-target-ms", min=0, help="For goodput.")]
-ItlTarget = Annotated[float, typer.Option("--itl-target-ms", min=0, help="For goodput: mean of a request.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of arrivals, jitter and lengths.")]
+OutputLengths = Annotated[
+    str | None, typer.Option("--output", help="Output lengths without a trace, in the same form.")
+]
+Requests = Annotated[int, typer.Option("--requests", "-n", min=1, help="Number of requests.")]
+PromptDivisor = Annotated[int, typer.Option("--prompt-divisor", min=1, help="Divisor of prompt lengths.")]
+OutputDivisor = Annotated[int, typer.Option("--output-divisor", min=1, help="Divisor of output lengths.")]
+Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Assign the requests to this many tenants in turn.")]
+Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Requests before the start, not recorded.")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", min=0.001, help="Seconds after which a request is abandoned.")
+]
+NaturalEnds = Annotated[bool, typer.Option("--natural-ends", help="Let the model stop before the requested length.")]
+TtftTarget = Annotated[float, typer.Option("--ttft-target-ms", min=0, help="TTFT target of goodput.")]
+ItlTarget = Annotated[float, typer.Option("--itl-target-ms", min=0, help="Goodput's target of a request's mean ITL.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of arrivals, jitter and lengths.")]
 Salt = Annotated[
     int | None,
-    typer.Option("--prompt-salt", min=0, help="Of the prompts' content (default: drawn, none is cached)."),
+    typer.Option("--prompt-salt", min=0, help="Salt of the prompts' content (default: random, so none is cached)."),
 ]
-Name = Annotated[str, typer.Option("--name", help="Of the system, in tables (default: its policy, or the host).")]
-Card = Annotated[str, typer.Option("--card", help="What computes there, where it can't be seen from here.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the system in tables (default: its policy or host).")]
+Card = Annotated[str, typer.Option("--card", help="Hardware of the system, if it is another machine.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder of records and report (default: bench-DATE-TIME).")
 ]
-ParquetRecords = Annotated[bool, typer.Option("--parquet", help="Write the records as Parquet too.")]
+ParquetRecords = Annotated[bool, typer.Option("--parquet", help="Also write the records as Parquet.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run is told, as the command line says it: not yet checked beyond the types, in the order of `--help`."""
+    """Options of a run from the command line, checked only for their types, in the order of `--help`."""
 
     server: Server = DEFAULT_SERVER
     openai: OpenAI = ""
@@ -96,4 +105,4 @@ class RunOptions:
 
 
 takes_run_options = takes(RunOptions, own_after="requests")
-"""Makes a command of (RunOptions, *, its own options) one whose options typer sees."""
+"""Decorates a command of (RunOptions, *, its own options) so that typer sees all options."""

@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: the machine, its card, the versions, the commit and the time."""
+"""Provenance of a run: the hardware, the versions, the commit and the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Python's version and those of the packages that are installed here."""
+    """Returns the versions of Python and of the installed packages."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:
@@ -29,27 +29,27 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def utc_now() -> str:
-    """ISO 8601, to the second."""
+    """Returns the current time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def command_line(program: str = "roster") -> str:
-    """The command that runs, as it can be typed again."""
+    """Returns the current command line, quoted for a shell."""
     return shlex.join([*program.split(), *sys.argv[1:]])
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit of the clone that this code runs from, "-dirty" behind it where files differ; "" if unknown.
+    """Returns the commit of the clone that this code runs from, with "-dirty" if files differ; "" if unknown.
 
-    New files count unless git ignores them, results in the tree don't; "-dirty" too where git can't say. A machine that
-    was sent a copy of a clone has no repository, or one of its own making: there `ROSTER_COMMIT` says it, of what
-    `python -m bench.common.provenance` prints beside the clone. It wins over a repository; stderr tells where that
-    differs.
+    New files count as changes unless git ignores them; those in bench/results do not count. "-dirty" is also added if
+    git fails. A copy of a clone on another machine has no repository, or an unrelated one: there, set `ROSTER_COMMIT`
+    to the output of `python -m bench.common.provenance` in the clone. The variable takes precedence over a repository;
+    a difference is reported on stderr.
     """
     told = os.environ.get("ROSTER_COMMIT", "").strip()
     found = _found_commit(root)
     if told and found and told != found:
-        print(f"ROSTER_COMMIT is {told}, but the code here is of {found}: unset it if it is stale.", file=sys.stderr)
+        print(f"ROSTER_COMMIT is {told}, but this code is at {found}: unset it if it is outdated.", file=sys.stderr)
     return told or found
 
 
@@ -64,7 +64,7 @@ def _found_commit(root: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says; None where it fails, or there is none."""
+    """Returns git's output; None if git fails or is not installed."""
     command = ["git", "-C", str(root), "--no-optional-locks", *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -74,7 +74,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def processor() -> str:
-    """The CPU's name."""
+    """Returns the CPU's name."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -82,12 +82,12 @@ def processor() -> str:
 
 
 def cpu_card() -> str:
-    """The processor and how many of its cores this process may use."""
+    """Returns the CPU's name and the number of cores that this process may use."""
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def gpu_card() -> str | None:
-    """Names of this machine's NVIDIA cards, None where there are none."""
+    """Returns the name of this machine's NVIDIA GPU, with their number if there are several; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

@@ -1,4 +1,4 @@
-"""The facts about a run, as every report wants them."""
+"""Makes the header of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_header(
     notes: Sequence[str] = (),
     token_counts: TokenCounts = TokenCounts.TOLD,
 ) -> RunHeader:
-    """Of a run that has just been made; `settings` and `notes` are the system's, those of the workload come along."""
+    """Returns the header of a run that has just ended; adds the system's `settings` and `notes` to the workload's."""
     return RunHeader(
         system=system,
         target=target,

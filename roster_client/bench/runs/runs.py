@@ -1,4 +1,4 @@
-"""The runs of one `roster bench` command: one, or one after another at several rates."""
+"""The runs of one `roster bench` command: a single run, or several in turn at different rates."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 WARMUP_PROMPT, WARMUP_OUTPUT = 64, 16
 LEAST_REQUESTS = 32
-"""Of a sweep's run, however low its rate."""
+"""Least requests of a sweep's run, even at a low rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What all runs of a command have in common."""
+    """Common data of a command's runs."""
 
     options: RunOptions
     rows: Trace
     salt: int
-    """Of the first run's prompts; each run has prompts of its own."""
+    """Salt of the first run's prompts; each run has its own."""
 
     @classmethod
     def from_options(cls, options: RunOptions) -> Runs:
-        """Raises ValueError where the options name no requests to send."""
+        """Reads the requests. Raises ValueError if the options do not specify them."""
         salt = secrets.randbits(40) if options.prompt_salt is None else options.prompt_salt
         return cls(options, trace_from(options), salt)
 
     def one(self, arrivals: Arrivals) -> list[Run]:
-        """One run of as many requests as asked for. Raises RosterError or ValueError when there is no system."""
+        """Makes one run of `options.requests` requests. Raises RosterError or ValueError if the system is missing."""
         connection = connection_from(self.options)
 
         async def run() -> list[Run]:
@@ -50,7 +50,7 @@ class Runs:
         return uvloop.run(run())
 
     def sweep(self, rates: list[float], first_rate: float, seconds: float) -> list[Run]:
-        """A run of so many seconds at each rate, or where none is given, from the first up to saturation."""
+        """Makes a run of `seconds` at each of `rates` or, without any, from `first_rate` up to saturation."""
         connection = connection_from(self.options)
         done: list[Run] = []
 
@@ -70,7 +70,7 @@ class Runs:
         return uvloop.run(run())
 
     async def _measured(self, connected: Connected, arrivals: Arrivals, count: int, number: int) -> Run:
-        """Run `number` of the command, from 0; its warm-up has the salt between its own and the next run's."""
+        """Makes run `number` of the command, from 0; its warm-up's salt is between its own and the next run's."""
         salt = self.salt + 2 * number
         workload = make_workload(
             repeated(self.rows, count),

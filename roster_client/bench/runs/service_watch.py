@@ -1,4 +1,4 @@
-"""Looks at a Roster server's admin API while a run goes on: how full its batch is, and what waits."""
+"""Samples a Roster server's batch fill and queue over its admin API during a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVAL_S = 0.25
 
 
 class ServiceWatch:
-    """Fills `samples` while `run` runs; `now_s` tells seconds since the run's start."""
+    """Fills `samples` while `run` runs; `now_s` returns seconds since the run's start."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ServiceWatch:
         self.samples: list[ServiceSample] = []
 
     async def run(self) -> None:
-        """Until it is cancelled. A look that fails is left out."""
+        """Samples until it is cancelled; a failed sample is omitted."""
         async with AdminClient(self._address, credentials=self._credentials) as client:
             while True:
                 try:
@@ -44,7 +44,7 @@ class ServiceWatch:
 
 
 def sample_of(status: admin_pb2.GetStatusResponse, time_s: float) -> ServiceSample:
-    """The sums over all runners."""
+    """Returns a sample with the sums over all runners."""
     runners = status.runners
     return ServiceSample(
         time_s=time_s,
@@ -59,7 +59,7 @@ def sample_of(status: admin_pb2.GetStatusResponse, time_s: float) -> ServiceSamp
 
 
 async def service_settings(address: str, credentials: Credentials = IN_THE_CLEAR) -> dict[str, object]:
-    """Policy, slots, blocks and device of a server, for a run's header. Raises RosterError."""
+    """Returns policy, slots, blocks and device of a server, for a run's header. Raises RosterError."""
     async with AdminClient(address, credentials=credentials) as client:
         status = await client.get_status(deadline_s=10)
     return {

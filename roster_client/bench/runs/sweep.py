@@ -1,4 +1,4 @@
-"""Rates one after another, up to the one that the system no longer keeps up with."""
+"""Measures increasing rates, up to one that the system does not sustain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from roster_client.bench.records.record import Run
 
 SUSTAINED = 0.9
-"""A system keeps up when tokens come at this share of the rate at which they are asked for."""
+"""A rate is sustained if tokens arrive at this share of the rate at which they are requested."""
 SKIPPED = 0.3
-"""Of the time of arrivals: until then a run that began empty fills up."""
+"""Share of the arrival period that is ignored, while a run that began empty fills up."""
 STEPS_BETWEEN = 2
 MOST_RATES = 12
 
@@ -18,10 +18,10 @@ MeasureAt = Callable[[float], Awaitable[Run]]
 
 
 def keeps_up(run: Run) -> bool:
-    """Do tokens come as fast as they are asked for, while requests arrive?
+    """Returns whether tokens arrive as fast as they are requested.
 
-    Compared in the last 70% of the time of arrivals: the tokens that came then against those asked for then. What is
-    missing is a backlog, which would grow for ever.
+    Compares the tokens received with those requested in the last 70% of the arrival period. The difference is a
+    backlog, which would grow indefinitely.
     """
     begin_s, end_s = (pick(request.scheduled_s for request in run.requests) for pick in (min, max))
     begin_s += SKIPPED * (end_s - begin_s)
@@ -36,14 +36,14 @@ def keeps_up(run: Run) -> bool:
 
 
 async def sweep_rates(measure_at: MeasureAt, rates: Sequence[float]) -> list[Run]:
-    """A run at each of these rates, in this order."""
+    """Makes a run at each of these rates, in this order."""
     return [await measure_at(rate) for rate in rates]
 
 
 async def sweep_to_saturation(measure_at: MeasureAt, first_rate: float) -> list[Run]:
-    """Doubles the rate until the system no longer keeps up, then looks closer between the last two rates.
+    """Doubles the rate until it is not sustained, then bisects between the last two rates.
 
-    Returns the runs by rate. A first rate that is too high already is halved instead.
+    Returns the runs by rate. A first rate that is not sustained is halved instead.
     """
     runs: dict[float, Run] = {}
 

@@ -6,6 +6,7 @@ The decoders, on the CPU and on a GPU, read these and never ask for an architect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -80,6 +81,12 @@ class LayerDescription:
             and self.mlp.gated
             and not self.mlp.bias
         )
+
+
+def check_alike(layers: Sequence[LayerDescription]) -> None:
+    """Raises ValueError for layers that differ in what the kernels of a model share."""
+    if len({(layer.norm, layer.multiplier, layer.qk_norm, layer.post_norms) for layer in layers}) > 1:
+        raise ValueError("layers that differ in their norms or in the factor of what they add are not supported")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What tells one family of models from another: how a configuration is read and a checkpoint named."""
+"""What one family of models has of its own: how a configuration is read and a checkpoint named."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from runner_svc.model.families.description import LayerDescription, MlpDescription, ModelDescription, NormKind, QkNorm
@@ -31,34 +32,33 @@ def _gemma1_layers(config: Config, num_layers: int) -> Sequence[LayerDescription
     return [layer] * num_layers
 
 
-def _layers(config: Config, kinds: Sequence[str], **own: Any) -> Sequence[LayerDescription]:
-    """Returns layers of Gemma 2 and 3."""
+def _layer(config: Config, kind: str) -> LayerDescription:
+    """Returns a layer of Gemma 2."""
     refuse(config, use_bidirectional_attention=False)
     has_bias = bool(config.get("attention_bias"))
-    return [
-        LayerDescription(
-            _mlp(config, config["hidden_activation"]),
-            norm=NormKind.RMS_PLUS_ONE,
-            post_norms=True,
-            qkv_bias=has_bias,
-            output_bias=has_bias,
-            scale=float(config["query_pre_attn_scalar"]) ** -0.5,
-            window=config.get("sliding_window") if kind == SLIDING else None,
-            **own,
-            **({"rope": _LOCAL if kind == SLIDING else _GLOBAL} if "qk_norm" in own else {}),
-        )
-        for kind in kinds
-    ]
+    return LayerDescription(
+        _mlp(config, config["hidden_activation"]),
+        norm=NormKind.RMS_PLUS_ONE,
+        post_norms=True,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        scale=float(config["query_pre_attn_scalar"]) ** -0.5,
+        window=config.get("sliding_window") if kind == SLIDING else None,
+        soft_cap=config.get("attn_logit_softcapping"),
+    )
 
 
 def _gemma2_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
-    return _layers(config, layer_kinds(config, num_layers, 2), soft_cap=config.get("attn_logit_softcapping"))
+    return [_layer(config, kind) for kind in layer_kinds(config, num_layers, 2)]
 
 
 def _gemma3_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
     """`attn_logit_softcapping` is a key that transformers' class does not use."""
     kinds = layer_kinds(config, num_layers, size(config, "sliding_window_pattern"))
-    return _layers(config, kinds, qk_norm=QkNorm.HEAD)
+    return [
+        replace(_layer(config, kind), soft_cap=None, qk_norm=QkNorm.HEAD, rope=_LOCAL if kind == SLIDING else _GLOBAL)
+        for kind in kinds
+    ]
 
 
 def _model(config: Config) -> ModelDescription:

@@ -80,7 +80,7 @@ def test_a_told_commit_that_is_stale(
     assert commit(clone) == head and capsys.readouterr().err == ""
     (clone / "code.py").write_text("2")
     assert commit(clone) == head
-    said = f"ROSTER_COMMIT is {head}, but the code here is of {head}-dirty: unset it if it is stale.\n"
+    said = f"ROSTER_COMMIT is {head}, but this code is at {head}-dirty: unset it if it is outdated.\n"
     assert capsys.readouterr().err == said
 
 

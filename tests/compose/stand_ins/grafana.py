@@ -1,11 +1,11 @@
-"""A stand-in for Grafana: reads the provisioning as Grafana does and answers four of its HTTP calls.
+"""A stand-in for Grafana: reads the provisioning like Grafana and answers four of its HTTP calls.
 
-    GET /api/health                              open to all
+    GET /api/health                              without authentication
     GET /api/search                              the dashboards
-    GET /api/dashboards/uid/UID                  one of them
-    GET /api/datasources/proxy/uid/UID/PATH      what the data source answers
+    GET /api/dashboards/uid/UID                  one dashboard
+    GET /api/datasources/proxy/uid/UID/PATH      the data source's answer
 
-All but the first want basic authentication as admin. It draws nothing.
+All but the first require basic authentication as admin. It draws nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PORT = 3000
 
 
 def provisioned(kind: str) -> list[dict[str, Any]]:
-    """The entries of every file of provisioning/KIND."""
+    """Returns the entries of every file of provisioning/KIND."""
     key = {"dashboards": "providers", "datasources": "datasources"}[kind]
     files = sorted((PROVISIONING / kind).glob("*.y*ml"))
     return [entry for file in files for entry in yaml.safe_load(file.read_text())[key]]
 
 
 def dashboards() -> dict[str, Any]:
-    """By uid, from the folders of the providers."""
+    """Returns the dashboards by uid, from the folders of the providers."""
     folders = [Path(provider["options"]["path"]) for provider in provisioned("dashboards")]
     documents = [json.loads(file.read_text()) for folder in folders for file in sorted(folder.glob("**/*.json"))]
     return {document["uid"]: document for document in documents}
@@ -46,10 +46,10 @@ AUTHORIZATION = "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One call."""
+    """Handler of the HTTP calls."""
 
     def do_GET(self) -> None:
-        """Answers it."""
+        """Answers a call."""
         status, body = self._answer()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

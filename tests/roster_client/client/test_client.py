@@ -1,4 +1,4 @@
-"""Both clients against a scripted server: each scenario runs on the asyncio client and on its sync twin."""
+"""Both clients against a scripted server: each scenario runs on the asyncio and on the blocking client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.scripted_server import ScriptedServer, refuse, word_answer
 
 
 class SyncAsAsync:
-    """The sync client, called from threads, so that a scenario can await either."""
+    """The blocking client, called from threads, so that a scenario can await either."""
 
     def __init__(self, target: str, tenant: str = "") -> None:
         self._client = SyncRosterClient(target, tenant=tenant)
@@ -198,12 +198,12 @@ async def test_unary_calls(server: ScriptedServer, connect: Any) -> None:
         await client.cancel("unknown")
 
 
-async def test_nobody_listens(connect: Any) -> None:
+async def test_a_server_that_does_not_listen_is_unavailable(connect: Any) -> None:
     with pytest.raises(UnavailableError):
         await connect("127.0.0.1:1").get_model(deadline_s=5)
 
 
-def test_the_twins_have_the_same_methods() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     def signatures(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(method).parameters)

@@ -1,4 +1,4 @@
-"""Credentials, and the commands that make or take them."""
+"""Credentials, and the commands that generate or use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.scripted_server import ScriptedServer
 
 
 def test_halves_and_odd_tokens_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give both, or neither"):
+    with pytest.raises(ValueError, match="give both or neither"):
         Credentials(cert=tmp_path / "cert.pem")
     with pytest.raises(ValueError, match="printable ASCII"):
         Credentials(token="töken")

@@ -76,7 +76,7 @@ def test_broken_details_do_not_hide_the_status(details: bytes) -> None:
 
 
 def test_a_message_that_could_not_be_written_is_a_broken_connection() -> None:
-    """As grpc.aio says it (`set_internal_error`) when a session's connection dies under a write."""
+    """grpc.aio's error (`set_internal_error`) when a session's connection breaks during a write."""
     error = from_rpc_error(Call(grpc.StatusCode.INTERNAL, "Internal error from Core", ()))
     assert isinstance(error, errors.UnavailableError) and is_broken(error)
     assert "connection broke" in str(error)

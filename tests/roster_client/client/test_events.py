@@ -63,7 +63,7 @@ def test_every_kind_of_event() -> None:
     assert started == Started("r", (4, 5), (TokenLogprobs(-2, ()),))
     assert isinstance(delta, Delta)
     assert delta.logprobs == (TokenLogprobs(-0.5, ((1, -0.5), (2, -2))), TokenLogprobs(-1, ((3, -0.25), (4, -1))))
-    # An empty stop string that matched differs from none.
+    # A matched empty stop string differs from no match.
     assert finish == Finish(0, FinishReason.STOP, 2, stop_string="", stop_token_id=None)
     assert usage == Usage(2, 2, 1)
     completion = assembler.completion
@@ -71,8 +71,8 @@ def test_every_kind_of_event() -> None:
     assert completion.choices[0].finish == finish and completion.choices[0].logprobs == list(delta.logprobs)
 
 
-def test_what_is_told_of_the_prompt_after_the_acceptance() -> None:
-    """As in a session; and a stream that is taken up again tells the same once more."""
+def test_data_of_the_prompt_may_follow_the_acceptance() -> None:
+    """As in a session; a resumed stream repeats the data."""
     prompt = pb.PromptInfo(token_ids=[4, 5], logprobs=pb.Logprobs(sampled=[-2]))
     assembler = Assembler()
     assert list(assembler.events(pb.GenerateResponse(request_id="r"))) == [Started("r")]

@@ -1,4 +1,4 @@
-"""What is called next after an error, from nothing but the error and what has come so far."""
+"""The next call after an error, chosen from the error and the tokens received so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_FOUND = NotFoundError(grpc.StatusCode.NOT_FOUND, "unknown")
 
 
 def begun(n: int = 1, received: tuple[int, ...] = (), **options: float) -> tuple[Resumption, Assembler]:
-    """A stream that has got three tokens of choice 0."""
+    """Returns a stream that has received three tokens of choice 0."""
     request = pb.GenerateRequest(request_id="r", n=n, received_token_ids=received)
     assembler = Assembler((len(received),))
     delta = pb.Delta(index=0, first_index=len(received), token_ids=[7, 8, 9], text="abc")
@@ -41,7 +41,7 @@ def test_a_broken_stream_is_attached_to_with_its_cursors_after_growing_pauses() 
     assert resumption.after(UNAVAILABLE).pause_s == pauses[0]
 
 
-def test_what_the_server_no_longer_knows_is_sent_again_behind_what_was_received() -> None:
+def test_an_unknown_request_is_sent_again_after_the_received_tokens() -> None:
     resumption, _ = begun(received=(1, 2))
     resumption.after(UNAVAILABLE)
     assert resumption.after(NOT_FOUND).call is NextCall.GENERATE
@@ -67,13 +67,13 @@ def test_a_call_that_the_server_cancelled_is_a_broken_one() -> None:
 
 
 @pytest.mark.parametrize("error", [NOT_FOUND, InvalidRequestError(grpc.StatusCode.INVALID_ARGUMENT, "no")])
-def test_other_errors_are_the_callers(error: RosterError) -> None:
+def test_other_errors_are_raised(error: RosterError) -> None:
     resumption, _ = begun()
     with pytest.raises(type(error)):
         resumption.after(error)
 
 
-def test_a_stream_that_never_began_is_not_taken_up() -> None:
+def test_a_stream_that_never_began_is_not_resumed() -> None:
     resumption = Resumption(Assembler(), repeatable(pb.GenerateRequest()), patience_s=60)
     with pytest.raises(UnavailableError):
         resumption.after(UNAVAILABLE)
@@ -86,8 +86,8 @@ def test_patience_and_deadline_end() -> None:
             resumption.after(UNAVAILABLE)
 
 
-def test_what_an_attached_stream_repeats_is_left_out() -> None:
-    """Its id, and the finishes that came before."""
+def test_repetitions_of_an_attached_stream_are_omitted() -> None:
+    """It repeats its id and earlier finishes."""
     _, assembler = begun(n=2)
     finish = pb.Finish(index=1, reason=pb.FINISH_REASON_STOP, num_tokens=0)
     assert len(list(assembler.events(pb.GenerateResponse(finishes=[finish])))) == 1

@@ -1,4 +1,4 @@
-"""What a session leaves of a call that broke: nothing."""
+"""A session leaves nothing of a broken call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roster_protos import inference_pb2 as pb
 
 
 async def test_a_broken_call_sends_nothing_more() -> None:
-    """Its requests end, so that what reads them does. The next call has what is to be sent again."""
+    """Its queue ends, so that its reader does. The next call sends the requests again."""
     read: list[asyncio.Task[list[str]]] = []
 
     async def requests(actions: AsyncIterator[pb.SessionRequest]) -> list[str]:
@@ -29,7 +29,7 @@ async def test_a_broken_call_sends_nothing_more() -> None:
         await asyncio.Event().wait()
 
     class Call:
-        """As much of a grpc.aio call as a session uses."""
+        """The part of a grpc.aio call that a session uses."""
 
         def __init__(self, messages: AsyncIterator[pb.SessionResponse]) -> None:
             self._messages = messages
@@ -38,7 +38,7 @@ async def test_a_broken_call_sends_nothing_more() -> None:
             return self._messages
 
         def cancel(self) -> None:
-            """Nothing is under way."""
+            """Does nothing: there is no call."""
 
     def open_call(actions: AsyncIterator[pb.SessionRequest]) -> Any:
         return Call(call(actions, breaks=not read))

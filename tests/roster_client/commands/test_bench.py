@@ -24,7 +24,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 
 
 def bench(*arguments: object) -> str:
-    """Runs it in this process and returns what it printed."""
+    """Runs the command in this process and returns its output."""
     result = CliRunner().invoke(app, ["bench", *map(str, arguments)], env=COLUMNS)
     assert result.exit_code == 0, result.output
     return result.output
@@ -66,14 +66,14 @@ def test_a_trace_is_replayed_and_reported(roster: RosterProcesses, tmp_path: Pat
         number = int(request.request_id.partition("-")[2])
         assert request.ok and request.prompt_tokens == -(-(1000 + number) // 8)
         assert request.output_tokens == request.wanted_tokens == sum(request.message_tokens) == 5 + number % 7
-        assert request.cached_tokens == 0, "nothing is shared, and no earlier run's prompts come again"
+        assert request.cached_tokens == 0, "nothing is shared, and no earlier run's prompts are repeated"
     assert {request.tenant for request in run.requests} == {"tenant-0", "tenant-1", "tenant-2"}
     assert run.samples and run.header.settings["slots"] == run.samples[0].slots > 0
     assert run.header.rate == pytest.approx(50) and run.loop_delays is not None
     page = (out / "report.html").read_text("utf-8")
     assert page.count("<svg") == page.count("</svg>") == 2
     assert run.header.card.split(",")[0] in page and run.header.commit in page and "grpcio" in page
-    assert not re.search(r"""(src|href)=["']?http""", page), "nothing is loaded from elsewhere"
+    assert not re.search(r"""(src|href)=["']?http""", page), "the page is self-contained"
 
 
 def test_offline_sends_all_at_once_and_hash_ids_are_shared_prefixes(roster: RosterProcesses, tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_offline_sends_all_at_once_and_hash_ids_are_shared_prefixes(roster: Rost
     assert [run.header.system, run.header.rate, run.header.arrivals] == ["all", None, "all at once"]
     assert {request.scheduled_s for request in run.requests} == {0.0}
     cached = [request.cached_tokens or 0 for request in run.requests]
-    assert min(cached) == 0, "the first of all"
-    assert sum(count >= 64 for count in cached) >= 8, "a block of 512 tokens by 8, which all of them begin with"
+    assert min(cached) == 0, "the very first request"
+    assert sum(count >= 64 for count in cached) >= 8, "a block of 512 / 8 tokens, with which all of them begin"
     table = records.with_name("run.parquet")
     assert [request.request_id for request in read_run(table).requests] == [one.request_id for one in run.requests]
     bench("report", table, "-o", again, "--title", "A & B", "--ttft-target-ms", 1)
@@ -103,15 +103,15 @@ def test_a_sweep_has_a_run_a_rate(roster: RosterProcesses, tmp_path: Path) -> No
     assert (tmp_path / "report.html").read_text("utf-8").count("<svg") == 3
 
 
-def test_wrong_options_are_said_before_anything_is_sent(tmp_path: Path) -> None:
+def test_wrong_options_are_reported_before_anything_is_sent(tmp_path: Path) -> None:
     trace = trace_file(tmp_path, 3)
     assert "either --trace, or" in refused("serve")
     assert "both --prompt and --output" in refused("offline", "--prompt", 5)
-    assert "no distribution" in refused("offline", "--prompt", "x", "--output", 5)
+    assert "not a distribution" in refused("offline", "--prompt", "x", "--output", 5)
     assert "give --rate" in refused("serve", "--prompt", 5, "--output", 5)
-    assert "leave out --rate-scale" in refused("serve", "--trace", trace, "--sweep", "1", "--jitter", 3)
+    assert "omit --rate-scale" in refused("serve", "--trace", trace, "--sweep", "1", "--jitter", 3)
     assert "rates above 0" in refused("serve", "--trace", trace, "--sweep", "1,x")
-    assert "either a rate" in refused("serve", "--trace", trace, "--rate", 1, "--jitter", 3)
+    assert "give a rate, or" in refused("serve", "--trace", trace, "--rate", 1, "--jitter", 3)
     assert "`session` or `generate`" in refused("serve", "--trace", trace, "--calls", "x")
     assert "JSON object" in refused("serve", "--trace", trace, "--extra-body", "[]")
     assert "lacks arrival_s, prompt_tokens" in refused("serve", "--trace", __file__)

@@ -69,7 +69,7 @@ def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> 
     assert plans('{"step_tokens": 16}') > plans("{}") + 10
 
 
-def test_a_newcomer_gets_into_a_plan_that_is_held_back(files: tuple[str, str], tmp_path: Path) -> None:
+def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path: Path) -> None:
     def longest_ttft_s(*more: str) -> float:
         out = tmp_path / "out.json"
         result = roster("simulate", "--trace", files[0], "--cost", files[1], "--json", str(out), *more)
@@ -99,7 +99,7 @@ def test_mistakes_are_one_sentence(files: tuple[str, str], arguments: list[str],
     assert words in result.stderr and "Traceback" not in result.output
 
 
-def test_what_a_cost_model_lacks_is_one_line(files: tuple[str, str]) -> None:
+def test_missing_fields_of_a_cost_model_are_one_line(files: tuple[str, str]) -> None:
     Path(files[1]).write_text(round_cost().model_copy(update={"token_s": -1.0, "link_s": -2.0}).model_dump_json())
     result = roster("simulate", "--trace", files[0], "--cost", files[1])
     assert result.exit_code == ExitCode.USAGE
@@ -135,9 +135,9 @@ def test_missing_packages_are_named(files: tuple[str, str], monkeypatch: pytest.
 
 
 def test_calibrate_times_a_runner(tmp_path: Path) -> None:
-    """The hash runner takes at least 20 ms a step, whatever the step: fixed time, and little else.
+    """The hash runner takes at least 20 ms per step, whatever its size: a fixed time, and little else.
 
-    On a busy machine several results may be read at once, which spoils a calibration, but not one after another.
+    On a busy machine several results may be read at once, which distorts a calibration, but hardly two in a row.
     """
     file, steps = tmp_path / "slow.json", tmp_path / "steps.json"
     flags = ["--device", "hash", "--slots", "4", "--seconds", "0", "--steps", str(steps)]
@@ -153,7 +153,7 @@ def test_calibrate_times_a_runner(tmp_path: Path) -> None:
         fixed_s.append(model.fixed_s)
 
 
-def test_calibrate_says_when_the_runner_dies(tmp_path: Path) -> None:
+def test_calibrate_reports_that_the_runner_ended(tmp_path: Path) -> None:
     result = roster("calibrate", str(tmp_path / "x.json"), "--device", "hash", "--model", "x", "--slots", "5000")
     assert result.exit_code == ExitCode.USAGE and "the runner ended with exit status" in result.stderr
     result = roster("calibrate", str(tmp_path / "x.json"), "--device", "hash", "--listen", "ipc:///tmp/x")

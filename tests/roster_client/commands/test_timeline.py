@@ -1,4 +1,4 @@
-"""`roster timeline` on what `roster simulate --timeline` wrote, and its refusals."""
+"""`roster timeline` on a recording of `roster simulate --timeline`, and its refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roster_client.timeline.recording import RowKind, read_recordings
 from tests.support.simulated_cost import round_cost
 
 LENGTHS = [(40, 5), (300, 20), (20, 3), (64, 9)]
-"""(prompt, output) tokens of the trace's requests, which come at once."""
+"""(prompt, output) tokens of the trace's requests, which arrive at once."""
 
 
 def roster(*arguments: str) -> Result:
@@ -72,7 +72,7 @@ def test_refusals_are_sentences(tmp_path: Path, recording: Path) -> None:
         ((), "name a recording"),
         ((missing,), "can't be read"),
         ((str(recording), "-o", "t.gif"), "must end in"),
-        (("a", "b", "--live", "1"), "just that"),
+        (("a", "b", "--live", "1"), "exactly one"),
     ):
         result = roster("timeline", *arguments)
         assert result.exit_code == ExitCode.USAGE and words in result.stderr, result.output

@@ -1,4 +1,4 @@
-"""The demo: its bookkeeping and views on made-up steps, and as a whole on the hash backend."""
+"""The demo: its state and views on synthetic steps, and as a whole on the hash backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step(number: int, rows: list[int], joined: list[int], left: list[int]) -> ad
 
 def test_the_roster_follows_the_steps() -> None:
     run = new_run("fcfs", REQUESTS)
-    assert run.take_step(step(1, [7], [7], [])) is None, "a request of somebody else is no change"
+    assert run.take_step(step(1, [7], [7], [])) is None, "a request of another client is not a change"
     assert run.take_step(step(2, [7, 1], [1], [])) == RosterChange(2, (1,), (), 2, 3, 1)
     assert run.take_step(step(3, [1], [], [])) is None
     assert run.take_step(step(4, [2], [2], [1])) == RosterChange(4, (2,), ((1, "length"),), 1, 3, 1)
@@ -110,7 +110,7 @@ def test_the_demo_compares_both_policies_and_stops_everything(tmp_path: Path) ->
     assert "8 of 8 answers are the same" in command.lines[-1]
     for number in range(1, 9):
         assert len([line for line in command.lines if line.startswith(f"  #{number} done")]) == 2
-        # In both rosters, but a reader that is slow for a moment misses a step.
+        # In both rosters; a briefly slow reader may miss a step.
         assert any(re.search(rf"joined #{number}\b", line) for line in command.lines)
     runs = read_recordings(record)
     assert [run.steps[0].policy for run in runs] == ["fcfs", "static"]

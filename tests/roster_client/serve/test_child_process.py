@@ -43,7 +43,7 @@ async def test_lines_of_both_streams_and_progress() -> None:
 async def test_stop_is_a_plain_sigterm() -> None:
     lines: list[str] = []
     child = await start("import signal; print('up', flush=True); signal.sigwait([15]); print('bye')", lines)
-    # The handler is the default one until sigwait blocks it: either way the child ends at once.
+    # Until sigwait blocks the signal, its handler is the default: the child ends at once in both cases.
     await wait_for_lines(lines, 1)
     started = time.monotonic()
     await child.stop(20)

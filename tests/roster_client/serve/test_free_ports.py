@@ -1,4 +1,4 @@
-"""Ports that nobody else gets before a service listens on them."""
+"""Free ports that no other process gets before a service listens on them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_they_are_distinct_and_can_be_listened_on() -> None:
             pass
 
 
-@pytest.mark.skipif(not RANGE_OF_CONNECTIONS.exists(), reason="only Linux tells")
+@pytest.mark.skipif(not RANGE_OF_CONNECTIONS.exists(), reason="the range is known only on Linux")
 def test_no_connection_is_given_one_of_them() -> None:
     first, last = map(int, RANGE_OF_CONNECTIONS.read_text().split())
     assert not set(free_ports(200)) & set(range(first, last + 1))
 
 
-def test_one_that_is_taken_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     number, other = free_ports(2)
     with socket.create_server(("127.0.0.1", number)):
         choices = iter([number, number, other])

@@ -1,4 +1,4 @@
-"""`roster serve` as a process: it comes up, stops cleanly, and says when a service dies."""
+"""`roster serve` as a process: it starts, stops cleanly, and reports a service that ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVE = ("serve", "--free-ports", "--device", "hash", "--slots", "2")
 
 
 def wait_ready(command: RosterCommand) -> str:
-    """The address that it serves."""
+    """Waits until it is ready and returns its address."""
     line = command.wait_for(lambda line: line.startswith("Ready after"))
     address = re.search(r"at ([\d.]+:\d+), admin", line)
     assert address is not None, line
@@ -53,20 +53,20 @@ def test_a_signal_during_the_start_stops_what_was_started() -> None:
 
 
 @pytest.mark.parametrize("victim", ["runner", "scheduler"])
-def test_the_death_of_a_service_ends_it(victim: str) -> None:
+def test_it_ends_if_a_service_dies(victim: str) -> None:
     with roster_command(*SERVE) as command:
         wait_ready(command)
         started = command.descendants()
         command.service(f"{victim}_svc.main").kill()
         assert command.exit_status() == ExitCode.FAILED
         assert_gone(started)
-        assert f"the {victim} died with signal 9" in command.output
+        assert f"the {victim} ended with signal 9" in command.output
 
 
 def test_a_service_that_can_not_start_is_explained() -> None:
     with roster_command("serve", "--free-ports", "--model", "/nonexistent/model", "--device", "cpu") as command:
         assert command.exit_status() == ExitCode.FAILED
-        assert "the runner died with exit status 2" in command.output and "/nonexistent/model" in command.lines[-1]
+        assert "the runner ended with exit status 2" in command.output and "/nonexistent/model" in command.lines[-1]
 
 
 @pytest.mark.parametrize(

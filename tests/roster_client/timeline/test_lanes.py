@@ -1,4 +1,4 @@
-"""Lanes: spans by slot, and how full the roster was."""
+"""Lanes: spans by slot, and the share of used slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def spans(recording: Recording) -> list[list[tuple[str, RowKind, int, int, int]]
     return [[(s.request, s.kind, s.first, s.last, s.tokens) for s in lane.spans] for lane in lanes_of(recording)]
 
 
-def test_spans_end_where_the_sequence_or_what_it_does_changes() -> None:
+def test_spans_end_where_the_sequence_or_its_kind_changes() -> None:
     prefill, decode = RowKind.PREFILL, RowKind.DECODE
     assert spans(RUN) == [
         [("a", prefill, 0, 0, 10), ("a", decode, 1, 2, 2)],

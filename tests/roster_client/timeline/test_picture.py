@@ -1,4 +1,4 @@
-"""Pictures, read back from the SVG: panels, words, and one colour a request in all of them."""
+"""Pictures, read back from the SVG: panels, words, and one colour per request in all panels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_request_has_one_colour_in_all_panels(tmp_path: Path) -> None:
         set(re.findall(r"fill: (#[0-9a-f]{6})", svg(tmp_path / f"{name}.svg", *runs)))
         for name, runs in (("one", [FCFS]), ("both", [FCFS, STATIC]))
     ]
-    assert fills[1] - fills[0] == {"#999999"}, "no colour is new but that of the word 'empty'"
+    assert fills[1] - fills[0] == {"#999999"}, "the only new colour is that of the word 'empty'"
     other = drawn("other", "d" * 2)
     assert set(re.findall(r"fill: (#[0-9a-f]{6})", svg(tmp_path / "o.svg", FCFS, other))) - fills[0], "grey"
 

@@ -1,4 +1,4 @@
-"""Recordings: what is written is read again; what is no recording is refused in words."""
+"""Recordings are read back as written; other files are refused with a message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(*recordings: Recording) -> str:
     return file.getvalue()
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_recordings_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "both.jsonl"
     path.write_text(written(*RUNS))
     assert read_recordings(path) == RUNS
@@ -57,31 +57,31 @@ def test_a_file_cut_off_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no step"),
-        ("hello", "no recording"),
+        ("", "has no steps"),
+        ("hello", "not a recording"),
         ("hello\n", "line 1"),
         ("[]\n", "line 1"),
-        ('{"roster_timeline": 1, "title": "x", "requests": {}}\n', "holds no step"),
-        ('{"roster_timeline": 2, "title": "x", "requests": {}}\n', "its format is 2, this version reads 1"),
-        ('{"step": 1, "rows": [], "left": []}\n', "begins with its header"),
+        ('{"roster_timeline": 1, "title": "x", "requests": {}}\n', "has no steps"),
+        ('{"roster_timeline": 2, "title": "x", "requests": {}}\n', "its format version is 2, but this program reads 1"),
+        ('{"step": 1, "rows": [], "left": []}\n', "must begin with a header"),
         ('{"roster_timeline": 1, "title": "x", "requests": {}}\n{"step": 1, "rows": [], "left": []}\n', "line 2"),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_recordings_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "wrong"
     path.write_text(text)
     with pytest.raises(WrongRecording, match=words):
         read_recordings(path)
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(WrongRecording, match="can't be written"), recording_writer(tmp_path / "no" / "such"):
         pass
     with recording_writer(None) as writer:
         assert writer is None
 
 
-def test_a_step_as_the_service_tells_it() -> None:
+def test_a_step_from_a_report_of_the_service() -> None:
     reference = admin_pb2.SequenceRef(request_id="q", index=2, slot=1)
     report = admin_pb2.WatchStepsResponse(
         number=9,

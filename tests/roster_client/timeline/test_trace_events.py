@@ -1,4 +1,4 @@
-"""Traces for Perfetto: slices of a thread follow each other, and name what ran."""
+"""Traces for Perfetto: slices of a thread do not overlap, and name their sequences."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_slices_of_a_thread_do_not_overlap() -> None:
     for event in trace_events(RUNS):
         if event["ph"] == "X":
             threads[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
-    assert len(threads) == 3 + 2, "steps and two slots; steps and one slot that was used"
+    assert len(threads) == 3 + 2, "steps and two slots; steps and one used slot"
     for slices in threads.values():
         assert slices[0][0] >= 0 and all(duration > 0 for _, duration in slices)
         for (begin, duration), (following, _) in itertools.pairwise(slices):
             assert begin + duration <= following
 
 
-def test_slices_say_what_ran() -> None:
+def test_slices_name_their_sequences() -> None:
     events = trace_events(RUNS)
     processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
     assert set(processes) == {"fcfs · r", "static · r"} and len(set(processes.values())) == 2

@@ -1,4 +1,4 @@
-"""Frames of `roster top`: they fit the terminal, tell prefill from decode, and obey no control characters."""
+"""Frames of `roster top`: they fit the terminal, distinguish prefill and decode, and contain no control characters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drawn(now: admin_pb2.WatchRosterResponse, width: int, height: int, menu: Men
     return out.getvalue().rstrip("\n").split("\n")
 
 
-def test_bars_tell_how_far_each_sequence_is() -> None:
+def test_bars_show_the_progress_of_each_sequence() -> None:
     rows = [
         row(0, DECODE, generated=30, max_tokens=60),
         row(1, PREFILL, prompt_tokens=400, computed=100, max_tokens=9),
@@ -68,12 +68,12 @@ def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> 
 
 def test_the_menu_numbers_the_policies() -> None:
     text = "\n".join(drawn(look([]), 100, 30, Menu(POLICIES)))
-    assert "nothing runs" in text and "number: put it in force" in text
+    assert "no running sequences" in text and "number: select policy" in text
     assert [text.index(f"{number}  {name}") > 0 for number, name in enumerate(("fair", "fcfs", "lost"), 1)]
     assert "can't be used: its package does not load" in text
 
 
-def test_what_clients_call_themselves_moves_no_cursor() -> None:
+def test_names_chosen_by_clients_move_no_cursor() -> None:
     rows = [row(0, DECODE, "\x1b[2Jevil\n\r", generated=1, max_tokens=2)]
     rows[0].sequence.request_id = "\x1b]0;title\x07"
     text = "\n".join(drawn(look(rows), 120, 30))
@@ -86,8 +86,8 @@ def test_without_a_runner() -> None:
     assert "no runner" in text and "DRAINING" in text
 
 
-def test_runners_that_are_held_back_have_a_line_each() -> None:
-    """In both views; the reason is a runner's own word, and may hold anything."""
+def test_runners_in_quarantine_have_a_line_each() -> None:
+    """In both views; the reason comes from a runner and may contain anything."""
     held_back = [
         admin_pb2.HeldBackRunner(
             id="gpu-2", losses=4, reason="a fault\n\x1b[2J" + "x" * 200, present=True, next_probe_s=1.5
@@ -100,8 +100,8 @@ def test_runners_that_are_held_back_have_a_line_each() -> None:
     assert len(lines) <= 30 and max(map(len, lines)) <= 100
     shown = [line for line in lines if "held back" in line]
     assert [line.split()[0] for line in shown] == ["gpu-2", "gpu-3", "gpu-4"]
-    assert "4 losses in a row; probed in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
-    assert "it is gone; killed" in shown[1] and "it computes a probe; silent" in shown[2]
+    assert "4 losses in a row; next probe in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
+    assert "not connected; killed" in shown[1] and "computing a probe; silent" in shown[2]
     out = io.StringIO()
     Console(file=out, width=300, color_system=None).print(status_view(now.status))
     assert out.getvalue().count("is held back") == 3 and "\x1b" not in out.getvalue()

@@ -1,4 +1,4 @@
-"""Rates and latencies between two looks at a service."""
+"""Rates and latencies between two snapshots of a service."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_quantiles_of_few_values(counts: list[int], share: float, expected: floa
     assert quantile([1.0, 3.0], counts, share) == expected
 
 
-def test_the_load_between_two_looks() -> None:
+def test_the_load_between_two_snapshots() -> None:
     bounds = [1.0, 3.0]
     before = look(10, 100, 1000, ttft_s=admin_pb2.Histogram(bounds=bounds, counts=[5, 5, 0]), run_s=4, idle_s=4)
     now = look(14, 300, 1400, ttft_s=admin_pb2.Histogram(bounds=bounds, counts=[9, 5, 0]), run_s=7, idle_s=5)
     load = load_between(before, now)
     assert (load.window_s, load.sampled_per_s, load.prefill_per_s, load.busy_share) == (4, 50, 100, 0.75)
-    assert load.ttft == Latency(0.5, 0.99), "only what came in between"
+    assert load.ttft == Latency(0.5, 0.99), "only measurements in between"
     assert load.itl == Latency(None, None)
     same = load_between(now, now)
     assert (same.window_s, same.sampled_per_s, same.busy_share) == (0, 0, 0)

@@ -1,5 +1,5 @@
-"""A step that fails to launch, or can't be waited for: its page-locked buffers are free only behind an event, as the
-part of it that was launched may still read and write them."""
+"""A step that fails to launch, or can't be waited for: its page-locked buffers are freed only after an event, as the
+launched part may still read and write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tiny_models import make_tiny_model
 
 
 class LateEvent(HostEvent):
-    """Has passed once it is waited for."""
+    """Completes when it is waited for."""
 
     def __init__(self) -> None:
         self.waited = False
@@ -31,7 +31,7 @@ class LateEvent(HostEvent):
 
 
 class LateDevice(HostDevice):
-    """Keeps the events that it records; from the `fails_at`-th on it records none."""
+    """Keeps its recorded events; recording those in `fails_at` fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def opening() -> plan_pb2.Plan:
     "part",
     ["_pack_rows", "_copy", "_scatter", "_prompt_logprobs", "_sampling", "_keep_masked_rows", "forward", "last event"],
 )
-def test_a_step_that_fails_to_launch_gives_its_buffers_back_behind_an_event(
+def test_a_step_that_fails_to_launch_frees_its_buffers_after_an_event(
     part: str, backend: CudaBackend, device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = Runner(backend)
@@ -92,11 +92,11 @@ def test_a_step_that_fails_to_launch_gives_its_buffers_back_behind_an_event(
     (behind,) = (event for event in device.events[-1:])
     assert not behind.waited
     free = [backend._ring.take_entry() for _ in range(MAX_IN_FLIGHT - 1)]
-    assert not behind.waited, "others were free at once"
+    assert not behind.waited, "others were freed at once"
     assert backend._ring.take_entry() not in free and behind.waited
 
 
-def test_buffers_without_an_event_stay_away(
+def test_buffers_without_an_event_are_never_freed(
     backend: CudaBackend, device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "_sampling", fails)
@@ -107,7 +107,9 @@ def test_buffers_without_an_event_stay_away(
     assert backend._ring._free.qsize() == MAX_IN_FLIGHT - 1
 
 
-def test_the_next_session_computes_as_ever(folder: Path, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_session_computes_as_usual(
+    folder: Path, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = plan(admissions=[admission(0, [1, 2, 3], [1])], extents=[(0, 0, 3, SAMPLE)])
     other = host_backend(folder, num_slots=2, block_size=8, max_step_tokens=16, num_blocks=8)
     expected = Runner(other).execute(1, step).tokens

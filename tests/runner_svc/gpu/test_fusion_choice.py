@@ -1,4 +1,4 @@
-"""Which of the timed sizes a step goes by."""
+"""The choice of a step's fusions by the timed sizes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
     ("max_step_tokens", "sizes"),
     [(40, [40]), (64, [64]), (300, [64, 256]), (1024, [64, 256, 1024]), (8192, [64, 256, 1024])],
 )
-def test_sizes_are_those_that_steps_may_have(max_step_tokens: int, sizes: list[int]) -> None:
+def test_timed_sizes_are_within_those_of_steps(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes
 
 
-def test_a_step_goes_by_the_largest_size_below_it() -> None:
+def test_a_step_uses_the_choice_of_the_largest_size_below() -> None:
     choice = FusionChoice(
         {256: {PLAIN: 2.0, FUSED: 1.0}, 1024: {PLAIN: 3.0, FUSED: 4.0}, 4096: {PLAIN: 6.0, FUSED: 5.0}}
     )
@@ -26,7 +26,7 @@ def test_a_step_goes_by_the_largest_size_below_it() -> None:
     assert [size for size, fusions in chosen.items() if fusions == PLAIN] == [1024, 4095]
 
 
-def test_a_large_step_takes_what_fuses_more_though_it_was_a_little_slower_at_start_up() -> None:
+def test_a_large_step_prefers_more_fusions_even_if_slightly_slower() -> None:
     adding, activating = Fusions(Adding.PRODUCTS), Fusions(activating=Activating.PRODUCT)
     close = {PLAIN: 1.0, adding: 1.01, activating: 1.005, FUSED: 1.02}
     assert FusionChoice({256: close, 1024: close})(1023) == PLAIN
@@ -34,11 +34,11 @@ def test_a_large_step_takes_what_fuses_more_though_it_was_a_little_slower_at_sta
     assert FusionChoice({1024: close | {FUSED: 1.04}})(5000) == activating
 
 
-def test_what_is_compiled_is_what_some_size_has() -> None:
+def test_only_fusions_of_some_size_are_compiled() -> None:
     never = FusionChoice({64: {PLAIN: 1.0, FUSED: 1.2}, 256: {PLAIN: 1.0, FUSED: 1.1}})
     late = FusionChoice({64: {PLAIN: 1.0, FUSED: 1.2}, 1024: {PLAIN: 1.0, FUSED: 1.02}})
     assert [choice.ever(Activating.PRODUCT) for choice in (never, late, FusionChoice())] == [False, True, False]
 
 
-def test_nothing_is_fused_before_anything_was_timed() -> None:
+def test_nothing_is_fused_without_times() -> None:
     assert FusionChoice()(1000) == PLAIN

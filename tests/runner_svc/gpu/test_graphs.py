@@ -1,4 +1,4 @@
-"""Buckets: which sizes there are, which one a batch gets, and that slow ones are left out."""
+"""Buckets: their sizes, the bucket of a batch, and that slow ones are dropped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_token_sizes_rise_to_the_most_positions(max_tokens: int) -> None:
     assert all(above - below <= max(64, below // 4) for below, above in itertools.pairwise(sizes))
 
 
-def test_mixed_steps_are_captured_while_that_is_worth_it() -> None:
+def test_mixed_steps_are_captured_while_it_is_worth_it() -> None:
     graphs, ran = StepGraphs([64, 128, 192, 256]), []  # type: ignore[var-annotated]
 
     def is_worth_it(launch: Callable[[], None], replay: Callable[[], None]) -> bool:
@@ -42,7 +42,7 @@ def test_mixed_steps_are_captured_while_that_is_worth_it() -> None:
 
 
 class Timed:
-    """Graphs whose replays take as long as `times` says, by variant, size and the rows prepared."""
+    """Graphs whose replays take the `times` of the variant, size and prepared rows."""
 
     def __init__(self, sizes: list[int], times: dict[tuple[str, int, int], float], variants: tuple[str, ...]) -> None:
         self.times = times
@@ -95,9 +95,9 @@ def test_ways_that_are_close_are_timed_again() -> None:
     assert [name for name, _ in timed.ran] == ["a", "b", "c", "a", "b", "c", "a", "b"]  # captured, timed, again
 
 
-def test_sizes_slower_than_a_larger_one_are_left_out() -> None:
+def test_sizes_slower_than_a_larger_one_are_dropped() -> None:
     full = {1: 5.0, 2: 1.0, 4: 3.0, 8: 4.0}
-    # A graph of 8 rows takes less than its 4.0 when half of them are padding.
+    # A graph of 8 rows takes less than its 4.0 if half of them are padding.
     padded = {(8, 4): 2.9, (8, 2): 2.8, (2, 1): 0.9}
     times = {("only", size, size): taken for size, taken in full.items()}
     times |= {("only", *sizes): taken for sizes, taken in padded.items()}

@@ -1,12 +1,11 @@
-"""The host's launchers pass what the kernels have to pass on a GPU: so the tests there are right in themselves."""
+"""The host's launchers pass the tests of the kernels on a GPU, which verifies those tests."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from runner_svc.model.families.description import NormKind, QkNorm
 from tests.support.host_device import copy_words, scatter_segments
 from tests.support.host_layers import HostRopeKv
 from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
@@ -16,24 +15,29 @@ CPU = torch.device("cpu")
 
 
 def host_rope(case: RopeCase) -> HostRopeKv:
-    config = SimpleNamespace(
-        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, norm_eps=EPS
+    return HostRopeKv(
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        rotary_dim=case.rotary_dim,
+        eps=EPS,
+        qk_norm=case.qk_norm,
+        norm=NormKind.RMS_PLUS_ONE if case.plus_one else NormKind.RMS,
     )
-    return HostRopeKv(config, case.rotary_dim)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", QkNorm)
 @pytest.mark.parametrize("num_tokens", [1, 33])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rope_and_cache_write(shape: tuple, num_tokens: int, qk_norm: bool) -> None:
-    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm)
+def test_rope_and_cache_write(shape: tuple, num_tokens: int, qk_norm: QkNorm) -> None:
+    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm, plus_one=qk_norm is QkNorm.HEAD)
     for in_place in (False, True):
         check_write(host_rope, case, CPU, 0, in_place)
     check_fp8_write(host_rope, case, CPU, 0)
 
 
 def at_once() -> None:
-    """There is no device to wait for."""
+    """Does nothing: there is no device to wait for."""
 
 
 @pytest.mark.parametrize("num_words", WORDS)
@@ -44,5 +48,5 @@ def test_copies(num_words: int) -> None:
 
 
 @pytest.mark.parametrize(("num_admitted", "num_appended"), [(1, 0), (0, 1), (3, 2), (0, 40), (40, 40)])
-def test_changes_of_the_roster(num_admitted: int, num_appended: int) -> None:
+def test_changes_of_the_slots(num_admitted: int, num_appended: int) -> None:
     check_scatter(scatter_segments, CPU, num_admitted, num_appended, 0, at_once)

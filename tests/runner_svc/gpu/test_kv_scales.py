@@ -1,4 +1,4 @@
-"""Scales of an FP8 cache: what they are for given magnitudes, and what a model served from such a cache loses."""
+"""Scales of an FP8 cache: their values for given magnitudes, and the deviation of a model with such a cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_scales_are_the_least_powers_of_two_that_leave_room() -> None:
     assert scales[-2:].tolist() == [1.0, 2.0]
 
 
-def test_heads_of_nothing_or_of_nonsense_get_a_scale_of_one() -> None:
+def test_heads_of_zeros_or_nan_get_a_scale_of_one() -> None:
     assert scales_for(torch.tensor([0.0, torch.nan, torch.inf])).tolist() == [1.0, 1.0, 1.0]
 
 
@@ -48,7 +48,7 @@ def backend_of(folder: Path, *, fp8_cache: bool, num_blocks: int | None = 48) ->
 
 
 def prompt_logprobs(backend: CudaBackend, prompt: list[int]) -> np.ndarray:
-    """Of the tokens after the first, over two chunks, so that what was cached is read."""
+    """Returns those of the tokens after the first, computed in two chunks, so that cached keys are read."""
     runner = Runner(backend)
     asks = sampling(prompt_logprobs=1)
     runner.execute(1, plan(admissions=[admission(1, prompt, [9, 3, 5, 7], sampling=asks)], extents=[(1, 0, 20, 0)]))

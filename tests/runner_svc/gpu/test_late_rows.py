@@ -1,4 +1,4 @@
-"""The cases of `tests/gpu/test_masked_rows.py` over the kernels' twins: the CUDA backend on a host."""
+"""The cases of `tests/gpu/test_masked_rows.py` with the host's kernels: the CUDA backend on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def rows(tmp_path: Path) -> LateRows:
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_newcomers_compute_their_own_prompts(rows: LateRows, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_sequences_compute_their_own_prompts(
+    rows: LateRows, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not checked:
         monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
     expected = rows.undisturbed()
@@ -35,5 +37,5 @@ def test_newcomers_compute_their_own_prompts(rows: LateRows, checked: bool, monk
     assert errors.max() < 0.001 if checked else errors.max() > 0.15
 
 
-def test_penalties_count_what_the_sequence_had(rows: LateRows) -> None:
+def test_penalties_count_the_tokens_of_the_sequence(rows: LateRows) -> None:
     assert differences(rows.penalised(leaves=True), rows.penalised(leaves=False)).max() < 0.001

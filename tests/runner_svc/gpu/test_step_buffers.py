@@ -1,4 +1,4 @@
-"""Packing: offsets of sections, padding rows, arrays that do not fit, buffers in turn."""
+"""Packing: offsets of sections, padding rows, arrays that do not fit, the ring of buffers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_rows_are_padded_with_empty_rows_of_the_dummy_slot() -> None:
     assert step.words[layout.last_positions : layout.last_positions + 3].tolist() == [0, 7, -7]
 
 
-def test_what_does_not_fit_the_tail_travels_alone() -> None:
+def test_arrays_that_do_not_fit_the_tail_are_copied_separately() -> None:
     layout = StepLayout.of(max_rows=2, plan_words=8, tail_words=16)
     step = packed(layout)
     first, second = np.arange(9, dtype=np.int32), np.arange(100, 103, dtype=np.int32)
@@ -75,7 +75,7 @@ def test_what_does_not_fit_the_tail_travels_alone() -> None:
     assert alone.tensor(device).tolist() == second.tolist()
 
 
-def test_an_entry_is_taken_again_only_once_it_is_given() -> None:
+def test_an_entry_is_taken_again_only_after_it_is_freed() -> None:
     ring = Ring(["a", "b"])
     assert [ring.take_entry(), ring.take_entry()] == ["a", "b"]
     threading.Timer(0.05, ring.free_entry, ("b",)).start()

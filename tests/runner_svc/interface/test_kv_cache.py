@@ -1,4 +1,4 @@
-"""The paged cache: where positions are written, and whole-block copies."""
+"""The paged cache: writes of positions, and copies of whole blocks."""
 
 from __future__ import annotations
 

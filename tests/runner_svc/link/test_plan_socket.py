@@ -1,4 +1,4 @@
-"""The link from the runner's side, against a scheduler by hand: sessions, duplicates, gaps, faults, heartbeats."""
+"""The runner's side of the link, against a scripted scheduler: sessions, duplicates, gaps, faults, heartbeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decode(position: int) -> plan_pb2.Plan:
 
 
 class RunnerUnderTest:
-    """A runner with its link in a thread."""
+    """A runner whose link runs in a thread."""
 
     def __init__(self, endpoint: str, silence_s: float, plan_timeout_s: float = 60.0) -> None:
         self.backend = SpyBackend()
@@ -42,7 +42,7 @@ class RunnerUnderTest:
         return gate.set
 
     def join(self) -> None:
-        """Waits for the link's end."""
+        """Waits until the link has ended."""
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -88,7 +88,7 @@ def test_hello_is_repeated_until_a_welcome(scheduler: FakeScheduler, start: Star
     assert (first.hello.runner_id, first.hello.num_slots, first.hello.model.architecture) == ("spy", 4, "NullModel")
     scheduler.send(welcome=plan_pb2.Welcome())
     time.sleep(0.1)
-    while scheduler.receive(0):  # said before the Welcome was there
+    while scheduler.receive(0):  # sent before the Welcome arrived
         pass
     assert scheduler.receive(1.5) is None
 
@@ -127,12 +127,12 @@ def test_frames_that_are_no_messages_are_ignored(scheduler: FakeScheduler, start
     scheduler.expect("result")
 
 
-def test_a_plan_that_comes_twice_is_executed_once_and_answered_again(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_repeated_plan_is_executed_once_and_answered_again(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.welcome()
     release = runner.hold_steps()
     scheduler.send(number=1, plan=BEGIN)
-    scheduler.send(number=1, plan=BEGIN)  # while it computes: nothing to say yet
+    scheduler.send(number=1, plan=BEGIN)  # while the plan computes there is no result to send
     scheduler.nothing_but_hellos(0.3)
     release()
     first = scheduler.expect("result")
@@ -144,7 +144,7 @@ def test_a_plan_that_comes_twice_is_executed_once_and_answered_again(scheduler: 
     assert scheduler.expect("result").number == 2
 
 
-def test_a_missing_plan_is_asked_for(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_missing_plan_is_requested(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.welcome()
     scheduler.send(number=1, plan=BEGIN)
@@ -160,7 +160,7 @@ def test_a_missing_plan_is_asked_for(scheduler: FakeScheduler, start: Start) -> 
 def test_a_fault_stops_everything_until_a_new_session(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.welcome()
-    scheduler.send(number=1, plan=decode(0))  # there is no sequence
+    scheduler.send(number=1, plan=decode(0))  # the slot has no sequence
     assert "slot 0 has no sequence" in scheduler.expect("event").event.fault
     scheduler.send(number=2, plan=BEGIN)
     scheduler.send(number=1, plan=BEGIN)
@@ -209,7 +209,7 @@ def test_a_second_welcome_of_the_same_session_changes_nothing(scheduler: FakeSch
     assert scheduler.expect("result").number == 2
 
 
-def test_a_new_session_drops_what_the_old_one_had_queued(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_new_session_drops_the_queued_plans_of_the_old_one(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.welcome()
     release = runner.hold_steps()
@@ -221,7 +221,7 @@ def test_a_new_session_drops_what_the_old_one_had_queued(scheduler: FakeSchedule
     scheduler.session = 2
     scheduler.send(welcome=plan_pb2.Welcome())
     scheduler.send(number=9, ping=plan_pb2.Ping())
-    scheduler.expect("pong")  # the socket is in the new session; only now the old plan ends
+    scheduler.expect("pong")  # the socket is in the new session before the old plan ends
     release()
     scheduler.send(number=1, plan=plan(admissions=[admission(0, [5], [1])], extents=[(0, 0, 1, SAMPLE)]))
     message = scheduler.expect("result")
@@ -230,7 +230,7 @@ def test_a_new_session_drops_what_the_old_one_had_queued(scheduler: FakeSchedule
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_scheduler_that_starts_anew_finds_the_runner_and_what_it_holds(
+def test_a_restarted_scheduler_finds_the_runner_and_its_sequences(
     scheduler: FakeScheduler, start: Start, resume: bool
 ) -> None:
     start(silence_s=2.0)
@@ -246,7 +246,7 @@ def test_a_scheduler_that_starts_anew_finds_the_runner_and_what_it_holds(
         successor.send(welcome=plan_pb2.Welcome(resume=resume))
         successor.send(snapshot_request=plan_pb2.SnapshotRequest())
         snapshot = successor.expect("snapshot").snapshot
-        assert snapshot.last_plan == 0  # plans count anew in every session
+        assert snapshot.last_plan == 0  # plan numbers restart in every session
         if resume:
             (sequence,) = snapshot.sequences
             assert (sequence.sequence_id, sequence.computed, ints(sequence.tokens)) == (100, 3, [1, 2, 3, 10])
@@ -259,9 +259,7 @@ def test_a_scheduler_that_starts_anew_finds_the_runner_and_what_it_holds(
         successor.close()
 
 
-def test_when_silence_ends_in_the_same_session_what_may_be_lost_is_said_again(
-    scheduler: FakeScheduler, start: Start
-) -> None:
+def test_after_silence_in_the_same_session_lost_messages_are_repeated(scheduler: FakeScheduler, start: Start) -> None:
     start(silence_s=0.5)
     scheduler.welcome()
     scheduler.send(number=1, plan=BEGIN)
@@ -289,7 +287,7 @@ def test_an_identity_that_gets_no_answer_is_replaced(
     scheduler.expect("result")
 
 
-def test_a_rejected_runner_leaves_with_the_reason(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_rejected_runner_ends_with_the_reason(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.expect("hello")
     scheduler.send(session=3, rejection=plan_pb2.Rejection(reason="another model is served here"))
@@ -297,7 +295,7 @@ def test_a_rejected_runner_leaves_with_the_reason(scheduler: FakeScheduler, star
     assert str(runner.error) == "another model is served here"
 
 
-def test_stop_finishes_the_plan_says_so_and_leaves(scheduler: FakeScheduler, start: Start) -> None:
+def test_stop_finishes_the_plan_reports_and_ends(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.welcome()
     release = runner.hold_steps()
@@ -321,7 +319,7 @@ def test_a_runner_without_a_scheduler_waits_and_can_be_stopped(tmp_path: Path) -
 
 
 def test_an_earlier_term_and_a_session_that_was_left_are_fenced(scheduler: FakeScheduler, start: Start) -> None:
-    """A scheduler that was paused hears of its successor, whatever it says, and can't take the runner back."""
+    """A scheduler that was paused learns of its successor from any message and can't take the runner back."""
     start()
     scheduler.expect("hello")
     scheduler.send(session=1, welcome=plan_pb2.Welcome(term=10))
@@ -340,9 +338,7 @@ def test_an_earlier_term_and_a_session_that_was_left_are_fenced(scheduler: FakeS
     assert scheduler.expect("result").session == 2
 
 
-def test_a_ping_tells_of_a_plan_that_never_came_and_a_pong_of_the_last_result(
-    scheduler: FakeScheduler, start: Start
-) -> None:
+def test_a_ping_reveals_a_lost_plan_and_a_pong_a_lost_result(scheduler: FakeScheduler, start: Start) -> None:
     start()
     scheduler.welcome()
     scheduler.send(number=1, plan=BEGIN)
@@ -354,7 +350,7 @@ def test_a_ping_tells_of_a_plan_that_never_came_and_a_pong_of_the_last_result(
     assert scheduler.expect("pong").number == 8
 
 
-def test_a_backend_beyond_use_says_so_and_ends_the_process(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_broken_backend_is_reported_and_ends_the_process(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
 
     def fail(batch: object) -> None:
@@ -367,28 +363,28 @@ def test_a_backend_beyond_use_says_so_and_ends_the_process(scheduler: FakeSchedu
     assert "the device is gone" in scheduler.expect("event").event.fault
     runner.join()
     assert isinstance(runner.error, BrokenBackend)
-    assert scheduler.receive(0.5) is None, "it can't take plans, so it must not say hello"
+    assert scheduler.receive(0.5) is None, "it can't execute plans, so it must not send Hello"
 
 
-def test_a_runner_that_nobody_wants_says_hello_only_when_it_can_compute(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_runner_without_a_scheduler_sends_hello_only_when_idle(scheduler: FakeScheduler, start: Start) -> None:
     runner = start(silence_s=0.3)
     release = runner.hold_steps()
     scheduler.welcome()
     scheduler.send(number=1, plan=BEGIN)
     scheduler.send(number=1, ping=plan_pb2.Ping())
     scheduler.expect("pong")
-    assert scheduler.receive(1.5) is None, "it is silent: to say hello would be to ask for plans"
+    assert scheduler.receive(1.5) is None, "no Hello, which would request plans"
     release()
     kinds = {scheduler.receive(10).WhichOneof("body"), scheduler.receive(10).WhichOneof("body")}  # type: ignore[union-attr]
     assert kinds == {"result", "hello"}
 
 
-def test_a_plan_that_does_not_end_ends_the_process_once_nobody_wants_it(scheduler: FakeScheduler, start: Start) -> None:
+def test_a_hung_plan_ends_the_process_once_no_scheduler_waits(scheduler: FakeScheduler, start: Start) -> None:
     runner = start(silence_s=0.5, plan_timeout_s=1.0)
     release = runner.hold_steps()
     scheduler.welcome()
     scheduler.send(number=1, plan=BEGIN)
-    for number in range(1, 21):  # the scheduler still waits for it
+    for number in range(1, 21):  # the scheduler still waits for the plan
         scheduler.send(number=number, ping=plan_pb2.Ping(last_plan=1))
         scheduler.expect("pong")
         time.sleep(0.1)
@@ -398,7 +394,9 @@ def test_a_plan_that_does_not_end_ends_the_process_once_nobody_wants_it(schedule
     release()
 
 
-def test_terms_are_pairs_and_an_id_is_told_only_to_who_knows_of_them(scheduler: FakeScheduler, start: Start) -> None:
+def test_terms_are_pairs_and_ids_are_sent_only_to_peers_with_the_feature(
+    scheduler: FakeScheduler, start: Start
+) -> None:
     start()
     hello = scheduler.expect("hello").hello
     assert (hello.term, hello.term_id, list(hello.features)) == (0, 0, sorted(OURS))
@@ -416,14 +414,12 @@ def test_terms_are_pairs_and_an_id_is_told_only_to_who_knows_of_them(scheduler: 
     scheduler.send(session=6, welcome=plan_pb2.Welcome(term=10, term_id=6, features=[TERMS]))
     scheduler.send(session=6, number=1, ping=plan_pb2.Ping())
     scheduler.expect("pong")
-    scheduler.send(session=1, number=1, plan=BEGIN)  # of its first session, whose scheduler knows ids
+    scheduler.send(session=1, number=1, plan=BEGIN)  # of its first session, whose scheduler has the feature
     event = scheduler.expect("event").event
     assert (event.fenced, event.fenced_id) == (10, 6)
 
 
-def test_it_tells_its_next_scheduler_of_the_longest_context_that_a_ping_named(
-    scheduler: FakeScheduler, start: Start
-) -> None:
+def test_hello_has_the_longest_context_of_any_ping(scheduler: FakeScheduler, start: Start) -> None:
     start(silence_s=0.3)
     assert not scheduler.expect("hello").hello.longest_context
     scheduler.send(session=1, welcome=plan_pb2.Welcome(term=1, features=sorted(OURS)))
@@ -433,9 +429,7 @@ def test_it_tells_its_next_scheduler_of_the_longest_context_that_a_ping_named(
     assert scheduler.expect("hello").hello.longest_context == 900
 
 
-def test_it_tells_its_next_scheduler_of_the_greatest_term_that_a_ping_named(
-    scheduler: FakeScheduler, start: Start
-) -> None:
+def test_hello_has_the_greatest_term_of_any_ping(scheduler: FakeScheduler, start: Start) -> None:
     start(silence_s=0.3)
     scheduler.expect("hello")
     scheduler.send(session=1, welcome=plan_pb2.Welcome(term=1, term_id=5, features=[TERMS]))

@@ -1,4 +1,4 @@
-"""Configurations in all their spellings, against what transformers makes of them."""
+"""Configurations in all their forms, compared with transformers' reading of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.rope_config import RopeType
 
-# As a Llama 2 folder has it: written before rope_parameters, head_dim and num_key_value_heads existed.
+# As in a Llama 2 folder, which predates rope_parameters, head_dim and num_key_value_heads.
 OLD_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -31,7 +31,7 @@ def rotating(config: ModelConfig) -> tuple[bool, ...]:
     return tuple(layer.rope is not None for layer in config.layers)
 
 
-def test_fields_that_old_configurations_leave_out() -> None:
+def test_fields_that_old_configurations_omit() -> None:
     config = ModelConfig.from_hugging_face(OLD_LLAMA)
     assert (config.num_kv_heads, config.head_dim, config.activation) == (4, 16, "silu")
     assert not config.tied_embeddings and config.is_plain
@@ -82,7 +82,7 @@ def test_mistral_windows_cover_all_layers() -> None:
     assert ModelConfig.from_hugging_face(config).windows == (None, None, None)
 
 
-def test_smollm3_leaves_out_rope_where_transformers_does() -> None:
+def test_smollm3_skips_rope_where_transformers_does() -> None:
     config = transformers.SmolLM3Config(num_hidden_layers=10, no_rope_layer_interval=3)
     expected = tuple(map(bool, config.no_rope_layers))
     assert rotating(ModelConfig.from_hugging_face(config)) == expected
@@ -116,6 +116,6 @@ def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ],
 )
-def test_what_the_decoder_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+def test_unsupported_features_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_hugging_face({**OLD_LLAMA, **changes})

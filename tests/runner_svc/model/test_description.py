@@ -1,4 +1,4 @@
-"""What Hello says of a model: tokenizer, templates, special tokens, ids that end a sequence."""
+"""A model's description in Hello: tokenizer, templates, special tokens, ids that end a sequence."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_special_tokens_as_objects(folder: Path) -> None:
     assert describe(folder).special_tokens["bos_token"] == "<s>"
 
 
-def test_truncation_and_padding_are_left_out(folder: Path) -> None:
+def test_truncation_and_padding_are_removed(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)

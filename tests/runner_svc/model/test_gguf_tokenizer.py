@@ -1,4 +1,4 @@
-"""What a converted tokenizer takes from the GGUF file, whatever transformers made of it."""
+"""The parts of a converted tokenizer that come from the GGUF file, regardless of transformers' version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner_svc.model.gguf_tokenizer import StatedTokenizer, write_stated_tokeni
 from runner_svc.model.source import model_folder
 from tests.support.tiny_gguf import VOCAB_SIZE, write_tiny_gguf
 
-# Spelled outside the byte alphabet, and no `<|endoftext|>` among them: so are DeepSeek's.
+# Spelled outside the byte alphabet and without `<|endoftext|>`, like DeepSeek's.
 DEEPSEEK = {IM_START_ID: "<｜begin▁of▁sentence｜>", IM_END_ID: "<｜end▁of▁sentence｜>", END_OF_TEXT_ID: "<｜User｜>"}
 
 
@@ -28,7 +28,7 @@ def converted(gguf_file: Path) -> Path:
 
 
 def stated(**changes: Any) -> StatedTokenizer:
-    """The bytes but 0xFF, and behind them BOS, EOS, a word of a user's, and an ordinary token that pads."""
+    """Returns all bytes but 0xFF, then BOS, EOS, a user-defined token, and an ordinary token for padding."""
     fields: dict[str, Any] = {
         "vocabulary": "gpt2",
         "splitting": "gpt-2",
@@ -43,7 +43,7 @@ def stated(**changes: Any) -> StatedTokenizer:
 
 
 def written(folder: Path, stated: StatedTokenizer) -> Tokenizer:
-    """Corrects a tokenizer that has everything wrong."""
+    """Corrects a tokenizer in which everything is wrong."""
     vocabulary = {"<s>": 0, "<|endoftext|>": 1}
     wrong = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<s>", fuse_unk=True, byte_fallback=True))
     wrong.add_special_tokens(["<|endoftext|>"])
@@ -57,7 +57,7 @@ def written(folder: Path, stated: StatedTokenizer) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def test_tokens_that_an_older_transformers_mixes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_an_older_transformers_confuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from_pretrained = transformers.AutoTokenizer.from_pretrained
 
     def as_5_17(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ def test_special_tokens_outside_the_byte_alphabet_keep_their_ids(tmp_path: Path)
     folder = converted(write_tiny_gguf(tmp_path / "tiny.gguf", specials=DEEPSEEK))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("".join(DEEPSEEK.values())).ids == list(DEEPSEEK)
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE  # none behind the model's own
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE  # no token is appended to the model's
     assert tokenizer.encode("<|endoftext|>").ids == [*b"<|endoftext|>"]
 
 
@@ -104,7 +104,7 @@ def test_a_byte_level_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.encode("<|endoftext|>").ids == [*b"<|endoftext|>"]
 
 
-def test_bytes_without_a_token_are_left_out(tmp_path: Path) -> None:
+def test_bytes_without_a_token_are_dropped(tmp_path: Path) -> None:
     tokens = [text for text in stated().tokens if text != byte_alphabet()[4]]
     tokenizer = written(tmp_path, stated(tokens=tokens, types=stated().types[1:], ids={}))
     assert tokenizer.encode("a\x04b").tokens == ["a", "b"]
@@ -119,17 +119,17 @@ def test_without_types_only_the_ends_are_special(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("adds_bos", "adds_eos"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("vocabulary", ["gpt2", "llama"])
-def test_what_is_added_to_a_text(vocabulary: str, adds_bos: bool, adds_eos: bool, tmp_path: Path) -> None:
+def test_tokens_added_to_a_text(vocabulary: str, adds_bos: bool, adds_eos: bool, tmp_path: Path) -> None:
     added = stated(vocabulary=vocabulary, adds_bos=adds_bos, adds_eos=adds_eos)
     encoding = written(tmp_path, added).encode("", add_special_tokens=True)
     assert encoding.ids == [255] * adds_bos + [256] * adds_eos
 
 
-def test_nothing_is_added_where_the_file_has_no_such_token(tmp_path: Path) -> None:
+def test_nothing_is_added_without_such_a_token_in_the_file(tmp_path: Path) -> None:
     assert written(tmp_path, stated(adds_bos=True, adds_eos=True, ids={})).encode("a").ids == [*b"a"]
 
 
-def test_an_id_that_is_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_is_not_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.tiny_gguf.IM_END_ID", VOCAB_SIZE)
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(UnsupportedModel, match=f"eos_token is token {VOCAB_SIZE}, but it has {VOCAB_SIZE} tokens"):

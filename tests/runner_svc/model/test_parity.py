@@ -1,6 +1,6 @@
-"""Greedy output equals transformers' generate in float32, for each family, however the prompts are cut.
+"""Greedy output equals transformers' generate in float32, for each family and any chunking of the prompts.
 
-ROSTER_TEST_DEVICE says over which backend.
+ROSTER_TEST_DEVICE selects the backend.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import Parity
 from tests.support.tested_backend import TESTED, reference
 from tests.support.tested_device import NEEDS_DEVICE
-from tests.support.tiny_models import FAMILIES, NUM_TOKENS
+from tests.support.thoroughness import choice
+from tests.support.tiny_models import FAMILIES, IN_CI, NUM_TOKENS
 
 MAX_TOKENS = 16
 PROMPT_LENGTHS = (1, 70)
 NUM_PROMPTS = TESTED.count(3, in_ci=2)
-"""Of each way to cut them."""
+"""Number of prompts for each chunking."""
 
 pytestmark = NEEDS_DEVICE
 
@@ -34,7 +35,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", choice(list(FAMILIES), in_ci=IN_CI))
 def test_random_plans_give_the_tokens_of_generate(family: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

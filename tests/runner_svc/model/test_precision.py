@@ -1,4 +1,4 @@
-"""How far 16-bit arithmetic may part from float32: what tests over a GPU allow is a few times what it costs here."""
+"""Deviation of 16-bit arithmetic from float32: GPU tests allow a few times the deviation measured here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PLACES = 96
 
 
 def logits(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
-    """float32 [len(tokens), vocab_size]; the last product in float32, as ours is."""
+    """Returns float32 [len(tokens), vocab_size]; the last product is in float32, as in Roster."""
     with torch.inference_mode():
         hidden = model.model(torch.tensor([tokens])).last_hidden_state[0]
         return hidden.float() @ model.lm_head.weight.float().t()
 
 
 @pytest.mark.parametrize("family", ["llama-head-dim", "llama-yarn", "qwen3"])
-def test_float16_costs_half_of_what_is_allowed(family: str, tmp_path: Path) -> None:
+def test_float16_deviates_by_half_of_the_tolerance(family: str, tmp_path: Path) -> None:
     folder = make_tiny_model(family, tmp_path / "tiny", 1, torch.float16, **KERNEL_SIZES[family])
     exact = reference(folder, FLOAT16)
     rounded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16)
@@ -37,7 +37,7 @@ def test_float16_costs_half_of_what_is_allowed(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("precision", [FLOAT16, BFLOAT16])
-def test_a_token_that_is_no_near_tie_is_found(precision: Precision, tmp_path: Path) -> None:
+def test_a_token_that_is_not_a_near_tie_is_found(precision: Precision, tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "tiny")
     parity = Parity(reference(folder, precision), precision)
     prompt, tokens = [1, 2, 3], [7, 8, 9]
@@ -48,8 +48,8 @@ def test_a_token_that_is_no_near_tie_is_found(precision: Precision, tmp_path: Pa
         parity.check_forced(prompt, [second])
 
 
-def test_ties_are_counted_behind_the_first_one() -> None:
-    """A stand-in for a model: equal logits everywhere."""
+def test_ties_are_counted_after_the_first_one() -> None:
+    """With a stand-in for a model, whose logits are all equal."""
     parity = Parity(None, FLOAT16)
     assert FLOAT16.allowed_ties(0) == 3
     parity.places, parity.ties = 10, 4

@@ -1,7 +1,7 @@
-"""The default model itself: SmolLM2-135M-Instruct against transformers, and that it answers sensibly.
+"""The default model, SmolLM2-135M-Instruct: compared with transformers, and its answers are sensible.
 
-ROSTER_TEST_DEVICE says over which backend. The model's conversion is kept in the user's cache folder, as a runner does,
-so that only the first run of the tests pays it.
+ROSTER_TEST_DEVICE selects the backend. The converted model is kept in the user's cache folder, as by a runner, so that
+only the first run of the tests converts it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tokenizer(backend: ModelBackend) -> Tokenizer:
     return Tokenizer.from_str(backend.model.tokenizer.decode())
 
 
-def test_what_hello_says(backend: ModelBackend) -> None:
+def test_the_description_in_hello(backend: ModelBackend) -> None:
     model = backend.model
     assert (model.vocab_size, model.context_length, list(model.eos_token_ids)) == (49152, 8192, [2])
     assert dict(model.special_tokens) == {
@@ -74,7 +74,7 @@ def test_numbers_are_split_into_digits(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("<|im_end|>").ids == [2]
 
 
-def test_a_byte_that_the_vocabulary_lacks_is_no_special_token(tokenizer: Tokenizer) -> None:
+def test_a_byte_without_a_token_is_not_a_special_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("a\x04b").tokens == ["a", "b"]
 
 

@@ -1,4 +1,4 @@
-"""Names of models, and GGUF files that are converted once."""
+"""Names of models, and GGUF files, which are converted once."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def ignore(what: str, share: float) -> None:
     pass
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_is_used_unchanged(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "tiny")
     assert model_folder(str(folder), tmp_path / "cache", ignore) == folder
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./tiny", "tiny", "a/b/c", "~/no such model"])
-def test_a_name_that_is_nothing_says_what_would_do(name: str, tmp_path: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_valid_forms(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="hub id"):
         model_folder(name, tmp_path, ignore)
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no config\.json, and no \.gguf"):
+    with pytest.raises(ModelNotFound, match=r"no config\.json and no \.gguf"):
         model_folder(str(tmp_path), tmp_path / "cache", ignore)
 
 
@@ -57,10 +57,10 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(gguf_conversion, "_convert", lambda *_: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
-    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf of a folder
+    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
 
 
-def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
+def test_a_converted_model_tokenizes_and_computes(tmp_path: Path) -> None:
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     folder = model_folder(str(gguf_file), tmp_path / "cache", ignore)
     config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
@@ -71,7 +71,7 @@ def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
     assert dict(model.special_tokens) == {role: SPECIAL_TOKENS[token] for role, token in roles.items()}
     assert model.chat_template == CHAT_TEMPLATE
     tokenizer = Tokenizer.from_str(model.tokenizer.decode())
-    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, though "42" is in the vocabulary
+    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, although "42" is in the vocabulary
     backend = TorchBackend.load(
         str(gguf_file),
         cache_folder=tmp_path / "cache",
@@ -106,7 +106,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model" * 100)
     with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be converted"):
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raised", [TypeError, RuntimeError, IndexError, AttributeError, Exception])
-def test_whatever_transformers_raises_is_the_files_fault(
+def test_any_error_of_transformers_is_reported_for_the_file(
     raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: object) -> None:
@@ -125,14 +125,14 @@ def test_whatever_transformers_raises_is_the_files_fault(
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     sentences = (
         rf"tiny\.gguf can't be converted by transformers [0-9.]+: {raised.__name__}: expected a tuple of length 2, but "
-        r"got one of length 1\. Check that .*, install a newer transformers, or give a folder with .* safetensors\.$"
+        r"got one of length 1\. Check that .*, install a newer transformers, or use a folder with .* safetensors\.$"
     )
     with pytest.raises(UnsupportedModel, match=sentences):
         model_folder(str(gguf_file), tmp_path / "cache", ignore)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_package_that_is_missing_is_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_not_reported_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> None:
         raise ImportError("needs accelerate")
 
@@ -144,7 +144,7 @@ def test_a_package_that_is_missing_is_not_the_files_fault(tmp_path: Path, monkey
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
 def test_weights_that_may_run_code_are_refused_with_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n")
-    sentence = rf"{name} is a pickle, which may run code .* convert it to safetensors"
+    sentence = rf"{name} is a pickle file, which could run code .* convert it to safetensors"
     with pytest.raises(ModelNotFound, match=sentence):
         model_folder(str(tmp_path / name), tmp_path / "cache", ignore)
     with pytest.raises(ModelNotFound, match=sentence):

@@ -1,4 +1,4 @@
-"""Checkpoints of one file and of many, what is wrong with broken ones, and fingerprints."""
+"""Checkpoints of one and of several files, the errors of broken ones, and fingerprints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(folder: Path, shares: list[float] | None = None) -> ModelWeights:
 
 
 def shard(folder: Path, target: Path) -> Path:
-    """The same checkpoint, in two files and an index."""
+    """Returns the same checkpoint in two files with an index."""
     shutil.copytree(folder, target)
     tensors = load_file(target / "model.safetensors")
     (target / "model.safetensors").unlink()

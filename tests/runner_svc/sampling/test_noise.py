@@ -1,4 +1,4 @@
-"""The draw keys: array and scalar agree, and all three parts count."""
+"""The draw keys: arrays and scalars agree, and all three parts matter."""
 
 from __future__ import annotations
 

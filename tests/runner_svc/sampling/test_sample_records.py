@@ -1,4 +1,4 @@
-"""Records for the sampling kernels: packed one batch after another they are those that are packed anew."""
+"""Records for the sampling kernels: consecutive batches give the same records as packing each separately."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_batches_one_after_another() -> None:
     batch = step_batch([random_row(rng) for _ in range(5)])
     for _ in range(60):
         kind = rng.choice(["further", "further", "further", "others", "part"])
-        if kind == "further":  # the same rows, as in a plan that follows: parameters and states are the same objects
+        if kind == "further":  # the same rows, as in a following plan: same objects
             batch = replace(batch, starts=batch.starts + 1)
         elif kind == "others":
             batch = step_batch([random_row(rng) for _ in range(rng.randint(1, 6))])

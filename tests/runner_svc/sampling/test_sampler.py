@@ -1,4 +1,4 @@
-"""The sampler against its slow twin, alone and among neighbours."""
+"""The sampler compared with a slow reference, for single rows and among others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def one_thread() -> None:
 
 
 def random_row(dice: random.Random, vocab_size: int = VOCAB_SIZE) -> Row:
-    """Any combination of parameters; logits on a grid, so that equal ones occur."""
+    """Returns a row with random parameters and with logits on a grid, so that equal ones occur."""
     prompt_len = dice.randint(1, 20)
     spread = dice.choice([1, 3, 8])
     return Row(
@@ -54,7 +54,7 @@ def random_row(dice: random.Random, vocab_size: int = VOCAB_SIZE) -> Row:
     )
 
 
-def test_random_rows_draw_the_twins_tokens(dice: random.Random) -> None:
+def test_random_rows_sample_the_tokens_of_the_reference(dice: random.Random) -> None:
     rows = [random_row(dice) for _ in range(300)]
     close = 0
     result = sample(rows)
@@ -62,7 +62,7 @@ def test_random_rows_draw_the_twins_tokens(dice: random.Random) -> None:
     for row, token in zip(rows, result.tokens.tolist(), strict=True):
         expected = scores(row)
         best = max(expected, key=expected.__getitem__)
-        # float32 against float64: another token may win, or be kept, only by a hair.
+        # float32 against float64: another token may win, or be kept, only if scores are nearly equal.
         if token != best:
             close += 1
             assert math.isclose(scores(row).get(token, -math.inf), expected[best], abs_tol=1e-4) or _at_edge(row), row
@@ -70,7 +70,7 @@ def test_random_rows_draw_the_twins_tokens(dice: random.Random) -> None:
 
 
 def _at_edge(row: Row) -> bool:
-    """Whether a slightly larger or smaller top_p or min_p keeps other tokens."""
+    """Returns whether a slightly larger or smaller top_p or min_p keeps other tokens."""
     sets = []
     for factor in (1 - 1e-5, 1 + 1e-5):
         moved = dataclasses.replace(row, top_p=min(1.0, row.top_p * factor), min_p=row.min_p * factor)
@@ -88,7 +88,7 @@ def test_greedy_takes_the_first_of_the_largest_adjusted_logits(dice: random.Rand
 
 
 @pytest.mark.parametrize("vocab_size", [37, 49_152])
-def test_a_rows_token_does_not_depend_on_its_neighbours(dice: random.Random, vocab_size: int) -> None:
+def test_a_rows_token_does_not_depend_on_other_rows(dice: random.Random, vocab_size: int) -> None:
     noise = np.random.default_rng(dice.getrandbits(32))
     rows = []
     for _ in range(12):
@@ -113,7 +113,7 @@ def test_rows_computed_together_as_on_a_gpu_draw_the_same_tokens(
     assert sample(rows).tokens.tolist() == one_by_one
 
 
-def test_truncation_looks_further_where_the_first_candidates_do_not_reach_top_p(
+def test_truncation_takes_more_candidates_if_the_first_do_not_reach_top_p(
     dice: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [dataclasses.replace(random_row(dice), top_p=dice.choice([0.5, 0.99]), top_k=0) for _ in range(40)]
@@ -125,7 +125,7 @@ def test_truncation_looks_further_where_the_first_candidates_do_not_reach_top_p(
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_is_told_and_its_neighbours_draw_as_ever(bad: float, temperature: float) -> None:
+def test_a_row_that_is_not_finite_is_reported_and_others_sample_as_usual(bad: float, temperature: float) -> None:
     dice = random.Random(3)
     rows = [dataclasses.replace(random_row(dice), temperature=temperature, logprobs=0) for _ in range(3)]
     usual = sample(rows)
@@ -149,7 +149,7 @@ def test_min_tokens_forbids_stop_ids_until_that_many_are_generated() -> None:
     assert [drawn(generated) for generated in range(4)] == [2, 2, 1, 1]
 
 
-def test_penalties_count_what_they_should() -> None:
+def test_penalties_count_the_right_tokens() -> None:
     # Token 0 is in the prompt, 1 twice in the output, 2 nowhere, 3 is in the prompt with a negative logit.
     base = Row([4.0, 4.0, 4.0, -1.0], [0, 3, 1, 1], 2, temperature=0, logprobs=4)
 
@@ -185,7 +185,7 @@ def test_logprobs_follow_adjustments_but_not_temperature(dice: random.Random) ->
 def test_prompt_logprobs_score_the_next_prompt_token_of_each_position() -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(3, 50, generator=generator)
-    row = Row([0.0] * 50, [4, 8, 15, 16, 23, 42], 5, bias={8: 100.0})  # adjustments play no part
+    row = Row([0.0] * 50, [4, 8, 15, 16, 23, 42], 5, bias={8: 100.0})  # adjustments have no effect
     batch = step_batch([row])
     batch.starts[:], batch.counts[:] = 1, 5
     batch.states[0].prompt_logprobs = 2

@@ -1,4 +1,4 @@
-"""Drawn frequencies against exact probabilities: chi-square over fresh seeds, and over the positions of one seed."""
+"""Sampled frequencies against exact probabilities: chi-square over seeds, and over the positions of one seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.sampler_twin import Row, probabilities
 
 DRAWS = 1500
 LOGITS = [2.0, 1.5, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -4.0]
-# Chance that a right sampler is found wrong: about one in a million a test.
+# Probability that a correct sampler fails: about one in a million per test.
 SIGMAS = 5.0
 
 CASES = {
@@ -36,7 +36,7 @@ def one_thread() -> None:
 
 
 def assert_drawn_as(counts: np.ndarray, expected: dict[int, float]) -> None:
-    """Wilson-Hilferty: the cube root of chi-square over its degrees of freedom is nearly normal."""
+    """Tests by Wilson-Hilferty: the cube root of chi-square over its degrees of freedom is nearly normal."""
     drawn = int(counts.sum())
     outside = [token for token in range(len(counts)) if counts[token] and token not in expected]
     assert not outside, f"tokens {outside} can't be drawn"
@@ -66,7 +66,7 @@ def test_frequencies_over_seeds(name: str) -> None:
 
 @pytest.mark.parametrize("axis", ["position", "sample_index"])
 def test_frequencies_and_independence_along_one_seed(axis: str) -> None:
-    """A sequence's own draws, one position after another, and the draws of the choices of one request."""
+    """Draws of one sequence at consecutive positions, and draws of the choices of one request."""
     seed = random.getrandbits(64)
     print(f"seed {seed}")
     row = Row(LOGITS, [0], 1, seed=seed)
@@ -85,7 +85,7 @@ def test_frequencies_and_independence_along_one_seed(axis: str) -> None:
 
 
 def test_frequencies_over_a_large_vocabulary() -> None:
-    """49,152 equal logits: the ids' noise is independent across the vocabulary, too."""
+    """49,152 equal logits: the noise is also independent across the ids of the vocabulary."""
     seed = random.getrandbits(60)
     print(f"first seed {seed}")
     vocab_size, draws, bins = 49_152, 600, 32

@@ -1,4 +1,4 @@
-"""Where settings come from, and that each is documented."""
+"""The sources of the runner's settings, and that each setting is documented."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_setting_is_described() -> None:
 
 
 def test_the_test_backend_is_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a flag over a variable over a file, by its members."""
+    """Its members come from the flag, then the variable, then the file."""
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"test_backend": {"step_ms": 1, "vocab_size": 300, "poison_token": 7}}))
     monkeypatch.setenv("ROSTER_SETTINGS", str(file))
@@ -61,7 +61,7 @@ def test_the_test_backend_is_one_setting(tmp_path: Path, monkeypatch: pytest.Mon
         ("7", "setting test_backend: Input should be"),
     ],
 )
-def test_what_the_test_backend_does_not_know(value: str, why: str) -> None:
+def test_invalid_test_backends_are_refused(value: str, why: str) -> None:
     with pytest.raises(UnusableSettings, match=f"^{why}"):
         RunnerSettings.read(_cli_parse_args=[f"--test-backend={value}"])
 
@@ -69,7 +69,7 @@ def test_what_the_test_backend_does_not_know(value: str, why: str) -> None:
 @pytest.mark.parametrize("name", sorted(OLD_NAMES))
 def test_old_spellings_name_the_new_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag, variable, file = f"--{name.replace('_', '-')}", f"ROSTER_{name.upper()}", tmp_path / "settings.json"
-    new = f'is a part of test_backend: write --test-backend \'{{"{name}": "..."}}\', or ROSTER_TEST_BACKEND='
+    new = f'is now part of test_backend: write --test-backend \'{{"{name}": "..."}}\' or ROSTER_TEST_BACKEND='
     for arguments in ([flag, "1"], [f"{flag}=1"]):
         with pytest.raises(UnusableSettings) as refused:
             RunnerSettings.read(_cli_parse_args=arguments)
@@ -85,7 +85,7 @@ def test_old_spellings_name_the_new_one(name: str, tmp_path: Path, monkeypatch: 
         RunnerSettings.read(**{name: 1})
 
 
-def test_help_leaves_out_what_is_for_tests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_omits_settings_for_tests(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         RunnerSettings.read(_cli_parse_args=["--help"])
     told = capsys.readouterr().out

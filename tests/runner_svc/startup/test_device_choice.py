@@ -1,4 +1,4 @@
-"""Which device serves, what is logged where "auto" ends on the CPU, and what is said of a GPU that is full."""
+"""The choice of the device, the log if "auto" chooses the CPU, and the messages about a full or failing GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["gpu"]
 
 
 def told(device: str = "auto") -> tuple[str, list[dict]]:
-    """The device that is chosen and what is logged of it."""
+    """Returns the chosen device and the log lines about it."""
     choice = choose_device(RunnerSettings(device=device))
     with capture_logs() as logs:
         choice.tell()
@@ -34,12 +34,12 @@ def told(device: str = "auto") -> tuple[str, list[dict]]:
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_gpu_needs_no_word(gpu: FakeGpu, device: str) -> None:
+def test_a_usable_gpu_logs_nothing(gpu: FakeGpu, device: str) -> None:
     assert told(device) == ("cuda", [])
 
 
 @pytest.mark.parametrize("device", ["cpu", "hash", "null"])
-def test_a_choice_of_the_operator_needs_none(gpu: FakeGpu, device: str) -> None:
+def test_a_device_set_by_the_operator_logs_nothing(gpu: FakeGpu, device: str) -> None:
     gpu.no_cupy()
     assert told(device) == (device, [])
 
@@ -47,19 +47,19 @@ def test_a_choice_of_the_operator_needs_none(gpu: FakeGpu, device: str) -> None:
 def test_no_gpu_is_one_line(gpu: FakeGpu) -> None:
     gpu.unavailable(NO_DRIVER, here=False)
     device, (line,) = told()
-    assert (device, line["log_level"], line["event"]) == ("cpu", "info", "this runs on the CPU")
+    assert (device, line["log_level"], line["event"]) == ("cpu", "info", "the model runs on the CPU")
     assert line["reason"].startswith("torch finds no usable GPU (Found no NVIDIA driver")
 
 
 def test_a_container_without_the_hosts_gpu_is_one_line(gpu: FakeGpu) -> None:
     gpu.unavailable(NO_DRIVER, here=False, on_the_bus=True)
     device, (line,) = told()
-    assert (device, line["log_level"], line["event"]) == ("cpu", "info", "this runs on the CPU")
+    assert (device, line["log_level"], line["event"]) == ("cpu", "info", "the model runs on the CPU")
     assert "docker run --gpus all" in line["advice"]
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_gpu_that_is_full_or_ill_is_no_reason_for_the_cpu(
+def test_a_full_or_failing_gpu_is_no_reason_for_the_cpu(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     gpu.cupy(runtime=FULL, nvrtc=None)
@@ -67,11 +67,11 @@ def test_a_gpu_that_is_full_or_ill_is_no_reason_for_the_cpu(
     assert (ended.returncode, ended.stderr) == (
         2,
         f"roster-runner: device is '{device}', but CuPy can't use the GPU (cudaErrorMemoryAllocation: out of memory): "
-        "end other programs that use the GPU, or wait for them: a supervisor starts this runner again, "
+        "end other programs that use the GPU, or wait for them while a supervisor restarts this runner, "
         "or set device to 'cpu'\n",
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", answering(None, ILL))
-    with pytest.raises(UnusableSettings, match=r"uncorrectable ECC error .* nvidia-smi .* restart the machine"):
+    with pytest.raises(UnusableSettings, match=r"uncorrectable ECC error .* nvidia-smi, .* restart the machine"):
         choose_device(RunnerSettings(device=device))
     assert told("cpu") == ("cpu", [])
 
@@ -92,10 +92,10 @@ def unusable(gpu: FakeGpu, case: str) -> None:
 
 CASES = {
     "driver": "torch can't use the GPU (The NVIDIA driver on your system is too old",
-    "card": "NVIDIA Test has compute capability 7.0, and 8.0 is the least",
+    "card": "NVIDIA Test has compute capability 7.0, but 8.0 is required",
     "no CuPy": "CuPy is not installed",
     "CuPy": "CuPy can't use the GPU (cudaErrorInsufficientDriver: CUDA driver version is insufficient",
-    "torch": "this torch is built without CUDA",
+    "torch": "torch is built without CUDA",
 }
 
 
@@ -104,12 +104,12 @@ def test_a_gpu_that_can_not_be_used_is_a_warning(gpu: FakeGpu, case: str) -> Non
     unusable(gpu, case)
     device, (line,) = told()
     assert (device, line["log_level"]) == ("cpu", "warning")
-    assert line["event"] == "the GPU is not used: this runs on the CPU"
+    assert line["event"] == "the GPU is not used: the model runs on the CPU"
     assert line["reason"].startswith(CASES[case]) and line["advice"].endswith("set device to 'cpu'")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_who_asks_for_the_gpu_is_refused(gpu: FakeGpu, case: str) -> None:
+def test_device_cuda_without_a_usable_gpu_is_refused(gpu: FakeGpu, case: str) -> None:
     unusable(gpu, case)
     ended = run_runner("--device", "cuda")
     assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1
@@ -125,7 +125,7 @@ def test_the_ready_line_says_why_it_is_the_cpu(gpu: FakeGpu, monkeypatch: pytest
     monkeypatch.setattr(runner_main.signal, "signal", mock.Mock())
     with capture_logs() as logs:
         assert runner_main.serve(RunnerSettings(), lambda *arguments: mock.Mock()) == 0
-    assert [line["event"] for line in logs] == ["the GPU is not used: this runs on the CPU", "ready", "stopped"]
+    assert [line["event"] for line in logs] == ["the GPU is not used: the model runs on the CPU", "ready", "stopped"]
     assert logs[1]["no_gpu"] == "CuPy is not installed"
 
 
@@ -147,7 +147,7 @@ def test_a_gpu_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
-LOOK = "see what nvidia-smi says of the GPU, and restart the machine if it is ill, or set device to 'cpu'"
+LOOK = "check the GPU with nvidia-smi, and restart the machine if the GPU has failed, or set device to 'cpu'"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,8 @@ LOOK = "see what nvidia-smi says of the GPU, and restart the machine if it is il
             RuntimeError("CUDA error: no kernel image is available for execution on the device\nFor debugging"),
             2,
             "while the model loads, Roster can't use the GPU (CUDA error: no kernel image is available for execution "
-            "on the device): update the driver, or install the torch and CuPy that fit it, or set device to 'cpu'",
+            "on the device): update the driver, or install torch and CuPy for the present driver, or set device to "
+            "'cpu'",
         ),
     ],
 )
@@ -180,7 +181,7 @@ def test_a_gpu_that_fails_while_the_model_loads(
     status: int,
     sentence: str,
 ) -> None:
-    """A sentence, and status 3 where a new process may find the GPU well again."""
+    """The runner prints a sentence and exits with status 3 if a new process may be able to use the GPU."""
     monkeypatch.setattr(cuda_loading, "load_cuda_backend", mock.Mock(side_effect=error))
     monkeypatch.setattr(runner_main.signal, "signal", mock.Mock())
     assert runner_main.serve(RunnerSettings(device="cuda")) == status
@@ -199,10 +200,10 @@ def test_a_gpu_that_fails_while_the_model_loads(
     ],
 )
 def test_kernels_that_do_not_compile(monkeypatch: pytest.MonkeyPatch, log: str, complaint: str) -> None:
-    """CuPy's compiler can be there without CUDA's headers."""
+    """CuPy's compiler may be installed without CUDA's headers."""
 
     class CompileException(Exception):
-        """As CuPy's."""
+        """Stands in for CuPy's."""
 
     monkeypatch.setitem(sys.modules, "cupy.cuda.compiler", SimpleNamespace(CompileException=CompileException))
     monkeypatch.setattr(cuda_loading, "load_cuda_backend", mock.Mock(side_effect=CompileException(log)))
@@ -227,7 +228,7 @@ def test_a_gpu_without_room_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnusableSettings) as refused:
         backend_factory.build_backend(RunnerSettings(), "cuda", print)
     assert str(refused.value) == (
-        "the GPU has 1.0 GiB, of which gpu_memory allows 90%; weights and the largest step take 0.5 GiB, other users "
-        "and the driver 0.0 GiB, graphs 0.5 GiB: nothing is left for KV. Use a smaller model, lower max_step_tokens, "
+        "no GPU memory is left for KV: of 1.0 GiB, gpu_memory allows 90%; weights and the largest step take 0.5 GiB, "
+        "the driver and other processes 0.0 GiB, CUDA graphs 0.5 GiB. Use a smaller model, lower max_step_tokens, "
         "slots or context_length, or raise gpu_memory"
     )

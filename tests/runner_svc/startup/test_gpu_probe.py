@@ -1,4 +1,4 @@
-"""What stands in the way of a GPU: why, what to do, and whether there is one at all."""
+"""Obstacles to using a GPU: the reason, the remedy, and whether there is a GPU at all."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def obstacle() -> Obstacle:
     return found
 
 
-def test_nothing_stands_in_the_way(gpu: FakeGpu) -> None:
+def test_a_usable_gpu_has_no_obstacle(gpu: FakeGpu) -> None:
     assert gpu_obstacle() is None
 
 
 def test_a_torch_without_cuda(gpu: FakeGpu) -> None:
     gpu.torch_without_cuda(here=False)
-    assert obstacle() == Obstacle("this torch is built without CUDA", gpu_is_here=False)
+    assert obstacle() == Obstacle("torch is built without CUDA", gpu_is_here=False)
     gpu.torch_without_cuda(here=True)
-    assert str(obstacle()) == ("this torch is built without CUDA: install a build with it, or set device to 'cpu'")
+    assert str(obstacle()) == ("torch is built without CUDA: install a build with CUDA, or set device to 'cpu'")
     assert obstacle().gpu_is_here
 
 
@@ -50,7 +50,7 @@ def test_no_gpu_at_all(gpu: FakeGpu, error: Exception | None, reason: str) -> No
 
 
 def test_a_driver_that_is_too_old(gpu: FakeGpu) -> None:
-    gpu.unavailable(OLD_DRIVER, here=False)  # the driver itself says that there is one
+    gpu.unavailable(OLD_DRIVER, here=False)  # the driver's error implies that there is a GPU
     assert str(obstacle()) == (
         "torch can't use the GPU (The NVIDIA driver on your system is too old (found version 11040)): "
         "update the driver, or set device to 'cpu'"
@@ -58,7 +58,7 @@ def test_a_driver_that_is_too_old(gpu: FakeGpu) -> None:
     assert obstacle().gpu_is_here
 
 
-def test_torch_does_not_warn_of_it_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_driver_is_not_also_reported_by_a_warning(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.unavailable(OLD_DRIVER)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: warnings.warn("too old", stacklevel=1))
     with warnings.catch_warnings():
@@ -68,17 +68,17 @@ def test_torch_does_not_warn_of_it_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
 
 def test_a_gpu_without_its_driver(gpu: FakeGpu) -> None:
     gpu.unavailable(NO_DRIVER)
-    assert obstacle().gpu_is_here and "though one is here" in obstacle().why
+    assert obstacle().gpu_is_here and "the GPU of this machine" in obstacle().why
     assert "install the NVIDIA driver" in obstacle().remedy and "--gpus all" in obstacle().remedy
     gpu.unavailable(RuntimeError("No CUDA GPUs are available"))
-    assert obstacle().remedy == "see whether nvidia-smi works" and not obstacle().may_pass
+    assert obstacle().remedy == "check that nvidia-smi works" and not obstacle().may_pass
 
 
-def test_a_container_that_was_given_none(gpu: FakeGpu) -> None:
-    """The bus shows it the host's."""
+def test_a_container_without_the_hosts_gpu(gpu: FakeGpu) -> None:
+    """The PCI bus shows the host's GPU in the container."""
     gpu.unavailable(NO_DRIVER, here=False, on_the_bus=True)
     assert not obstacle().gpu_is_here and not obstacle().may_pass
-    assert "though one is here" in obstacle().why and "--gpus all" in obstacle().remedy
+    assert "the GPU of this machine" in obstacle().why and "--gpus all" in obstacle().remedy
 
 
 COUNTING = "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()"
@@ -109,10 +109,10 @@ def test_a_gpu_that_torch_can_not_count(gpu: FakeGpu, error: str, reason: str, r
     [
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), "end other programs that use the GPU, or wait"),
         (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "end other programs"),
-        (ILL, "see what nvidia-smi says of the GPU, and restart the machine if it is ill"),
+        (ILL, "check the GPU with nvidia-smi, and restart the machine if the GPU has failed"),
     ],
 )
-def test_a_gpu_that_is_full_or_ill(
+def test_a_gpu_that_is_full_or_failing(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, error: Exception, remedy: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", answering(None, error))
@@ -136,7 +136,7 @@ def test_a_gpu_that_torch_can_not_use(gpu: FakeGpu, monkeypatch: pytest.MonkeyPa
 
 def test_a_card_that_is_too_old(gpu: FakeGpu) -> None:
     gpu.capability(7, 5)
-    assert str(obstacle()) == ("NVIDIA Test has compute capability 7.5, and 8.0 is the least: set device to 'cpu'")
+    assert str(obstacle()) == ("NVIDIA Test has compute capability 7.5, but 8.0 is required: set device to 'cpu'")
     assert obstacle().gpu_is_here
 
 
@@ -146,7 +146,7 @@ def test_cupy_is_missing(gpu: FakeGpu) -> None:
 
 
 def test_cupy_is_broken(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so in a page between lines of "=", raised from the cause."""
+    """CuPy's error is a page between lines of "=", raised from the cause."""
     page = ImportError("\n=====\nFailed to import CuPy.\n\nOriginal error:\n  ImportError: libcudart\n=====\n")
     page.__cause__ = ImportError("libcudart.so.13: cannot open shared object file")
     monkeypatch.delitem(sys.modules, "cupy")
@@ -169,10 +169,10 @@ def test_cupy_is_broken(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("runtime", "nvrtc", "remedy"),
     [
-        (INSUFFICIENT, None, "update the driver, or install the torch and CuPy that fit it"),
+        (INSUFFICIENT, None, "update the driver, or install torch and CuPy for the present driver"),
         (FULL, None, "end other programs that use the GPU"),
-        (RuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered"), None, "see what nvidia-smi"),
-        (None, RuntimeError("CuPy failed to load libnvrtc.so.13"), "update the driver, or install the torch and CuPy"),
+        (RuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered"), None, "check the GPU with"),
+        (None, RuntimeError("CuPy failed to load libnvrtc.so.13"), "update the driver, or install torch and CuPy"),
         (None, AttributeError(), "update the driver"),
     ],
 )
@@ -184,8 +184,8 @@ def test_cupy_does_not_work_here(gpu: FakeGpu, runtime: Exception | None, nvrtc:
     assert obstacle().may_pass is not remedy.startswith("update")
 
 
-def test_a_real_cupy_answers_what_is_asked_of_it() -> None:
-    """The probe's calls exist: without a GPU they fail as CUDA does, not for want of a name."""
+def test_a_real_cupy_has_the_functions_of_the_probe() -> None:
+    """CuPy has the functions that the probe calls; without a GPU they raise CUDA's errors, not AttributeError."""
     cupy = pytest.importorskip("cupy")
     assert callable(cupy.cuda.runtime.getDeviceCount) and callable(cupy.cuda.runtime.free)
     assert callable(cupy.cuda.nvrtc.getVersion)

@@ -1,4 +1,4 @@
-"""Loading is shown as a bar on a terminal and as few log lines elsewhere."""
+"""Loading is shown by a bar on a terminal, otherwise by a few log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runners of one host get names of their own, and keep them over restarts."""
+"""Each runner on a host gets its own name and keeps it across restarts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Popen[s
         process.communicate()
 
 
-def test_each_process_has_its_name_and_the_next_one_of_it_again(
+def test_each_process_has_its_own_name_and_a_restart_reuses_it(
     start: Callable[[], tuple[str, subprocess.Popen[str]]],
 ) -> None:
     (first, _), (second, killed), (third, _) = start(), start(), start()
@@ -55,7 +55,7 @@ def test_each_process_has_its_name_and_the_next_one_of_it_again(
     assert start()[0] == f"{HOST}-4"
 
 
-def test_without_a_folder_it_is_the_hosts_and_the_log_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_folder_it_is_the_hosts_name_and_a_warning_is_logged(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with structlog.testing.capture_logs() as logs:
         assert default_name(tmp_path / "file") == HOST

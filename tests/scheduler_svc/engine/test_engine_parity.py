@@ -32,7 +32,8 @@ from tests.support.tested_device import NEEDS_DEVICE
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS
 
-FAMILIES = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3")
+IN_CI = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3", "gemma3")
+FAMILIES = (*IN_CI, "gemma2", "granite", "olmo2", "glm4", "cohere", "cohere2", "gpt2", "opt")
 ON_HOST = ("llama-dynamic", "qwen3")
 """In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""
 MAX_TOKENS = 40
@@ -112,7 +113,10 @@ EVERYWHERE = [(family, device) for family in FAMILIES for device in TESTED_AND_H
 @pytest.mark.parametrize(
     ("family", "device"),
     choice(
-        EVERYWHERE, in_ci=[(family, device) for family, device in EVERYWHERE if device.share == 1 or family in ON_HOST]
+        EVERYWHERE,
+        in_ci=[
+            (family, device) for family, device in EVERYWHERE if family in (IN_CI if device.share == 1 else ON_HOST)
+        ],
     ),
     ids=str,
 )

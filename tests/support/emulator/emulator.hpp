@@ -38,6 +38,8 @@ inline float __int_as_float(unsigned bits) {
     return value;
 }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return expf(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T* address) { return *address; }
 template <typename T> inline T __ldcg(const T* address) { return *address; }
 inline int atomicAdd(int* address, int value) { return (*address += value) - value; }

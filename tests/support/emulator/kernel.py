@@ -32,7 +32,7 @@ class EmulationError(RuntimeError):
 
 
 class EmulatedModule:
-    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, whose kernel has that name.
+    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, which has one kernel.
 
     `change` is applied to its preprocessed text. It is compiled at its first launch: a test that launches one of a
     model's kernels need not wait for the others.
@@ -46,12 +46,14 @@ class EmulatedModule:
         arch: str = "sm_90a",
     ) -> None:
         self._name, self._defines, self._change, self._arch = name, defines, change, arch
+        self.kernel = name
+        """Name of the function that is launched."""
 
     @cached_property
     def library(self) -> ctypes.CDLL:
         """The compiled library, with the function `emulate`."""
         text = self._change(translated(self._name, self._defines, self._arch))
-        return _library("\n".join((f'#include "{_HEADER}"', text, _ENTRY.format(name=self._name))))
+        return _library("\n".join((f'#include "{_HEADER}"', text, _ENTRY.format(name=self.kernel))))
 
 
 class EmulatedKernel:
@@ -71,6 +73,7 @@ class EmulatedKernel:
         overlap: bool = False,
     ) -> None:
         self._module, self._block = module, block
+        module.kernel = name
         self._struct = struct.Struct("@" + arguments)
         self._buffer = ctypes.create_string_buffer(self._struct.size)
         self._pointers = argument_pointers(self._buffer, arguments)

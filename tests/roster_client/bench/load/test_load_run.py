@@ -1,4 +1,4 @@
-"""The open-loop client against targets that are slow, that fail, and that hold it up."""
+"""The open-loop client against targets that are slow, that fail, or that block it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roster_client.bench.runs.measurement import SystemUnderLoad, measure
 
 @dataclass
 class FakeTarget:
-    """Serves each request by a function of its number; notes when each was sent."""
+    """Serves each request by a function of its number; records the times of sending."""
 
     act: Callable[[int, Callable[[int], None]], object]
     url: str = "fake"
@@ -50,7 +50,7 @@ async def two_tokens(number: int, take: Callable[[int], None]) -> None:
     take(1)
 
 
-async def test_requests_leave_at_their_times_whatever_comes_back() -> None:
+async def test_requests_are_sent_at_their_times_regardless_of_answers() -> None:
     async def slow(number: int, take: Callable[[int], None]) -> None:
         take(1)
         await asyncio.sleep(0.6)
@@ -66,7 +66,7 @@ async def test_requests_leave_at_their_times_whatever_comes_back() -> None:
     assert max(record.sent_s for record in run.records) < min(r.last_token_s for r in run.records), "an open loop"
 
 
-async def test_at_the_end_all_that_is_left_is_given_up() -> None:
+async def test_unfinished_requests_are_abandoned_at_the_end() -> None:
     async def endless(number: int, take: Callable[[int], None]) -> None:
         take(1)
         await asyncio.sleep(60)
@@ -74,11 +74,11 @@ async def test_at_the_end_all_that_is_left_is_given_up() -> None:
     target = FakeTarget(endless)
     run = LoadRun(target, load([0.0, 0.2, 50.0]), timeout_s=30, end_s=0.5)
     await asyncio.wait_for(run.run(), 20)
-    assert sorted(record.request_id for record in run.records) == ["0", "1"], "what would be sent later is not"
+    assert sorted(record.request_id for record in run.records) == ["0", "1"], "requests due later are not sent"
     assert all(record.status is Status.TIMEOUT and record.output_tokens == 1 for record in run.records)
 
 
-async def test_what_goes_wrong_is_recorded_and_the_rest_goes_on() -> None:
+async def test_failures_are_recorded_and_the_run_continues() -> None:
     async def act(number: int, take: Callable[[int], None]) -> Answer | None:
         if number == 1:
             raise RequestFailed(Status.REFUSED, "the queue is full")
@@ -97,11 +97,11 @@ async def test_what_goes_wrong_is_recorded_and_the_rest_goes_on() -> None:
         Status.OK, Status.REFUSED, Status.TIMEOUT, Status.FAILED,
     ]  # fmt: skip
     assert by_id["1"].error == "the queue is full" and by_id["1"].message_s == ()
-    assert "given up by the client after 0.3 s" in by_id["2"].error
-    assert by_id["3"].output_tokens == 1, "what came of it"
+    assert "abandoned by the client after 0.3 s" in by_id["2"].error
+    assert by_id["3"].output_tokens == 1, "the tokens received before the failure"
 
 
-async def test_a_client_that_is_held_up_says_so() -> None:
+async def test_a_blocked_client_reports_itself() -> None:
     async def hog(number: int, take: Callable[[int], None]) -> None:
         take(1)
         time.sleep(0.05)
@@ -112,8 +112,8 @@ async def test_a_client_that_is_held_up_says_so() -> None:
     assert run.loop_delays is not None and run.loop_delays.max_s > 0.03
     header = RunHeader("x", "fake", "m", "w", "a", "c", "cmd")
     summary = summarize(Run(header, run.records, loop_delays=run.loop_delays))
-    assert "left" in summary.client.bottleneck and "event loop" in summary.client.bottleneck
-    assert summary.ttft is not None and summary.ttft.max > 0.3, "waits in the client count, they are not omitted"
+    assert "were sent" in summary.client.bottleneck and "event loop" in summary.client.bottleneck
+    assert summary.ttft is not None and summary.ttft.max > 0.3, "waits in the client count"
 
 
 @pytest.mark.parametrize(

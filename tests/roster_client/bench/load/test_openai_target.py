@@ -1,4 +1,4 @@
-"""The HTTP client of the benchmarks against an endpoint that answers as the test says."""
+"""The HTTP client of the benchmarks against a scripted endpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUEST = LoadRequest("r", 0.0, "the of and", 3, 4)
 
 @asynccontextmanager
 async def endpoint(handler: Handler) -> AsyncIterator[str]:
-    """Base URL of a server on a free loopback port."""
+    """Yields the base URL of a server on a free loopback port."""
     app = web.Application()
     for path in ("completions", "chat/completions"):
         app.router.add_post(f"/v1/{path}", handler)
@@ -43,7 +43,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 def streaming(*events: Any, seen: list[Any] | None = None) -> Handler:
-    """Answers with these events and [DONE]."""
+    """Returns a handler that answers with these events and [DONE]."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if seen is not None:
@@ -68,20 +68,20 @@ async def serve(url: str, request: LoadRequest = REQUEST, **options: Any) -> tup
         return await target.serve(target.prepare(request), counts.append), counts
 
 
-async def test_usage_of_the_last_event_is_what_counts() -> None:
+async def test_usage_of_the_last_event_counts() -> None:
     final = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4,
              "prompt_tokens_details": {"cached_tokens": 5}}}  # fmt: skip
     seen: list[Any] = []
     async with endpoint(streaming(text("a"), text(" b c"), text(""), final, seen=seen)) as url:
         answer, counts = await serve(url, api_key="k", extra_body={"top_k": 1})
     assert answer == Answer(9, 4, 5)
-    assert counts == [1, 1], "an event without text is no message; what each held is not known here"
+    assert counts == [1, 1], "an event without text is not a message; tokens per message are unknown"
     ((body, authorization),) = seen
     assert body["prompt"] == "the of and" and body["max_tokens"] == 4 and body["temperature"] == 0
     assert body["ignore_eos"] is True and body["top_k"] == 1 and authorization == "Bearer k"
 
 
-async def test_usage_of_every_event_tells_each_messages_tokens() -> None:
+async def test_usage_of_every_event_gives_each_messages_tokens() -> None:
     events = (
         text("a", prompt_tokens=9, completion_tokens=1),
         text(" b c d", prompt_tokens=9, completion_tokens=4),
@@ -107,7 +107,7 @@ async def test_chat() -> None:
     assert "ignore_eos" not in seen[0][0]
 
 
-async def test_token_ids_go_out_as_they_are() -> None:
+async def test_token_ids_are_sent_as_such() -> None:
     seen: list[Any] = []
     final = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 0}}
     async with endpoint(streaming(final, seen=seen)) as url:
@@ -134,7 +134,7 @@ async def test_http_errors(code: int, status: Status) -> None:
     [
         ((text("a"), {"error": {"message": "the runner is gone"}}), "the runner is gone"),
         ((text("a"),), "without usage"),
-        (("what", 7), "no JSON object"),
+        (("what", 7), "not a JSON object"),
     ],
 )
 async def test_streams_that_go_wrong(events: tuple[Any, ...], said: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run sends: arrivals, lengths, and prompts whose shared prefixes are real ones."""
+"""The requests of a run: arrivals, lengths, and prompts that share the prefixes of the trace."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_poisson_arrivals_have_their_rate_and_keep_order() -> None:
     assert scheduled(rows(0, 1, 2), Arrivals(rate=5.0), 1) == scheduled(rows(0, 1, 2), Arrivals(rate=5.0), 1)
 
 
-def test_a_grid_of_arrival_times_is_said_and_jitter_too() -> None:
+def test_a_grid_of_arrival_times_and_jitter_are_noted() -> None:
     grid = rows(0, 0, 3, 6, 6, 9)
     (note,) = make_workload(grid, Arrivals(), token_prompts(VOCAB, 0)).notes
-    assert "3-second grid" in note
+    assert "rounded to 3 s" in note
     jittered = make_workload(grid, Arrivals(jitter_s=3), token_prompts(VOCAB, 0))
     assert "U(0, 3) s" in jittered.notes[0] and "U(0, 3) s" in jittered.arrivals
     assert len({request.scheduled_s for request in jittered.requests}) == 6
@@ -58,19 +58,19 @@ def test_a_grid_of_arrival_times_is_said_and_jitter_too() -> None:
 
 def test_contradicting_arrivals_are_refused() -> None:
     for arrivals in ({"rate": 1.0, "at_once": True}, {"rate": 1.0, "scale": 2.0}, {"at_once": True, "jitter_s": 3.0}):
-        with pytest.raises(ValueError, match="either"):
+        with pytest.raises(ValueError, match="not several"):
             Arrivals(**arrivals)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rate above 0"):
+    with pytest.raises(ValueError, match="choose one above 0"):
         Arrivals(rate=0)
 
 
-def test_the_mean_rate_is_told() -> None:
+def test_the_mean_rate_is_reported() -> None:
     assert make_workload(rows(0, 1, 2, 4), Arrivals(), token_prompts(VOCAB, 0)).rate == 0.75
     assert make_workload(rows(0, 1), Arrivals(at_once=True), token_prompts(VOCAB, 0)).rate is None
 
 
 @pytest.mark.parametrize("jitter_s", [0.0, 5.0])
-def test_a_trace_goes_round(jitter_s: float) -> None:
+def test_a_trace_is_repeated(jitter_s: float) -> None:
     longer = repeated(rows(0, 1, 2), 7)
     times = scheduled(longer, Arrivals(jitter_s=jitter_s))
     assert len(times) == 7
@@ -79,7 +79,7 @@ def test_a_trace_goes_round(jitter_s: float) -> None:
         assert times == [0, 1, 2, 3, 4, 5, 6]
     hashed = Trace("t", (TraceRequest(0, 8, 4, (7,)),))
     assert len(repeated(hashed, 1).requests) == 1
-    with pytest.raises(TraceError, match="can't come twice"):
+    with pytest.raises(TraceError, match="can't be repeated"):
         repeated(hashed, 2)
 
 
@@ -96,8 +96,8 @@ def test_lengths(text: str, mean: float, low: int, high: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "uniform:9-3", "lognormal:5", "exponential:0", "7:3"])
-def test_what_is_no_distribution_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no distribution of lengths"):
+def test_invalid_distributions_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a distribution of lengths"):
         Lengths.parse(text)
 
 
@@ -110,7 +110,7 @@ def test_random_lengths_make_a_trace() -> None:
 
 
 def shared(first: object, second: object) -> int:
-    """Length of the common prefix, in tokens or words."""
+    """Returns the length of the common prefix, in tokens or words."""
     pairs = zip(first, second, strict=False)  # type: ignore[call-overload]
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))  # type: ignore[arg-type]
 
@@ -132,7 +132,7 @@ def test_equal_hashes_are_equal_prefixes_and_nothing_else_is(make: object) -> No
     parts = [prompt.split() if isinstance(prompt, str) else prompt.tolist() for prompt in prompts]
     assert [len(part) for part in parts] == [100, 128, 128, 128, 128]
     assert shared(parts[0], parts[1]) == 100
-    assert 64 <= shared(parts[1], parts[2]) < 70, "the first block of two; then a token may agree by chance"
+    assert 64 <= shared(parts[1], parts[2]) < 70, "the first of two blocks; further tokens may be equal by chance"
     assert shared(parts[3], parts[4]) < 6
 
 

@@ -1,4 +1,4 @@
-"""Every definition of the benchmarks' numbers, on records made by hand."""
+"""Every definition of the benchmarks' metrics, on handmade records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler_svc.simulator.report.report import jain_index
 
 
 def request(number: int = 0, scheduled_s: float = 0.0, *times: float, **fields: object) -> RequestRecord:
-    """A request whose messages came at these times, one token each unless `message_tokens` says so."""
+    """Returns a request whose messages arrived at these times, of one token each without `message_tokens`."""
     tokens = tuple(fields.pop("message_tokens", (1,) * len(times)))  # type: ignore[call-overload]
     given = {"status": Status.OK, "wanted_tokens": sum(tokens), "output_tokens": sum(tokens), "prompt_tokens": 10}
     return RequestRecord(
@@ -90,7 +90,7 @@ def test_goodput_wants_both_targets_and_counts_failures_as_bad() -> None:
     assert summary.goodput == pytest.approx(2 / 4.0)
 
 
-def test_errors_are_counted_and_left_out_of_latencies() -> None:
+def test_errors_are_counted_and_excluded_from_latencies() -> None:
     run = a_run(
         request(0, 0.0, 1.0, 2.0, wanted_tokens=5),
         request(1, 0.0, status=Status.REFUSED, error="the queue is full"),
@@ -103,7 +103,7 @@ def test_errors_are_counted_and_left_out_of_latencies() -> None:
     assert summary.ended_early == 1
     assert summary.ttft is not None and summary.ttft.count == 1
     assert summary.output_tokens == 2
-    assert summary.seconds == 9.0, "what a failed request took is part of the run"
+    assert summary.seconds == 9.0, "the time of a failed request is part of the run"
 
 
 def test_a_run_without_a_token_has_no_latencies() -> None:
@@ -122,7 +122,7 @@ def test_fairness_is_jains_index_over_tenants() -> None:
     slow = request(1, 0.0, 1.0, 2.0, tenant="b")  # 1 token/s
     assert summarize(a_run(fast, slow)).fairness == pytest.approx(9 / 10)
     starved = request(2, 0.0, status=Status.REFUSED, tenant="b")
-    assert summarize(a_run(fast, starved)).fairness == pytest.approx(0.5), "who got nothing counts"
+    assert summarize(a_run(fast, starved)).fairness == pytest.approx(0.5), "a tenant without tokens counts"
 
 
 def test_batch_fill_is_of_the_time_in_which_requests_arrive() -> None:
@@ -136,12 +136,12 @@ def test_batch_fill_is_of_the_time_in_which_requests_arrive() -> None:
     ("lag_s", "loop_p99_s", "cpu_share", "said"),
     [
         (0.0, 0.001, 0.3, ""),
-        (0.2, 0.001, 0.3, "requests left 200.0 ms late"),
+        (0.2, 0.001, 0.3, "requests were sent 200.0 ms late"),
         (0.0, 0.060, 0.3, "event loop was 60.0 ms late"),
         (0.0, 0.001, 0.97, "a core 97% busy"),
     ],
 )
-def test_a_slow_client_is_said(lag_s: float, loop_p99_s: float, cpu_share: float, said: str) -> None:
+def test_a_slow_client_is_reported(lag_s: float, loop_p99_s: float, cpu_share: float, said: str) -> None:
     loop = LoopDelays(0.01, 100, 0.0, loop_p99_s, loop_p99_s, cpu_share)
     summary = summarize(a_run(request(0, 0.0, 1.0, 1.1, 1.2, sent_s=lag_s), loop=loop))
     assert said in summary.client.bottleneck
@@ -163,7 +163,7 @@ def test_a_run_survives_its_file(tmp_path: Path, name: str) -> None:
     assert again.loop_delays == run.loop_delays
     assert again.requests[1] == run.requests[1]
     assert again.requests[0].sent_s == 0.5, "microseconds"
-    assert again.requests[0].cached_tokens == 0, "told to be none, which is not: not told"
+    assert again.requests[0].cached_tokens == 0, "reported as 0, which differs from not reported"
     assert again.requests[0].message_s == run.requests[0].message_s
 
 
@@ -174,7 +174,7 @@ def test_a_file_may_hold_several_runs(tmp_path: Path, name: str) -> None:
     for run in some:
         append_run(path, run)
     assert [run.requests for run in read_runs(path)] == [run.requests for run in some]
-    with pytest.raises(RecordFileError, match="holds 3 runs"):
+    with pytest.raises(RecordFileError, match="has 3 runs"):
         read_run(path)
 
 
@@ -195,11 +195,11 @@ def test_a_run_survives_parquet_and_others_can_read_it(tmp_path: Path) -> None:
         one.name for one in dataclasses.fields(RequestRecord)
     ]
     pq.write_table(pq.read_table(path).replace_schema_metadata({}), path)
-    with pytest.raises(RecordFileError, match="is no run"):
+    with pytest.raises(RecordFileError, match="is not a Parquet file"):
         read_run(path)
 
 
-def test_what_is_no_run_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_invalid_runs_are_refused_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     for text, said in (
         ("", "empty"),
@@ -221,7 +221,7 @@ def test_what_is_no_run_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
-def test_a_file_that_was_cut_off_is_refused_wherever_that_was(tmp_path: Path, name: str) -> None:
+def test_a_truncated_file_is_refused_at_any_cut(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_run(path, a_run(request(0, 0.0, 1.0, error="é"), request(1, 0.5, 0.75)))
     whole = path.read_bytes()
@@ -232,5 +232,5 @@ def test_a_file_that_was_cut_off_is_refused_wherever_that_was(tmp_path: Path, na
             read_run(path)
         except RecordFileError:
             refused += 1
-    # Between two lines there is a run with fewer requests.
+    # Cut between two lines, the file is a run with fewer requests.
     assert refused >= len(whole) - 6

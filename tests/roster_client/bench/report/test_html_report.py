@@ -1,4 +1,4 @@
-"""The page about runs: whole, self-contained, and honest about what went wrong."""
+"""The report: complete, self-contained, and with warnings about distorted numbers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def test_rates_of_a_system_are_drawn_against_each_other() -> None:
     runs = [a_run(system, rate) for system in ("fcfs", "static") for rate in (1.0, 2.0)]
     page = checked(report_page("Sweep", runs, Targets()))
     assert page.count("<svg") == 3
-    assert "all that is offered" in page
+    assert "offered rate" in page
 
 
 def test_systems_under_one_load_are_drawn_as_bars_with_their_numbers() -> None:
     nothing = Run(a_run("x", None).header, [RequestRecord("x", 0.0, 0.0, Status.FAILED, 3, error="no")])
     page = checked(report_page("Two", [a_run("fcfs", None), a_run("static", None), nothing], Targets()))
-    assert page.count("<svg") == 3 and "What each gave" in page
+    assert page.count("<svg") == 3 and "Comparison of the runs" in page
     bars = page[page.index("<svg") : page.index("</svg>")]
-    assert bars.count(" 0.1 | 0.1<") == 2, "TTFT of the two that served something"
+    assert bars.count(" 0.1 | 0.1<") == 2, "TTFT of the two runs that served requests"
     assert bars.count(" 150 | 200<") == 2, "ITL, ms"
     assert checked(report_page("Nothing", [nothing, nothing], Targets())).count("<svg") == 2
 
 
-def test_what_spoils_the_numbers_is_said_first() -> None:
+def test_distortions_of_the_numbers_are_reported_first() -> None:
     slow = a_run("slow", None, loop_s=0.09)
     failing = a_run("failing", None, card="another card")
     failing.requests += [
@@ -56,10 +56,10 @@ def test_what_spoils_the_numbers_is_said_first() -> None:
     ]
     page = checked(report_page("Two", [slow, failing], Targets()))
     head = page[: page.index("<table>")]
-    assert "different cards" in head
+    assert "different hardware" in head
     assert "slow: the client was the bottleneck" in head and "90.0 ms late" in head
     assert "failing: not all requests were served: 1 refused" in head
-    assert "1 answers ended before their length" in head
+    assert "1 answers ended before the requested length" in head
     assert "1 × refused: the queue is full" in page
 
 

@@ -1,4 +1,4 @@
-"""The sweep's search for saturation, on a made-up system."""
+"""The sweep's search for saturation, on a simulated system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNT = 200
 
 
 def served_one_by_one(rate: float, capacity: float) -> Run:
-    """Requests every 1 / `rate` seconds at a server that takes 1 / `capacity` for each, 4 tokens at its end."""
+    """Returns a run with a request every 1 / `rate` s, each served in 1 / `capacity` s with 4 tokens at its end."""
     free_s, records = 0.0, []
     for number in range(COUNT):
         at_s = number / rate
@@ -21,7 +21,7 @@ def served_one_by_one(rate: float, capacity: float) -> Run:
 
 
 @pytest.mark.parametrize(("rate", "kept"), [(1.0, True), (9.0, True), (10.5, True), (12.0, False), (40.0, False)])
-def test_a_system_keeps_up_when_tokens_come_as_they_are_asked_for(rate: float, kept: bool) -> None:
+def test_a_rate_is_sustained_if_tokens_arrive_as_requested(rate: float, kept: bool) -> None:
     assert keeps_up(served_one_by_one(rate, capacity=10.0)) is kept
 
 
@@ -35,7 +35,7 @@ async def test_the_search_ends_around_the_capacity(first: float) -> None:
 
     runs = await sweep_to_saturation(at, first)
     rates = [run.header.rate for run in runs]
-    assert rates == sorted(tried), "by rate, none twice"
+    assert rates == sorted(tried), "sorted by rate, without duplicates"
     assert len(set(tried)) == len(tried) <= MOST_RATES
     below = max(rate for rate in tried if keeps_up(served_one_by_one(rate, 10.0)))
     above = min(rate for rate in tried if not keeps_up(served_one_by_one(rate, 10.0)))
