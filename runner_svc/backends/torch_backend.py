@@ -24,8 +24,9 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
 from runner_svc.model.fingerprints import fingerprints
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampling.sampler import SampledRows, Sampler
@@ -78,7 +79,7 @@ class TorchBackend:
         Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
         """
         folder = model_folder(name, cache_folder, progress)
-        config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+        config = ModelConfig.from_hugging_face(read_config(folder))
         model = describe_model(name, folder, config, weights_fingerprint(folder, torch.float32))
         decoder = Decoder(config, load_weights(folder, config, torch.float32, torch.device("cpu"), progress))
         return cls(

@@ -12,8 +12,9 @@ from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
@@ -40,7 +41,7 @@ def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progre
     Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model, and OutOfMemory.
     """
     folder = model_folder(name, cache_folder, progress)
-    raw = read_json(folder / "config.json")
+    raw = read_config(folder)
     config = ModelConfig.from_hugging_face(raw)
     dtype = options.dtype or stored_dtype(raw)
     device = GpuDevice()

@@ -18,6 +18,7 @@ from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.families.tensor_names import TensorNames
 from runner_svc.model.families.text_part import text_part
+from runner_svc.model.folder.config_keys import checked_config
 from runner_svc.model.rope_config import RopeConfig, RopeType
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -111,12 +112,9 @@ class ModelConfig:
         configuration that lacks a size.
         """
         raw = text_part(config if isinstance(config, Mapping) else config.to_dict())
-        name, family = _family(raw)
+        name, raw = checked_config(raw, ARCHITECTURES)
+        family = ARCHITECTURES[name]
         raw = _renamed(raw, family)
-        if "quantization_config" in raw:
-            raise UnsupportedModel(
-                f"{name} is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
-            )
         num_layers = _size(raw, "num_hidden_layers")
         num_heads = _size(raw, "num_attention_heads")
         num_kv_heads = _size(raw, "num_key_value_heads") if "num_key_value_heads" in raw else num_heads
@@ -155,17 +153,6 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
-    names = raw.get("architectures") or [
-        name for name, family in ARCHITECTURES.items() if family.model_type == raw.get("model_type")
-    ]
-    for name in names:
-        if name in ARCHITECTURES:
-            return name, ARCHITECTURES[name]
-    asked = ", ".join(names) or raw.get("model_type") or "unnamed"
-    raise UnsupportedModel(f"Architecture {asked} is not supported; supported: {', '.join(ARCHITECTURES)}.")
 
 
 def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from roster_protos import plan_pb2
 from runner_svc.model.config import ModelConfig, token_ids
 from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.folder.json_file import read_object
 
 # Vocabularies in formats older than tokenizer.json, which transformers converts.
 _OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
@@ -36,11 +37,8 @@ def describe_model(name: str, folder: Path, config: ModelConfig, weights_version
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the file's JSON object, or {} if the file does not exist."""
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    """Returns the file's JSON object, or {} if the file does not exist. Raises UnsupportedModel for a broken file."""
+    return read_object(path)
 
 
 def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.cache_folder import writes_cache
 from runner_svc.model.gguf_tokenizer import StatedTokenizer, write_stated_tokenizer
 from runner_svc.model.weights import sample_bytes
 
@@ -23,6 +24,7 @@ from runner_svc.model.weights import sample_bytes
 CONVERSION_VERSION = 3
 
 
+@writes_cache
 def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
     """Returns the folder of the converted file, converting it unless the folder exists.
 

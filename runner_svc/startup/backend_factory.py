@@ -55,7 +55,12 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> 
         return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
-        return _cpu_backend(settings, progress)
+        try:
+            return _cpu_backend(settings, progress)
+        except MemoryError as error:
+            raise UnusableSettings(
+                "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
+            ) from error
     return _test_backend(settings, device)
 
 

@@ -23,7 +23,7 @@ ORDER = {
         "front/gateway front operation ."
     ),
     "runner_svc": (
-        "interface settings weights model/families model sampling cuda cuda/products attention decoder "
+        "interface settings weights model/folder model/families model sampling cuda cuda/products attention decoder "
         "transformers_decoder batch backends gpu execution link startup ."
     ),
     "roster_client": (

@@ -57,7 +57,7 @@ def test_old_rope_scaling_reads_as_rope_parameters(spelling: str) -> None:
         ({"rope_type": "dynamic", "factor": 2.0}, 4096),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
-        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 2048),
     ],
 )
 def test_context_length_counts_the_scaling(parameters: dict[str, Any], context_length: int) -> None:
