@@ -130,6 +130,11 @@ def layered_rope_parameters(raw: Mapping[str, Any], max_positions: int, head_dim
                     f"The model's config.json has 'partial_rotary_factor' {shortened(share)}, which is not supported "
                     "beside RoPE parameters by layer type: delete it."
                 )
+        if own.get("truncate") is False:
+            raise UnsupportedModel(
+                "The model's config.json has 'truncate' false in the RoPE parameters of a layer type, where "
+                "transformers does not read it: delete it."
+            )
         beside = {"rope_parameters": own, "rope_theta": raw.get(key, theta)}
         found[kind] = rope_parameters(beside, theta, max_positions, head_dim, share=None, is_phi3=False)
     return found

@@ -28,6 +28,7 @@ REFUSED = {
     r"Activation '\w+' is not supported": "The decoders have six activations, which are nearly all that models have.",
     r"RoPE type '\w+' is not supported": "longrope depends on the length of a batch; proportional is Gemma 4's.",
     r"needs 'rope_parameters' to have an object for each": "transformers leaves parameters of no layer type aside.",
+    r"has 'truncate' false in the RoPE parameters of a layer type": "transformers reads it beside the layer types.",
     r"has 'type' in 'rope_scaling'": "transformers' class drops it where rope_parameters are absent.",
     r"'partial_rotary_factor' .* beside RoPE parameters by layer type": "No model of the class has it.",
     r"differ by layer type": "transformers ignores the parameters of a layer type that the class does not have.",
