@@ -21,6 +21,12 @@ ROPE_KEYS = (
     "original_max_position_embeddings",
 )
 
+LAYERED_THETAS = {
+    "full_attention": ("rope_theta", 1_000_000.0),
+    "sliding_attention": ("rope_local_base_freq", 10_000.0),
+}
+"""Of Gemma 3's kinds of layers, the key of RoPE's base and its default."""
+
 _OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _READ = {
     "default": (),
@@ -95,6 +101,43 @@ def rope_parameters(
         **_partial(raw, given, name, head_dim, share),
         **_of_type(raw, given, name, max_positions),
     }
+
+
+def layered_rope_parameters(raw: Mapping[str, Any], max_positions: int, head_dim: int) -> dict[str, Any]:
+    """Returns the parameters of each of `LAYERED_THETAS`' layer types, for Gemma 3. Raises what `rope_parameters` does.
+
+    `rope_scaling` and `rope_theta` are of layers without a window, and `rope_local_base_freq` of those with one.
+    """
+    check_type("rope_parameters", raw.get("rope_parameters"), ("dict", "null"))
+    check_type("rope_scaling", raw.get("rope_scaling"), ("dict", "null"))
+    given, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if "type" in scaling and "rope_type" not in scaling:
+        raise UnsupportedModel(
+            "The model's config.json has 'type' in 'rope_scaling', which transformers' class leaves aside: write "
+            "'rope_type', or delete it."
+        )
+    if not all(key in LAYERED_THETAS and isinstance(value, dict | None) for key, value in given.items()):
+        raise UnsupportedModel(
+            "The model's config.json needs 'rope_parameters' to have an object for each of "
+            f"{' and '.join(LAYERED_THETAS)}."
+        )
+    found = {}
+    for kind, (key, theta) in LAYERED_THETAS.items():
+        own = {**(given.get(kind) or {}), **(scaling if key == "rope_theta" else {})}
+        for share in (own.get("partial_rotary_factor"), raw.get("partial_rotary_factor")):
+            if share not in (None, 1):
+                raise UnsupportedModel(
+                    f"The model's config.json has 'partial_rotary_factor' {shortened(share)}, which is not supported "
+                    "beside RoPE parameters by layer type: delete it."
+                )
+        if own.get("truncate") is False:
+            raise UnsupportedModel(
+                "The model's config.json has 'truncate' false in the RoPE parameters of a layer type, where "
+                "transformers does not read it: delete it."
+            )
+        beside = {"rope_parameters": own, "rope_theta": raw.get(key, theta)}
+        found[kind] = rope_parameters(beside, theta, max_positions, head_dim, share=None, is_phi3=False)
+    return found
 
 
 def _object(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,12 +20,17 @@ from tests.support.config_oracle import Verdict, compare, refusal, variant
 from tests.support.thoroughness import FULL, count
 from tests.support.tiny_models import make_tiny_model
 
+pytestmark = pytest.mark.timeout(3600)
 CASES_IN_CI = 16
 WRONG_CASES_IN_CI = 60
 
 REFUSED = {
     r"Activation '\w+' is not supported": "The decoders have six activations, which are nearly all that models have.",
     r"RoPE type '\w+' is not supported": "longrope depends on the length of a batch; proportional is Gemma 4's.",
+    r"needs 'rope_parameters' to have an object for each": "transformers leaves parameters of no layer type aside.",
+    r"has 'truncate' false in the RoPE parameters of a layer type": "transformers reads it beside the layer types.",
+    r"has 'type' in 'rope_scaling'": "transformers' class drops it where rope_parameters are absent.",
+    r"'partial_rotary_factor' .* beside RoPE parameters by layer type": "No model of the class has it.",
     r"differ by layer type": "transformers ignores the parameters of a layer type that the class does not have.",
     r"has '\w+' .*, but \w+ has no such key in transformers": "It would mean another computation, which would be lost.",
     r"has a key '[\w ]+', which is not known": "Nothing says that it changes no answer.",
