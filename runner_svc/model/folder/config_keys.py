@@ -20,11 +20,12 @@ from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS
 from runner_svc.model.folder.key_values import DTYPES, check_range, check_type, shortened
 from runner_svc.model.folder.layer_keys import LAYER_KEYS, layer_values
-from runner_svc.model.folder.rope_keys import ROPE_KEYS, rope_parameters
+from runner_svc.model.folder.rope_keys import ROPE_KEYS, layered_rope_parameters, rope_parameters
 
 QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
-# Read wherever they are, whether the class declares them or not.
-_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "head_dim", "eos_token_id", *ROPE_KEYS)
+# Read wherever they are, whether the class declares them or not; the second ones by classes that have RoPE.
+_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "eos_token_id")
+_USED_WITH_ROPE = ("head_dim", *ROPE_KEYS)
 
 
 # Of a head, the share that rotates unless a key says otherwise, for classes that read one.
@@ -35,7 +36,7 @@ COMPLETED = frozenset(
     f"{family}ForCausalLM"
     for family in (
         *("Llama", "Mistral", "Ministral", "Phi3", "Qwen2", "Qwen3", "SmolLM3"),
-        *("Gemma", "Gemma2", "Granite", "Olmo2", "Glm", "Glm4", "Cohere", "Cohere2"),
+        *("Gemma", "Gemma2", "Gemma3", "Granite", "Olmo2", "Glm", "Glm4", "Cohere", "Cohere2"),
     )
 )
 """Architectures whose derived values are computed here; readers of the others derive their own."""
@@ -48,8 +49,9 @@ _READ_BESIDE = {
 
 def used_keys(architecture: str) -> frozenset[str]:
     """Returns the keys that decide what a model of this architecture answers."""
-    beside = _READ_BESIDE.get(architecture, ())
-    return frozenset((*class_fields(architecture).fields, *beside, *_ALWAYS_USED)) - HARMLESS.keys()
+    declared, beside = class_fields(architecture).fields, _READ_BESIDE.get(architecture, ())
+    with_rope = _USED_WITH_ROPE if "rope_parameters" in declared else ()
+    return frozenset((*declared, *beside, *with_rope, *_ALWAYS_USED)) - HARMLESS.keys()
 
 
 @cache
@@ -57,7 +59,7 @@ def harmless_keys(architecture: str) -> Mapping[str, str]:
     """Returns the reason of each key that changes no answer of this architecture, beside the keys of `FIXED`."""
     unread = f"transformers' class for {architecture} does not read it."
     foreign = {key for other in DECLARED for key in class_fields(other).fields}
-    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS), unread), **HARMLESS}
+    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS, *_USED_WITH_ROPE), unread), **HARMLESS}
     return {key: reason for key, reason in reasons.items() if key not in used_keys(architecture)}
 
 
@@ -112,14 +114,13 @@ def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None
     """Adds what transformers' class derives from other keys."""
     _fill_sizes(name, values)
     declared = class_fields(name)
-    parameters = rope_parameters(
-        raw,
-        declared.default_theta,
-        values["max_position_embeddings"],
-        values["head_dim"],
-        share=_SHARES.get(name),
-        is_phi3=declared.model_type == "phi3",
-    )
+    positions, head_dim = values["max_position_embeddings"], values["head_dim"]
+    if name == "Gemma3ForCausalLM":
+        parameters = layered_rope_parameters(raw, positions, head_dim)
+    else:
+        is_phi3 = declared.model_type == "phi3"
+        share = _SHARES.get(name)
+        parameters = rope_parameters(raw, declared.default_theta, positions, head_dim, share=share, is_phi3=is_phi3)
     values.update(layer_values(name, raw, values))
     for key in ROPE_KEYS:
         values.pop(key, None)

@@ -55,6 +55,15 @@ def test_a_broken_folder_gives_one_sentence(name: str, folder: Path) -> None:
     assert_refused(folder, sentence)
 
 
+def test_a_configuration_cut_off_anywhere(folder: Path) -> None:
+    path = folder / "config.json"
+    content = path.read_text().rstrip()
+    for end in range(0, len(content), 7):
+        path.write_text(content[:end])
+        told = why_not(folder, has_weights=False)
+        assert told is not None and ("is not valid JSON" in told or "is empty" in told), end
+
+
 def test_weights_cut_off_at_each_boundary(folder: Path) -> None:
     path = folder / "model.safetensors"
     content = path.read_bytes()
