@@ -36,7 +36,6 @@ REFUSED = {
     r"has a key '[\w ]+', which is not known": "Nothing says that it changes no answer.",
     r"needs 'eos_token_id' to be token ids": "A negative id ends nothing.",
     r"Architecture \w+ is not supported": "The folder says that it is another model.",
-    r"has 'model_type' .* and 'architectures'": "The two contradict each other, and transformers reads one of them.",
     r"has a tensor '\w+\.(h|layers)\.2\.": "With fewer layers than it was trained with a model answers nonsense.",
     r"has a tensor '.*\.bias'": "A model without the biases that it was trained with answers nonsense.",
     r"has 'layer_types' with sliding_attention, which": "transformers' cache drops keys that its forward pass reads.",
