@@ -16,6 +16,7 @@ from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ProductLauncher, ScaledRows, SkinnyLaunchers
+from runner_svc.model.families.description import MlpDescription
 from runner_svc.weights.model_weights import MlpWeights
 
 
@@ -26,6 +27,7 @@ class SkinnyDecoder:
         self._decoder = decoder
         self._launchers = launchers
         self._attention_norms = [layer.attention_norm for layer in decoder.layers if layer.attention_norm is not None]
+        self._mlps = dense_mlps(decoder)
         self._mlp_norms = [layer.mlp_norm for layer in decoder.layers if layer.mlp_norm is not None]
         # One row for each tile of an output or down matrix; tiles have at least 64 rows.
         tiles = -(-decoder.config.hidden_size // 64)
@@ -43,12 +45,14 @@ class SkinnyDecoder:
         first_norm = self._attention_norms[0]
         x = self._launchers.embed(stream, inputs.tokens, decoder.embeddings, first_norm, residual, normed, squares)
         norms = zip(self._mlp_norms, (*self._attention_norms[1:], decoder.norm_weight), strict=True)
-        for index, (layer, (mlp_norm, next_norm)) in enumerate(zip(decoder.layers, norms, strict=True)):
+        for index, (layer, mlp, (mlp_norm, next_norm)) in enumerate(
+            zip(decoder.layers, self._mlps, norms, strict=True)
+        ):
             products.store(stream, x, layer.qkv.weight, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
             x = products.add(stream, attended, layer.output.weight, residual, mlp_norm, normed, squares)
-            products.gated(stream, x, layer.mlp.gate_up.weight, activated)
-            x = products.add(stream, activated, layer.mlp.down.weight, residual, next_norm, normed, squares)
+            products.gated(stream, x, mlp.gate_up.weight, activated)
+            x = products.add(stream, activated, mlp.down.weight, residual, next_norm, normed, squares)
         products.store(stream, x, decoder.head, logits)
 
 
@@ -77,7 +81,12 @@ class SkinnyMlp:
 
 def skinny_mlps(decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> list[SkinnyMlp]:
     """Returns the MLPs of all layers."""
-    return [SkinnyMlp(decoder, layer.mlp, products, own_down=own_down) for layer in decoder.layers]
+    return [SkinnyMlp(decoder, mlp, products, own_down=own_down) for mlp in dense_mlps(decoder)]
+
+
+def dense_mlps(decoder: CudaDecoder) -> list[MlpWeights]:
+    """Returns the weights of all MLPs of a model without experts."""
+    return [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MlpWeights)]
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
@@ -86,9 +95,11 @@ def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
     That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
     """
     config = decoder.config
-    if not all(layer.mlp.gated and not layer.mlp.bias for layer in config.layers):
+    if not all(
+        isinstance(layer.mlp, MlpDescription) and layer.mlp.gated and not layer.mlp.bias for layer in config.layers
+    ):
         return None
-    found = [matrix.weight for layer in decoder.layers for matrix in (layer.mlp.gate_up, layer.mlp.down)]
+    found = [matrix.weight for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
     if config.is_plain:
         found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
         found.append(decoder.head)

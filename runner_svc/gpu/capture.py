@@ -42,7 +42,10 @@ def capture_decode_steps(
 
 
 def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
-    """Gives each slot its own blocks and tokens: equal rows would draw less power and favour other products."""
+    """Gives each slot its own blocks and random tokens.
+
+    With identical rows the GPU would draw less power, and the timing would favour other variants of the products.
+    """
     slots.spread(num_positions, steps.cache)
     slots.tokens.random_(steps.logits.shape[1])
 

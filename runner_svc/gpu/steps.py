@@ -79,7 +79,7 @@ class CudaSteps:
         """The fusions of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
-        self._attention = launchers.attention(cache, slots.tables, num_slots)
+        self._attention = launchers.attention(cache, slots.tables, num_slots, decoder.config.attention_layers)
         self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
         self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
@@ -106,12 +106,20 @@ class CudaSteps:
             for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
+        for name, mlps in self._decoder.expert_variants().items():
+            own = Fusions(activating=Activating.PRODUCT)
+            variants.append(
+                Variant(f"cuBLAS, own experts {name}", partial(self._run_decode, stream, bucket, own, mlps))
+            )
         for fusions in self._decode_fusions(bucket):
             variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
         return variants
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
+        if self._decoder.config.experts is not None:
+            grouped = Fusions()
+            return [grouped] if grouped in self._decoder.fusions else []
         if bucket <= FEW_ROWS:
             return [Fusions()]
         return [
@@ -205,7 +213,7 @@ class CudaSteps:
         return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
-        """Returns the most plan words of any batch: a small batch may be planned differently and need more."""
+        """Returns the maximum plan words of any batch: a small batch may be planned differently and need more."""
         attention = self._attention
         prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
         batches = range(1, self.num_slots + 1)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from runner_svc.model.families.experts_config import ExpertsConfig
+
 
 class NormKind(StrEnum):
     """How a norm scales a row x of the residual stream."""
@@ -43,6 +45,11 @@ class MlpDescription:
     gated: bool = True
     bias: bool = False
 
+    @property
+    def num_columns(self) -> int:
+        """Columns of the hidden size's width in all matrices."""
+        return (2 + self.gated) * self.width
+
 
 @dataclass(frozen=True, slots=True)
 class LayerDescription:
@@ -52,7 +59,7 @@ class LayerDescription:
     MLP reads what attention reads, and both are added to the layer's input.
     """
 
-    mlp: MlpDescription
+    mlp: MlpDescription | ExpertsConfig
     norm: NormKind = NormKind.RMS
     # Whether attention and MLP read normalised rows, and whether what they give is normalised before it is added.
     pre_norms: bool = True
@@ -67,6 +74,8 @@ class LayerDescription:
     window: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    # Whether each head has a logit of its own in the softmax, which no value belongs to.
+    sinks: bool = False
     # Factor of what attention and MLP add to the residual stream.
     multiplier: float = 1.0
 
@@ -78,6 +87,7 @@ class LayerDescription:
             and self.pre_norms
             and not (self.post_norms or self.parallel or self.qkv_bias or self.output_bias)
             and self.multiplier == 1.0
+            and isinstance(self.mlp, MlpDescription)
             and self.mlp.gated
             and not self.mlp.bias
         )

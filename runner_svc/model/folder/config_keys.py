@@ -79,6 +79,8 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     values = {key: field.default for key, field in declared.fields.items() if key in used and key not in other_names}
     values["eos_token_id"] = None
     for key, value in raw.items():
+        if key == "sliding_window" and value == 0 and raw.get("use_sliding_window") is False:
+            value = None  # as transformers writes it for some classes
         if key in used:
             if (field := declared.fields.get(key) or _FIELDS.get(key)) is not None:
                 check_type(key, value, field.kinds)

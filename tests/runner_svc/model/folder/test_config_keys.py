@@ -62,6 +62,7 @@ def test_an_absent_window_is_that_of_the_class(architecture: str, window: int | 
 def test_a_class_without_windows_has_none() -> None:
     assert config("Llama", sliding_window=7, use_sliding_window=True, max_window_layers=0).windows == (None,) * 4
     assert config("Qwen3", sliding_window=7, use_sliding_window=False).windows == (None,) * 4
+    assert config("Qwen3", sliding_window=0, use_sliding_window=False).windows == (None,) * 4
 
 
 def test_other_defaults_of_classes() -> None:
@@ -128,6 +129,7 @@ def test_ends_are_those_that_the_file_names_and_the_model_can_draw() -> None:
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "'factor'.*it has '2'"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e400}}, "'factor'"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e300}}, "'factor' 1e.300 of 2048 positions"),
+        ("Mistral", {"sliding_window": 0}, "'sliding_window'"),
         ("SmolLM3", {"no_rope_layer_interval": 0}, "'no_rope_layer_interval'"),
     ],
 )
