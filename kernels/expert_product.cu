@@ -12,7 +12,7 @@
 // Few rows of x (`all_rows`) need no sorting: each job multiplies all of them and writes those that are its own.
 //
 // Macros: SCALAR; TOKENS, 8, 16, 32, 64 or 128; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows
-// of gate, then those of up; BIAS, of GATED; EARLY, 1: the jobs are older than this kernel's predecessor, so weights are
+// of gate, then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are older than this kernel's predecessor, so weights are
 // copied before that has ended.
 
 #include "hopper.cuh"
@@ -55,6 +55,7 @@ struct Problem {
     int tiles;            // of an expert's matrix
     int outputs;          // columns of `out`
     const Scalar* bias;   // [experts, 2 * outputs], of BIAS
+    const float* scales;  // [tokens], of SCALED
     Scalar* out;          // [rows, outputs]
 };
 
@@ -215,6 +216,11 @@ private:
             auto values = load_vector<float, 4>(sums + column * kPitch + quad);
 #if GATED
             auto up = load_vector<float, 4>(sums + column * kPitch + kOutputs + quad);
+#if SCALED
+            const float scale = __ldcg(problem.scales + __ldcg(problem.pairs + row) / problem.top_k);
+#pragma unroll
+            for (int j = 0; j < 4; j++) values[j] *= scale, up[j] *= scale;
+#endif
 #if BIAS
             const Scalar* bias = problem.bias + work.expert * 2ll * problem.outputs + output;
             const auto gate_bias = load_vector<Scalar, 4>(bias), up_bias = load_vector<Scalar, 4>(bias + problem.outputs);
@@ -236,7 +242,7 @@ private:
 // inputs: those of x in boxes of 8 rows. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
-    const int* pairs, const Scalar* bias, Scalar* out, int top_k, int all_rows, int steps, int tiles, int outputs) {
+    const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles, int outputs) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -247,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, out};
+    const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kConsumers / 32) {
         wait_then_release();

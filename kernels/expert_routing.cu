@@ -12,6 +12,7 @@
 constexpr int kThreads = 1024;  // of a block
 constexpr int kWarps = kThreads / 32;
 constexpr int kOfLane = (EXPERTS + 31) / 32;  // experts
+constexpr int kSquaresPitch = 128;  // as kernels/skinny_product.cu
 constexpr unsigned kWhole = 0xffffffffu;
 static_assert(EXPERTS <= kThreads && TOP_K <= 32 && TOP_K <= EXPERTS, "a thread for each expert, a lane for each choice");
 
@@ -114,10 +115,13 @@ __device__ __forceinline__ void sort(const int* experts, int num_pairs, const So
     }
 }
 
-// logits [rows, EXPERTS], rows `stride` apart; bias [EXPERTS] or null. `arrived` is 0 and becomes it.
+// logits [rows, EXPERTS], rows `stride` apart; bias [EXPERTS] or null. `arrived` is 0 and becomes it. With `squares`
+// [num_squares, kSquaresPitch], whose columns add up to the sums of squares of a pass's rows, scales [rows] become their
+// 1 / rms.
 extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
     const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* ends, int* jobs,
-    int* arrived, int stride, int num_rows, int job_rows) {
+    int* arrived, const float* squares, float* scales, int num_squares, float inverse_width, float eps, int stride,
+    int num_rows, int job_rows) {
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -126,6 +130,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
         if (lane < TOP_K) {
             experts[row * TOP_K + lane] = choice.expert;
             weights[row * TOP_K + lane] = choice.weight;
+        }
+        if (squares) {
+            float sum = 0.0f;
+            for (int i = lane; i < num_squares; i += 32) sum += squares[i * kSquaresPitch + row];
+            sum = lane_sum(sum, 32);
+            if (lane == 0) scales[row] = rsqrtf(sum * inverse_width + eps);
         }
     }
     __shared__ bool is_last;

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
+from runner_svc.decoder.cuda_experts import ExpertSpace
 from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -118,14 +118,10 @@ class CudaDecoder:
         )
         return list(Activating) if fits else [Activating.KERNEL]
 
-    def expert_variants(self) -> dict[str, Sequence[CudaMlp]]:
-        """Returns the layers' MLPs with each variant of the experts' products, by the variant's name."""
-        if self._launchers.experts is None:
-            return {}
-        return {
-            product.name: [mlp.with_product(product) if isinstance(mlp, CudaExpertMlp) else mlp for mlp in self._mlps]
-            for product in self._launchers.experts.products
-        }
+    @property
+    def mlps(self) -> Sequence[CudaMlp]:
+        """The layers' MLPs."""
+        return self._mlps
 
     def compile_products(self, max_tokens: int) -> None:
         """Compiles the custom gate-up products for up to `max_tokens` positions, so that no step waits for it."""

@@ -16,7 +16,8 @@ from torch.nn import functional
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertProductLauncher
-from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
+from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 
@@ -51,23 +52,45 @@ class CudaExpertMlp:
         weights: ExpertWeights,
         launchers: ExpertLaunchers,
         space: ExpertSpace,
-        product: ExpertProductLauncher | None = None,
     ) -> None:
-        """`product` is the variant for passes of any size; None: chosen by their rows."""
         self._config = config
         self._weights = weights
         self._launchers = launchers
         self._space = space
-        self._product = product
         router = weights.router
         # The gate of a shared expert is one more column of the logits.
         gates = [weights.shared.gate] if weights.shared is not None else []
         self._router = torch.cat([router.weight, *gates]) if gates else router.weight
         self._router_bias = router.bias.float() if router.bias is not None else None
 
-    def with_product(self, product: ExpertProductLauncher) -> CudaExpertMlp:
-        """Returns the same experts with one variant of the products."""
-        return CudaExpertMlp(self._config, self._weights, self._launchers, self._space, product)
+    @property
+    def router(self) -> Tensor:
+        """The router's matrix, with the gate of a shared expert behind it."""
+        return self._router
+
+    def add_and_norm(
+        self,
+        stream: int,
+        x: ScaledRows,
+        products: ProductLauncher,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        eps: float,
+    ) -> ScaledRows:
+        """Adds the experts of x [T, hidden_size] to `residual`, and returns `out` with the next norm's rows.
+
+        The router's product is one of `products`, so T is at most their maximum. `out` may be the rows of x. There must
+        be no shared expert.
+        """
+        rows, space, launchers = len(residual), self._space, self._launchers
+        product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
+        products.store(stream, x, self._router, logits)
+        norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
+        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
+        launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
+        return ScaledRows(out, None)
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
@@ -95,13 +118,13 @@ class CudaExpertMlp:
 
     def _own_product(self, rows: int) -> ExpertProductLauncher:
         """Returns the variant whose jobs hold about twice an expert's share of the rows."""
-        if self._product is not None:
-            return self._product
         products = self._launchers.products
         wanted = 2 * rows * self._config.top_k / self._config.num_experts
         return next((product for product in products if product.job_rows >= wanted), products[-1])
 
-    def _own(self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan) -> Tensor:
+    def _own(
+        self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan, *, scaled: bool = False
+    ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
         weights, space, pairs = self._weights, self._space, len(plan.pairs)
         x, is_sorted = normed, len(normed) > FEW_ROWS
@@ -109,7 +132,8 @@ class CudaExpertMlp:
             x = space.rows[:pairs]
             self._launchers.rows.gather(stream, normed, plan, x)
         activated = space.activated[:pairs]
-        product.gated(stream, x, weights.gate_up, weights.gate_up_bias, plan, activated, is_sorted=is_sorted)
+        bias = weights.gate_up_bias
+        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled)
         product.store(stream, activated, weights.down, plan, space.rows[:pairs])
         return space.rows[:pairs]
 

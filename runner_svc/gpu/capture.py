@@ -83,7 +83,7 @@ def capture_mixed_steps(
 
     progress("timing mixed steps", 0.0)
     timed: dict[int, dict[Fusions, float]] = {}
-    for size in timed_positions(max_step_tokens):
+    for size in timed_positions(max_step_tokens, steps.has_experts):
         _fill(slots, steps, size)
         prepare_mixed(steps, context_length, size)
         replays = {fusions: device.capture(partial(run, size, fusions)) for fusions in steps.mixed_fusions()}

@@ -52,7 +52,7 @@ class CudaLaunchers:
         *,
         overlap: bool = True,
         skinny_blocks: Sequence[int] = (1, 2),
-        expert_variants: Sequence[tuple[int, int]] = ((8, 2), (16, 2), (32, 2), (64, 2)),
+        expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
         self._config = config
         self._dtype = dtype

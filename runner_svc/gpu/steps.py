@@ -39,6 +39,9 @@ from runner_svc.interface.step import StepBatch
 FEW_ROWS = 64
 """Up to this number of rows, decode passes gain nothing from fusions or Roster's products of many rows: not timed."""
 
+GROUPED_ROWS = 512
+"""From this number of rows on, torch's grouped products of experts may be faster than Roster's."""
+
 
 @dataclass(frozen=True, slots=True)
 class MixedShape:
@@ -106,11 +109,6 @@ class CudaSteps:
             for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
-        for name, mlps in self._decoder.expert_variants().items():
-            own = Fusions(activating=Activating.PRODUCT)
-            variants.append(
-                Variant(f"cuBLAS, own experts {name}", partial(self._run_decode, stream, bucket, own, mlps))
-            )
         for fusions in self._decode_fusions(bucket):
             variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
         return variants
@@ -118,8 +116,8 @@ class CudaSteps:
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
         if self._decoder.config.experts is not None:
-            grouped = Fusions()
-            return [grouped] if grouped in self._decoder.fusions else []
+            own, grouped = Fusions(activating=Activating.PRODUCT), Fusions()
+            return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
             return [Fusions()]
         return [
@@ -192,6 +190,11 @@ class CudaSteps:
         """Launches the layers of a mixed step of up to `bucket` positions; `fusions` None: the fastest measured."""
         shape = self._captured_shape(bucket)
         self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether layers of the model are mixtures of experts."""
+        return self._decoder.config.experts is not None
 
     def mixed_fusions(self) -> list[Fusions]:
         """Returns the fusions available to mixed steps."""
@@ -277,7 +280,9 @@ def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyPar
             {
                 "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
                 "gate-up": skinny_mlps(decoder, each.products, own_down=False),
-            },
+            }
+            if decoder.config.experts is None
+            else {},
         )
         for each in found
     ]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
 
 FEW_ROWS = 8
 """Up to this number, rows are not sorted by expert: a job multiplies all of them at the cost of its own."""
@@ -23,7 +23,15 @@ class ActivationLauncher(Protocol):
 class RoutingLauncher(Protocol):
     """As `runner_svc.cuda.experts.expert_routing.ExpertRouting`."""
 
-    def __call__(self, stream: int, logits: Tensor, bias: Tensor | None, plan: ExpertPlan, job_rows: int) -> None: ...
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        job_rows: int,
+        norm: RowNorm | None = None,
+    ) -> None: ...
 
 
 class ExpertRowsLauncher(Protocol):
@@ -46,6 +54,18 @@ class ExpertRowsLauncher(Protocol):
         gates: Tensor | None = None,
     ) -> None: ...
 
+    def combine_norm(
+        self,
+        stream: int,
+        y: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        eps: float,
+    ) -> None: ...
+
 
 class ExpertProductLauncher(Protocol):
     """As `runner_svc.cuda.experts.expert_product.ExpertProducts`."""
@@ -65,6 +85,7 @@ class ExpertProductLauncher(Protocol):
         out: Tensor,
         *,
         is_sorted: bool,
+        scaled: bool = False,
     ) -> None: ...
 
     def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None: ...

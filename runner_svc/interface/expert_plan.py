@@ -17,6 +17,15 @@ def max_jobs(num_experts: int, num_pairs: int, job_rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowNorm:
+    """What is known of the RMSNorm of a pass's rows before they are divided by their RMS."""
+
+    squares: Tensor  # float32 [n, 128]: a column's sum is the row's sum of squares
+    width: int  # of a row
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertPlan:
     """The routing of T rows to k experts each, as kernels/expert_routing.cu leaves it."""
 
@@ -28,6 +37,7 @@ class ExpertPlan:
     # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, unused.
     jobs: Tensor
     arrived: Tensor  # int32 [1], zero between launches
+    scales: Tensor  # float32 [T]: 1 / rms of each row, where the rows still lack it
 
     @classmethod
     def allocate(
@@ -47,6 +57,7 @@ class ExpertPlan:
             ends=words(num_experts),
             jobs=words(JOB_WORDS * (1 + max_jobs(num_experts, pairs, least_job_rows))),
             arrived=words(1),
+            scales=torch.zeros(max_rows, dtype=torch.float32, device=device),
         )
 
     def rows(self, count: int) -> ExpertPlan:
@@ -59,4 +70,5 @@ class ExpertPlan:
             self.ends,
             self.jobs,
             self.arrived,
+            self.scales[:count],
         )

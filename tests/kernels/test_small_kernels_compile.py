@@ -138,7 +138,7 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
 )
 def test_expert_products_compile_for_hopper(job_rows: int, gated: bool, config: ExpertsConfig) -> None:
     variant = ExpertVariant(job_rows, 1 if job_rows == 128 else 2)
-    defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated)
+    defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated)
     options = tuple(f"-D{key}={value}" for key, value in defines.items())
     code, log = compile_kernel(kernel_folder() / "expert_product.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")

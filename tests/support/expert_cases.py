@@ -68,6 +68,7 @@ class ExpertTensors:
         for tensor in (plan.experts, plan.places, plan.pairs, plan.ends, plan.jobs):
             tensor.fill_(-(2**30))
         plan.weights.fill_(torch.nan)
+        plan.scales.fill_(torch.nan)
         return plan
 
     def routed(self) -> tuple[Tensor, Tensor]:
@@ -91,14 +92,15 @@ class ExpertTensors:
         gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
         return (up + 1) * gate * torch.sigmoid(gate * clamp.alpha)
 
-    def activated(self, pairs: Tensor, experts: Tensor) -> Tensor:
-        """float32 [rows * k, inner]: of each sorted pair, with each row's experts [rows, k]."""
+    def activated(self, pairs: Tensor, experts: Tensor, scales: Tensor | None = None) -> Tensor:
+        """float32 [rows * k, inner]: of each sorted pair, with each row's experts [rows, k] and scale [rows]."""
+        x = self.x.float() if scales is None else self.x.float() * scales.unsqueeze(1)
         top_k = self.case.config.top_k
         rows = []
         for pair in pairs.tolist():
             expert = experts[pair // top_k, pair % top_k]
             bias = self.gate_up_bias[expert].float() if self.gate_up_bias is not None else None
-            rows.append(functional.linear(self.x[pair // top_k].float(), self.gate_up[expert].float(), bias))
+            rows.append(functional.linear(x[pair // top_k], self.gate_up[expert].float(), bias))
         return self.gate(torch.stack(rows))
 
     def lowered(self, activated: Tensor, pairs: Tensor, experts: Tensor) -> Tensor:

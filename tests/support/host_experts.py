@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.decoder.experts import gate_function, route
+from runner_svc.decoder.norm import Norm
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
-from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
+from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 
@@ -16,8 +18,18 @@ class HostRouting:
     def __init__(self, config: ExpertsConfig) -> None:
         self._config = config
 
-    def __call__(self, stream: int, logits: Tensor, bias: Tensor | None, plan: ExpertPlan, job_rows: int) -> None:
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        job_rows: int,
+        norm: RowNorm | None = None,
+    ) -> None:
         config = self._config
+        if norm is not None:
+            plan.scales.copy_(torch.rsqrt(norm.squares[:, : len(logits)].sum(dim=0) / norm.width + norm.eps))
         experts, weights = route(logits if bias is None else logits + bias, config)
         plan.experts.copy_(experts)
         plan.weights.copy_(weights)
@@ -71,6 +83,20 @@ class HostExpertRows:
             total += gates.sigmoid() * shared
         out.copy_(out + total if adds else total)
 
+    def combine_norm(
+        self,
+        stream: int,
+        y: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        eps: float,
+    ) -> None:
+        self.combine(stream, y, bias, plan, residual, adds=True)
+        out.copy_(Norm(NormKind.RMS, norm_weight.float(), eps)(residual.float()))
+
 
 class HostExpertProducts:
     def __init__(self, config: ExpertsConfig, job_rows: int) -> None:
@@ -92,13 +118,16 @@ class HostExpertProducts:
         out: Tensor,
         *,
         is_sorted: bool,
+        scaled: bool = False,
     ) -> None:
         for expert, first, rows in self._jobs(plan):
             own = slice(first, first + rows)
             inputs = x[own] if is_sorted else x[plan.pairs[own].long() // self._config.top_k]
-            product = functional.linear(
-                inputs.float(), weight[expert].float(), bias[expert].float() if bias is not None else None
-            )
+            product = functional.linear(inputs.float(), weight[expert].float())
+            if scaled:
+                product *= plan.scales[plan.pairs[own].long() // self._config.top_k].unsqueeze(1)
+            if bias is not None:
+                product += bias[expert].float()
             out[own] = self._gate(*product.chunk(2, dim=-1)).to(out.dtype)
 
     def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:

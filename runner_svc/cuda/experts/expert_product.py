@@ -48,24 +48,32 @@ class ExpertProducts:
         out: Tensor,
         *,
         is_sorted: bool,
+        scaled: bool = False,
     ) -> None:
         """`out` [T * k, inner], sorted, from `x` and `weight` [num_experts, 2 * inner, width], gate above up.
 
         `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS`.
-        `bias` is [num_experts, 2 * inner].
+        `bias` is [num_experts, 2 * inner]. Where the products are `scaled`, they are multiplied by the plan's scales.
         """
         self._launch(
-            stream, self._kernel(True, is_sorted), x, weight, bias, plan, out, all_rows=0 if is_sorted else len(x)
+            stream,
+            self._kernel(True, is_sorted, scaled),
+            x,
+            weight,
+            bias,
+            plan,
+            out,
+            all_rows=0 if is_sorted else len(x),
         )
 
     def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:
         """`out` [T * k, n], sorted, from `x` [T * k, width], sorted, and `weight` [num_experts, n, width]."""
-        self._launch(stream, self._kernel(False, True), x, weight, None, plan, out, all_rows=0)
+        self._launch(stream, self._kernel(False, True, False), x, weight, None, plan, out, all_rows=0)
 
     def prepare(self) -> None:
         """Compiles the kernels."""
         for gated, early in ((True, False), (True, True), (False, True)):
-            self._kernel(gated, early)
+            self._kernel(gated, early, False)
 
     def _launch(
         self,
@@ -91,6 +99,7 @@ class ExpertProducts:
             plan.jobs.data_ptr(),
             plan.pairs.data_ptr(),
             bias.data_ptr() if bias is not None else 0,
+            plan.scales.data_ptr(),
             out.data_ptr(),
             self._config.top_k,
             all_rows,
@@ -99,13 +108,13 @@ class ExpertProducts:
             outputs,
         )
 
-    def _compile(self, gated: bool, early: bool) -> Kernel:
-        defines = product_defines(self._config, self._variant, self._dtype, gated=gated, early=early)
+    def _compile(self, gated: bool, early: bool, scaled: bool) -> Kernel:
+        defines = product_defines(self._config, self._variant, self._dtype, gated=gated, early=early, scaled=scaled)
         return Kernel(
             load("expert_product", defines),
             "expert_product",
-            # maps of weights and x; jobs, pairs, bias, out; k, rows of unsorted x, steps, tiles, outputs
-            "128s128sPPPPiiiii",
+            # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs
+            "128s128sPPPPPiiiii",
             THREADS,
             shared_bytes=self._variant.shared_bytes,
             overlap=self._overlap,
@@ -113,13 +122,20 @@ class ExpertProducts:
 
 
 def product_defines(
-    config: ExpertsConfig, variant: ExpertVariant, dtype: torch.dtype, *, gated: bool, early: bool
+    config: ExpertsConfig,
+    variant: ExpertVariant,
+    dtype: torch.dtype,
+    *,
+    gated: bool,
+    early: bool,
+    scaled: bool = False,
 ) -> dict[str, int | str]:
     """The source's macros."""
     defines = variant.defines | {
         "SCALAR": DTYPE_DEFINES[dtype],
         "GATED": int(gated),
         "BIAS": int(gated and config.bias),
+        "SCALED": int(scaled),
         "EARLY": int(early),
     }
     return defines | gating_defines(config) if gated else defines

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
-from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 _THREADS = 1024
@@ -35,13 +35,23 @@ class ExpertRouting:
     def __init__(self, config: ExpertsConfig, *, overlap: bool = False) -> None:
         """Raises ValueError for sizes that the kernel lacks."""
         module = load("expert_routing", routing_defines(config))
-        # logits, bias; experts, weights, places, pairs, ends, jobs, arrived; width, rows, rows of a job
-        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPiii", _THREADS, overlap=overlap)
+        # logits, bias; experts, weights, places, pairs, ends, jobs, arrived; squares, scales, number, 1 / width, eps;
+        # columns, rows, rows of a job
+        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPiffiii", _THREADS, overlap=overlap)
 
-    def __call__(self, stream: int, logits: Tensor, bias: Tensor | None, plan: ExpertPlan, job_rows: int) -> None:
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        job_rows: int,
+        norm: RowNorm | None = None,
+    ) -> None:
         """Fills `plan`, with jobs of up to `job_rows` pairs, from float32 `logits` [T, num_experts].
 
         Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them.
+        With `norm`, of up to 128 rows, the plan gets the rows' scales.
         """
         rows = len(logits)
         self._kernel(
@@ -56,6 +66,11 @@ class ExpertRouting:
             plan.ends.data_ptr(),
             plan.jobs.data_ptr(),
             plan.arrived.data_ptr(),
+            norm.squares.data_ptr() if norm is not None else 0,
+            plan.scales.data_ptr(),
+            len(norm.squares) if norm is not None else 0,
+            1.0 / norm.width if norm is not None else 0.0,
+            norm.eps if norm is not None else 0.0,
             logits.stride(0),
             rows,
             job_rows,

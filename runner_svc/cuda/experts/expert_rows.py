@@ -48,6 +48,8 @@ class ExpertRows:
         inner = load("expert_rows", rows_defines(config, config.width, dtype))
         self._gather = Kernel(outer, "expert_gather", "PPPi", _THREADS, overlap=overlap)
         self._activate = Kernel(inner, "expert_activate", "PPPPPi", _THREADS, overlap=overlap)
+        # y, places, weights, experts, bias, residual, norm, out; eps
+        self._combine_norm = Kernel(outer, "expert_combine_norm", "PPPPPPPPf", _THREADS, overlap=overlap)
         # y, places, weights, experts, bias, shared, gates, out; stride of the gates, whether to add, rows
         self._combine = Kernel(outer, "expert_combine", "PPPPPPPPiii", _THREADS, overlap=overlap)
 
@@ -103,6 +105,32 @@ class ExpertRows:
             gates.stride(0) if gates is not None else 0,
             int(adds),
             rows,
+        )
+
+    def combine_norm(
+        self,
+        stream: int,
+        y: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        eps: float,
+    ) -> None:
+        """`residual` [T, hidden_size] += each row's sum, as `combine`; `out` = rms_norm(residual) * norm_weight."""
+        self._combine_norm(
+            stream,
+            len(residual),
+            y.data_ptr(),
+            plan.places.data_ptr(),
+            plan.weights.data_ptr(),
+            plan.experts.data_ptr(),
+            _address(bias),
+            residual.data_ptr(),
+            norm_weight.data_ptr(),
+            out.data_ptr(),
+            eps,
         )
 
 

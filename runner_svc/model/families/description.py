@@ -81,16 +81,23 @@ class LayerDescription:
 
     @property
     def is_plain(self) -> bool:
-        """Whether norms, biases and additions are Llama's, which is what products of few rows have fused in."""
+        """Whether norms, biases and additions are Llama's, which is what products of few rows have fused in.
+
+        Experts may be of any kind, but there must be none that computes every row.
+        """
         return (
             self.norm is NormKind.RMS
             and self.pre_norms
             and not (self.post_norms or self.parallel or self.qkv_bias or self.output_bias)
             and self.multiplier == 1.0
-            and isinstance(self.mlp, MlpDescription)
-            and self.mlp.gated
-            and not self.mlp.bias
+            and self._has_plain_mlp
         )
+
+    @property
+    def _has_plain_mlp(self) -> bool:
+        if isinstance(self.mlp, ExpertsConfig):
+            return self.mlp.shared_width is None
+        return self.mlp.gated and not self.mlp.bias
 
 
 def check_alike(layers: Sequence[LayerDescription]) -> None:

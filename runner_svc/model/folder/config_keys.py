@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from runner_svc.model.folder.class_fields import BASE_FIELDS, Field, class_fields
+from runner_svc.model.folder.class_fields import BASE_FIELDS, ClassFields, Field, class_fields
 from runner_svc.model.folder.class_rows import DECLARED
 from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS
@@ -84,7 +84,9 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
         if key in used:
             if (field := declared.fields.get(key) or _FIELDS.get(key)) is not None:
                 check_type(key, value, field.kinds)
-            check_range(key, value)
+            if not (key == "sliding_window" and value == 0 and _ignores_window(raw, declared)):
+                check_range(key, value)
+            _check_agreement(key, raw, other_names)
             values[other_names.get(key, key)] = value
         elif key in BASE_FIELDS or key in declared.fields:
             check_type(key, value, (declared.fields.get(key) or BASE_FIELDS[key]).kinds)
@@ -93,6 +95,21 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     if name in COMPLETED:
         _complete(name, raw, values)
     return name, values
+
+
+def _ignores_window(raw: Mapping[str, Any], declared: ClassFields) -> bool:
+    """Whether the class has a switch for its window, which is off: classes then write a window of 0."""
+    return "use_sliding_window" in declared.fields and raw.get("use_sliding_window", False) is False
+
+
+def _check_agreement(key: str, raw: Mapping[str, Any], other_names: Mapping[str, str]) -> None:
+    """The class takes whichever of two names it happens to read last."""
+    name = other_names.get(key)
+    if name == "num_local_experts" and name in raw and raw[name] != raw[key]:
+        raise BrokenModel(
+            f"The model's config.json has {key!r} {shortened(raw[key])} and {name!r} {shortened(raw[name])}, which "
+            "mean the same: correct the wrong one."
+        )
 
 
 def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None:

@@ -77,6 +77,9 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
         ("cohere", 4, 3, 128, 5),
         ("llama-biases", 4, 64, 128, 1),
         ("llama-biases", 4, 3, 128, 2),
+        ("qwen3-moe", 4, 64, 128, 2),
+        ("mixtral", 4, 64, 3, 1),
+        ("gpt-oss", 4, 64, 128, 1),
     ],
 )
 def test_all_variants_of_a_decode_step_give_the_same_logits(
