@@ -79,6 +79,8 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     values = {key: field.default for key, field in declared.fields.items() if key in used and key not in other_names}
     values["eos_token_id"] = None
     for key, value in raw.items():
+        if key == "sliding_window" and value == 0 and raw.get("use_sliding_window") is False:
+            value = None  # as transformers writes it for some classes
         if key in used:
             if (field := declared.fields.get(key) or _FIELDS.get(key)) is not None:
                 check_type(key, value, field.kinds)
@@ -138,29 +140,24 @@ _FIELDS = {
 
 
 def _architecture(raw: Mapping[str, Any], supported: Sequence[str]) -> str:
-    """The class that transformers takes, which `model_type` decides; `architectures` must not contradict it."""
+    """Returns the class that transformers takes, which `model_type` decides.
+
+    Of `architectures`, which transformers does not read, one has to be supported: a model with another head is refused.
+    """
     for key in ("model_type", "architectures"):
         if raw.get(key) is not None:
             check_type(key, raw[key], _FIELDS[key].kinds)
     asked = [name for name in raw.get("architectures") or () if name]
     model_type = raw.get("model_type")
+    if model_type == "mistral" and "layer_types" in raw:
+        model_type = "ministral"  # as transformers' AutoConfig, for files that were written before there was Ministral
     if model_type is None:
         found = [name for name in asked if name in supported]
     else:
-        # As transformers' AutoConfig does for configurations that were written before there was Ministral.
-        layered = model_type == "mistral" and "layer_types" in raw
-        model_type = "ministral" if layered else model_type
         found = [name for name in supported if class_fields(name).model_type == model_type]
-        if layered:
-            asked = ["MinistralForCausalLM" if name == "MistralForCausalLM" else name for name in asked]
     if not found or (asked and not set(asked) & set(supported)):
         unknown = ", ".join(asked) or model_type or "unnamed"
         raise UnsupportedModel(f"Architecture {unknown} is not supported; supported: {', '.join(supported)}.")
-    if asked and found[0] not in asked:
-        raise UnsupportedModel(
-            f"The model's config.json has 'model_type' {model_type!r}, which is {found[0]}, and 'architectures' "
-            f"{', '.join(asked)}: correct the wrong one."
-        )
     return found[0]
 
 
