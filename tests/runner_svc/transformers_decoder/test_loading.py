@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from runner_svc.backends.torch_backend import load_decoder
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.transformers_decoder import start_check
 from runner_svc.transformers_decoder.linear_layers import ServedLinear, swap_linear_layers, watched_layers
 from tests.support.transformers_models import make_tiny
 
@@ -57,6 +60,20 @@ def test_tensors_that_are_missing_unknown_or_of_another_shape_are_refused(
 
 def test_a_folder_without_weights_is_refused(folder: Path, tmp_path: Path) -> None:
     (changed(folder, tmp_path, dict) / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match="is missing"):
+        load(tmp_path)
+
+
+def test_shards_load_as_one_file_does(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    row = np.arange(3, 12)
+    whole, sharded = (start_check._alone(load(one).model, row, "eager") for one in (folder, tmp_path))  # type: ignore[attr-defined]
+    assert torch.equal(whole, sharded)
+    next(tmp_path.glob("*.safetensors")).unlink()
     with pytest.raises(ModelNotFound, match="is missing"):
         load(tmp_path)
 
