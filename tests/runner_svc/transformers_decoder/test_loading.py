@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from runner_svc.backends.torch_backend import load_decoder
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.transformers_decoder import start_check
+from runner_svc.transformers_decoder import linear_layers, start_check
 from runner_svc.transformers_decoder.linear_layers import ServedLinear, swap_linear_layers, watched_layers
 from tests.support.transformers_models import make_tiny
 
@@ -104,3 +105,13 @@ def test_layers_that_are_read_or_never_called_stay_as_they_are() -> None:
     assert isinstance(model.called, ServedLinear) and model.again is model.called and not layers
     assert type(model.read) is type(model.unused) is torch.nn.Linear
     torch.testing.assert_close(model(x), before)
+
+
+def test_a_swapped_layer_keeps_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_layers, "MAX_PLAIN_WEIGHTS", 0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    with watched_layers(model) as layers:
+        model(torch.zeros(1, 16))
+    weights = [weakref.ref(layer.weight) for layer in model]
+    swap_linear_layers(model, layers)
+    assert [weight() for weight in weights] == [None] * 3
