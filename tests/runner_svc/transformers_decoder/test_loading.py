@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,16 @@ def test_tensors_that_are_missing_unknown_or_of_another_shape_are_refused(
     with pytest.raises(UnsupportedModel) as caught:
         load(changed(folder, tmp_path, change))
     assert says in str(caught.value)
+
+
+def test_the_configuration_of_a_much_larger_model_is_refused_before_it_takes_memory(
+    folder: Path, tmp_path: Path
+) -> None:
+    changed(folder, tmp_path, dict)
+    raw = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "hidden_size": 16384, "num_hidden_layers": 90}), "utf-8")
+    with pytest.raises(UnsupportedModel, match=r"describes a model of [\d,]+ weights, its checkpoint has [\d,]+"):
+        load(tmp_path)
 
 
 def test_a_folder_without_weights_is_refused(folder: Path, tmp_path: Path) -> None:
