@@ -44,6 +44,8 @@ class Family:
     """Groups of biases that the class always has."""
     rope_factors: tuple[str, ...] = ()
     """Tensors of frequency factors."""
+    has_scaling: bool = True
+    """Whether the class has linear scaling and YaRN."""
     norm_added: float = 0.0
     """What is added to the weights of the last norm: files of Gemma have factors, transformers has factors - 1."""
 
@@ -132,6 +134,7 @@ FAMILIES = {
         (*_NORMS, *_MERGED),
         has_partial_rotation=True,
         has_window=True,
+        has_scaling=False,
         rope_factors=_LONG,
     ),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _LLAMA, rope_factors=("rope_freqs",)),

@@ -166,6 +166,12 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
         parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope else {}
         return GgufCase(architecture, f"rope {name}", lambda file: file.keys.update(full), parameters, refused)
 
+    if architecture == "phi3":
+        scaled = "Its RoPE is scaled"
+        yield case("linear", {"scaling.type": "linear", "scaling.factor": 4.0}, None, scaled)
+        yield case("factor alone", {"scaling.factor": 4.0}, None, scaled)
+        yield case("yarn", {"scaling.type": "yarn", "scaling.factor": 4.0}, None, scaled)
+        return
     linear = {"rope_type": "linear", "factor": 4.0}
     yield case("linear", {"scaling.type": "linear", "scaling.factor": 4.0}, linear)
     yield case("factor alone", {"scaling.factor": 4.0}, linear)
@@ -188,7 +194,8 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
     yield case("unknown", {"scaling.type": "su", "scaling.factor": 2.0}, None, "scaling.type is 'su'")
     yield case("longrope without factors", {"scaling.type": "longrope"}, None, "longrope, but it has no tensor")
     yield case("sections", {"dimension_sections": [8, 8]}, None, "dimension_sections")
-    yield case("base of windows", {"freq_base_swa": 1e4}, None, "freq_base_swa")
+    unknown = None if architecture == "gemma3" else "freq_base_swa"
+    yield case("base of windows", {"freq_base_swa": 1e4}, None, unknown)
 
 
 def factors(architecture: str) -> Iterator[GgufCase]:
@@ -198,7 +205,7 @@ def factors(architecture: str) -> Iterator[GgufCase]:
 
     def case(name: str, numbers: list[float], rope: dict[str, Any] | None, refused: str | None) -> GgufCase:
         tensor = StoredTensor.of(np.array(numbers, np.float32))
-        parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope else {}
+        parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope and refused is None else {}
         return GgufCase(architecture, f"rope_freqs {name}", _tensor("rope_freqs.weight", tensor), parameters, refused)
 
     unknown = None if takes else "Its tensor 'rope_freqs.weight' is not known|exclude each other"
