@@ -131,6 +131,7 @@ def write_tokenizer(stated: StatedTokenizer, folder: Path) -> None:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
+        "roster_as_written": True,  # tokenizer.json is complete, and nothing is to be added to it
         **{role: stated.tokens[token] for role, token in stated.ids.items()},
     }
     if stated.named_templates:
