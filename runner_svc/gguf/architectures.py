@@ -140,6 +140,12 @@ FAMILIES = {
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _LLAMA, rope_factors=("rope_freqs",)),
     "granite": Family("GraniteForCausalLM", "granite", _LLAMA),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _OLMO2),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        "gemma",
+        (*(replace(rule, added=-1.0) for rule in _NORMS), *_attention(None, None, are_pairs=False), *_mlp(None)),
+        norm_added=-1.0,
+    ),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _GEMMA2, has_window=True, norm_added=-1.0),
     "gemma3": Family(
         "Gemma3ForCausalLM",

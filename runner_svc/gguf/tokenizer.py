@@ -46,7 +46,7 @@ class Style(Enum):
     GEMMA = "nowhere"
 
 
-_STYLES = {"phi3": Style.PHI3, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
+_STYLES = {"phi3": Style.PHI3, "gemma": Style.GEMMA, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
 
 
 @dataclass(frozen=True, slots=True)

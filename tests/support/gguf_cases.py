@@ -21,7 +21,7 @@ from tests.support.gguf_bytes import GgufFile, StoredTensor, Typed, random_block
 from tests.support.tiny_gguf import ARCHITECTURES, CONTEXT
 
 Change = Callable[[GgufFile], None]
-HEAD_DIM = {"qwen3": 32, "gemma2": 32, "gemma3": 32}
+HEAD_DIM = {"qwen3": 32, "gemma": 32, "gemma2": 32, "gemma3": 32}
 """Of the tiny models, where it is not 16."""
 MATRIX_TYPES = [
     kind for kind in GGMLQuantizationType if kind.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
@@ -262,7 +262,7 @@ def windows(architecture: str) -> Iterator[GgufCase]:
     if architecture == "llama":
         window["config_class"] = transformers.MistralConfig
     yield GgufCase(architecture, "no window", _with(key, 0))
-    lacks_windows = architecture in ("smollm3", "granite", "olmo2")
+    lacks_windows = architecture in ("smollm3", "granite", "olmo2", "gemma")
     refused = "attention.sliding_window is 9, which" if lacks_windows else None
     yield GgufCase(architecture, "window", _with(key, 9), window, refused)
     if architecture == "llama":
@@ -373,7 +373,7 @@ def types(architecture: str) -> Iterator[GgufCase]:
     )
     if architecture == "phi3":
         del wide["head_dim"]
-    if architecture.startswith("gemma"):
+    if architecture in ("gemma2", "gemma3"):
         wide["query_pre_attn_scalar"] = 64
     for kind in MATRIX_TYPES:
         yield GgufCase(architecture, f"matrices in {kind.name}", _requantized(kind), wide)
