@@ -16,7 +16,6 @@ import transformers
 from gguf.constants import GGMLQuantizationType
 
 from runner_svc.backends.byte_tokenizer import END_OF_TEXT_ID, IM_END_ID
-from runner_svc.gguf.keys import HARMLESS
 from tests.support.gguf_bytes import GgufFile, StoredTensor, Typed, random_blocks
 from tests.support.tiny_gguf import ARCHITECTURES, CONTEXT
 
@@ -144,7 +143,7 @@ def added_keys(architecture: str) -> Iterator[GgufCase]:
             yield GgufCase(architecture, f"scale = {value}", _with(f"{architecture}.attention.scale", value))
         yield _refused(architecture, "attention.scale", 0.5, "attention.scale is 0.5")
     yield _refused(architecture, "attention.value_length", 8, "both must be alike")
-    for key in _HARMLESS_EXAMPLES:
+    for key in HARMLESS_EXAMPLES:
         if architecture == "granite" and key.endswith("finetuned"):
             continue
         yield GgufCase(architecture, f"harmless {key}", _with(key.replace("{arch}", architecture), "x"))
@@ -422,7 +421,7 @@ _EFFECTS: list[tuple[str, Any, Any]] = [
     ("use_parallel_residual", False, True),
     ("ssm.state_size", None, 8),
 ]
-_HARMLESS_EXAMPLES = (
+HARMLESS_EXAMPLES = (
     "general.author",
     "general.license",
     "general.license.link",
@@ -437,7 +436,7 @@ _HARMLESS_EXAMPLES = (
     "{arch}.rope.scaling.finetuned",
     "tokenizer.ggml.token_type_count",
 )
-assert HARMLESS
+"""Keys that change no answer."""
 
 
 def llama3_factors(

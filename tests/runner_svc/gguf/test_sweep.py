@@ -119,7 +119,7 @@ class Sweep:
             else:
                 self._check_logits(model, path)
             self._check_text(case, unchanged, path)
-        if ORACLE:
+        if ORACLE and str(10**9) not in case.name:  # transformers would build that many layers
             self._ask_transformers(case, model, path)
 
     def _model(self, case: GgufCase) -> Any:
