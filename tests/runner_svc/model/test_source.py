@@ -56,7 +56,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
-    monkeypatch.setattr(gguf_conversion, "_planned", lambda _: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf_conversion, "planned_conversion", lambda _: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
     assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
 
