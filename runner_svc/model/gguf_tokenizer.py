@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner_svc.model.tokenizer.loading import AS_WRITTEN
+from runner_svc.model.tokenizer.as_written import AS_WRITTEN
 
 # Values of `tokenizer.ggml.model` for byte-level vocabularies and for SentencePiece.
 _BYTE_LEVEL, _SENTENCE_PIECE = "gpt2", "llama"
