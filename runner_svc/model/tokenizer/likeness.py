@@ -47,6 +47,8 @@ def check_special_tokens(backend: Tokenizer, ids: Iterable[int]) -> None:
         return
     added = backend.get_added_tokens_decoder()
     for token in ids:
+        if token not in added:  # an ordinary word
+            continue
         text = added[token].content
         if added[token].normalized and token not in backend.encode(f".{text}.", add_special_tokens=False).ids:
             raise UnusableTokenizer(
