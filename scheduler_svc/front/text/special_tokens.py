@@ -7,6 +7,9 @@ which are unguessable too. In the rendered text, the remaining special tokens ar
 aliases, and the shields become text again. This works whatever the template does with the parts (trims, joins, dumps as
 JSON). A template that searches a message for a special token doesn't find it.
 
+Templates may build a special token around a role (`'<|' + message.role + '|>'`). That is meant for the roles that chats
+have and for those that the template names. Any other role that is a part of a special token is shielded as a whole.
+
 One call then encodes the whole prompt. So every rule of the tokenizer about text next to special tokens (prefix spaces,
 `rstrip`, merges) applies, and a prompt without special tokens in its messages is encoded exactly as by the original.
 
@@ -23,6 +26,11 @@ from collections.abc import Iterable, Set
 from typing import Any
 
 _WORD = re.compile(r"\w")
+
+ROLES = frozenset(
+    {"assistant", "developer", "function", "ipython", "model", "observation", "system", "tool", "user"},
+)
+"""Roles of chats, around which a template may build a special token."""
 
 
 class SpecialTokens:
@@ -45,7 +53,8 @@ class SpecialTokens:
         self._hidden = {shield: text for text, shield in self._shield.items()}
         # Words too, since a longer one that begins earlier takes the text of a special token.
         self._tokens = _any_of(token["content"] for token in added if token["content"])
-        self._shielded = re.compile(f"\ue000{nonce}s[0-9]+\ue001")
+        self._role = f"\ue000{nonce}r"
+        self._shielded = re.compile(f"\ue000{nonce}(?:s[0-9]+|r[0-9a-f]*)\ue001")
         self.renamed = _rename(description, self._alias)
 
     def shield(self, text: str) -> str:
@@ -54,12 +63,25 @@ class SpecialTokens:
             return text
         return self._tokens.sub(lambda found: self._shield.get(found.group(), found.group()), text)
 
+    def shield_role(self, role: str, template: str) -> str:
+        """Returns a message's role for the template with this source, as a shield if it could make a special token."""
+        named = role in ROLES or f"'{role}'" in template or f'"{role}"' in template
+        if named or not any(role in text for text in self._alias):
+            return self.shield(role)
+        return f"{self._role}{role.encode().hex()}\ue001"
+
     def seal(self, rendered: str) -> str:
         """Returns a rendered template for the renamed tokenizer: its own special tokens as aliases, shields as text."""
         if not self._alias:
             return rendered
         aliased = self._tokens.sub(self._aliased, rendered)
-        return self._shielded.sub(lambda found: self._hidden[found.group()], aliased)
+        return self._shielded.sub(lambda found: self._shown(found.group()), aliased)
+
+    def _shown(self, shield: str) -> str:
+        """Returns the text that a shield replaces."""
+        if shield.startswith(self._role):
+            return bytes.fromhex(shield[len(self._role) : -1]).decode()
+        return self._hidden[shield]
 
     def _aliased(self, found: re.Match[str]) -> str:
         """Returns the alias of a special token, unless it only counts as a word of its own and is part of another."""

@@ -100,9 +100,12 @@ class ModelText:
         """Returns the chat rendered by its template, with the users' special tokens still shielded."""
         if self._template is None:
             raise invalid("prompt.chat", "the model has no chat template; send `text` or `token_ids` instead")
-        shield = self._special.shield
+        special, template = self._special, self.model.chat_template
         messages = [
-            {"role": shield(message.role), "content": shield("".join(part.text for part in message.parts))}
+            {
+                "role": special.shield_role(message.role, template),
+                "content": special.shield("".join(part.text for part in message.parts)),
+            }
             for message in chat.messages
         ]
         add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
