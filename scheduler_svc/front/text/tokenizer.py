@@ -34,7 +34,7 @@ class ModelText:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.eos_token_ids = tuple(model.eos_token_ids)
-        self._special = SpecialTokens(model.tokenizer)
+        self._special = SpecialTokens(model.tokenizer, model.chat_template)
         self._tokenizer = Tokenizer.from_buffer(self._special.renamed)
         # A tokenizer.json may contain truncation and padding from training, which would silently alter prompts.
         self._tokenizer.no_truncation()
@@ -42,7 +42,8 @@ class ModelText:
         self.max_token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
         """Size of the longest token, in bytes of text."""
         self._texts = {
-            skip: TokenTexts(self._tokenizer, self._special.text_of, skip_special_tokens=skip) for skip in (True, False)
+            skip: TokenTexts(self._tokenizer, self._special.text_of, skip, self._special.mark_of)
+            for skip in (True, False)
         }
         self._template: TemplateRenderer | None = None
         if model.chat_template:
@@ -68,7 +69,7 @@ class ModelText:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of plain text, with those that the post-processor adds. Special tokens in it stay text."""
-        return self._tokenizer.encode(text).ids
+        return self._tokenizer.encode(self._special.with_marks(text)).ids
 
     def encode_prompt(self, prompt: inference_pb2.Prompt) -> list[int]:
         """Returns the tokens of a prompt of any kind.
