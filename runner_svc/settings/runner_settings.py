@@ -148,7 +148,8 @@ class RunnerSettings(ServiceSettings):
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models and of runner names; default: roster in the user's cache folder.",
+        description="Folder of converted models, tokenizers and runner names; "
+        "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
     silence_s: float = Field(
