@@ -66,7 +66,7 @@ def hub_model(name: HubName, progress: Progress, check: Callable[[Path], None]) 
     described = description_files(files)
     if CONFIG not in described:
         raise HubError(f"{name.repo} has neither {CONFIG} nor a .gguf file: give a repository of a text model.")
-    folder = download.fetch(described)
+    folder = download.fetch(described, "the configuration and tokenizer of ")
     check(folder)
     return download.fetch([*described, *weight_files(files, folder, name.repo)])
 
@@ -78,7 +78,9 @@ def _listing(name: HubName) -> dict[str, RemoteFile]:
     except ImportError as error:
         raise HubError(f"Downloads need huggingface_hub (pip install 'roster-serve[runner]'): {error}") from error
 
-    info = HfApi(endpoint=hub_address()).model_info(name.repo, revision=name.revision, files_metadata=True, timeout=_ANSWER_S)
+    info = HfApi(endpoint=hub_address()).model_info(
+        name.repo, revision=name.revision, files_metadata=True, timeout=_ANSWER_S
+    )
     return {
         file.rfilename: RemoteFile(file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
         for file in info.siblings or ()
@@ -92,8 +94,11 @@ class _Download:
         self._name, self._cache, self._files, self._progress = name, cache, files, progress
         self._repository = repository_folder(cache, name.repo)
 
-    def fetch(self, paths: Iterable[str]) -> Path:
-        """Returns the snapshot's folder once the files are in it; files of the cache are not downloaded again."""
+    def fetch(self, paths: Iterable[str], of: str = "") -> Path:
+        """Returns the snapshot's folder once the files are in it; files of the cache are not downloaded again.
+
+        `of`: what they are, before the model's name.
+        """
         wanted = list(paths)
         missing = self._missing(wanted)
         self._check_room(missing)
@@ -108,7 +113,7 @@ class _Download:
         # In a thread, which a signal's SystemExit in this one leaves behind.
         thread = threading.Thread(target=run, name="download", daemon=True)
         thread.start()
-        self._watch(thread, missing)
+        self._watch(thread, missing, f"downloading {of}{self._name}")
         if isinstance(outcome[0], Exception):
             raise HubError(self._failure(outcome[0])) from outcome[0]
         return outcome[0]
@@ -129,10 +134,10 @@ class _Download:
             )
         )
 
-    def _watch(self, thread: threading.Thread, missing: list[str]) -> None:
+    def _watch(self, thread: threading.Thread, missing: list[str], what: str) -> None:
         """Reports progress until the thread ends."""
         total = sum(self._files[path].size for path in missing)
-        what = f"downloading {self._name} ({_size(total)})"
+        what = f"{what} ({_size(total)})"
         present = sum(map(self._num_present, missing))
         if missing:
             self._progress(what, present / max(1, total))
@@ -216,4 +221,4 @@ def _bytes(path: Path) -> int:
 def _size(num_bytes: int) -> str:
     if num_bytes >= 1e9:
         return f"{num_bytes / 1e9:.1f} GB"
-    return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"

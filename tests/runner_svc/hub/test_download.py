@@ -29,6 +29,7 @@ SHARDED = {
     "one.safetensors": b"1" * 300_000,
     "two.safetensors": b"2" * 200_000,
 }
+WHOLE = f"downloading {REPO} (0.5 MB)"
 UNREAD = {
     "README.md": b"#",
     "pytorch_model.bin": b"p",
@@ -60,6 +61,12 @@ def cached_blob(hub: FakeHub, file: str) -> Path:
     return Path(os.environ["HF_HUB_CACHE"]) / "models--acme--tiny" / "blobs" / blob
 
 
+def show_bytes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes files to the disk in smaller pieces, and looks at them more often."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr(download, "_LOOK_S", 0.02)
+
+
 def test_only_what_is_read_is_downloaded_and_only_once(hub: FakeHub) -> None:
     folder = get(REPO)
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(SHARDED)
@@ -77,19 +84,20 @@ def test_a_single_file_of_weights(hub: FakeHub) -> None:
 
 
 def test_progress_counts_bytes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_LOOK_S", 0.02)
+    show_bytes_soon(monkeypatch)
     hub.gate = threading.Event()
     seen: list[tuple[str, float]] = []
 
     def progress(what: str, share: float) -> None:
         seen.append((what, share))
-        if 0.4 < share < 1:
+        if 0.4 < share < 1 and what == WHOLE:
             hub.gate.set()  # type: ignore[union-attr]
 
     get(REPO, progress)
-    whole = [share for what, share in seen if what == f"downloading {REPO} (0.5 MB)"]
-    assert whole == sorted(whole) and whole[0] < 0.4 and whole[-1] == 1
-    assert hub.gate.is_set() or any(0.4 < share < 1 for share in whole), whole
+    whole = [share for what, share in seen if what == WHOLE]
+    assert whole == sorted(whole) and whole[0] == 0 and whole[-1] == 1
+    assert any(0.4 < share < 0.6 for share in whole), whole
+    assert seen[0][0].startswith("downloading the configuration and tokenizer of acme/tiny")
 
 
 @pytest.mark.parametrize("how", ["switched off", "unreachable", "ill"])
@@ -225,13 +233,14 @@ def test_weights_of_a_model_that_no_decoder_takes_are_not_downloaded(hub: FakeHu
 
 
 def test_a_signal_leaves_a_download_at_once(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_LOOK_S", 0.02)
+    show_bytes_soon(monkeypatch)
     hub.gate = threading.Event()
 
     def progress(what: str, share: float) -> None:
-        if share > 0.4 and "0.5 MB" in what:
+        if share > 0.4 and what == WHOLE:
             raise SystemExit
 
     with pytest.raises(SystemExit):
         get(REPO, progress)
+    assert not hub.gate.is_set()
     hub.gate.set()
