@@ -34,7 +34,7 @@ def serve(
     link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Use any free loopback ports.")] = False,
     ready_timeout: Annotated[
-        float, typer.Option("--ready-timeout", min=1, help="Seconds that loading may stall.")
+        float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model, without progress.")
     ] = 600,
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""

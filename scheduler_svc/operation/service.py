@@ -110,7 +110,7 @@ def _socket_folder() -> tempfile.TemporaryDirectory[str]:
         folder = tempfile.TemporaryDirectory(prefix="roster-", ignore_cleanup_errors=True)
     except OSError as error:
         raise UnusableSettings(
-            f"the engine's socket needs a temporary folder ({error.strerror}): set TMPDIR to a folder that can be written"
+            f"the engine's socket needs a temporary folder ({error.strerror}): set TMPDIR to a writable one"
         ) from error
     if len(os.fsencode(folder.name)) > _LONGEST_FOLDER:
         folder.cleanup()

@@ -23,6 +23,7 @@ from tests.support.in_this_process import run_scheduler
 from tests.support.metrics_scrape import scrape
 from tests.support.other_user import as_other_user, other_users_environment
 from tests.support.processes import RosterProcesses
+from tests.support.thoroughness import FULL, choice
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import make_tiny_model
 
@@ -74,9 +75,11 @@ def test_services_whose_log_is_on_a_full_disk_go_on(tmp_path: Path) -> None:
         assert roster.stop() == {"scheduler": 0, "runner": 0}
 
 
-@pytest.mark.parametrize("redirections", ["2>&-", ">&- 2>&- <&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize(
+    "redirections", choice(["2>&-", ">&- 2>&- <&-", ">/dev/full 2>/dev/full"], in_ci=[">&- 2>&- <&-"])
+)
 def test_a_runner_without_standard_streams_ends_with_its_status(redirections: str) -> None:
-    command = f"exec {sys.executable} -m runner_svc.main --device=cpu --model=/nonexistent {redirections}"
+    command = f"exec {sys.executable} -m runner_svc.main --device=hash --kv-tokens=1 {redirections}"
     ended = subprocess.run(["sh", "-c", command], cwd=ROOT, timeout=60, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "")
 
@@ -118,7 +121,7 @@ def test_a_user_without_home_and_name(tmp_path: Path) -> None:
     assert all("'~' names no folder" in line or "There is no model" in line for line in expanded)
 
 
-@pytest.mark.parametrize("environment", [{}, {"HOME": "/"}, {"HOME": "/proc/1"}])
+@pytest.mark.parametrize("environment", choice([{}, {"HOME": "/"}, {"HOME": "/proc/1"}], in_ci=[{}]))
 def test_a_runner_of_such_a_user(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "runner_svc.main", "--device=hash", "--link=tcp://127.0.0.1:1"]
     process = subprocess.Popen(
@@ -137,7 +140,7 @@ def test_a_runner_of_such_a_user(environment: dict[str, str]) -> None:
     finally:
         process.kill()
         process.wait()
-    assert "two runners on this host need a --runner-id each" in lines[0] and "ready" in lines[1], lines
+    assert "runner names can't be locked: set --runner-id" in lines[0] and "ready" in lines[1], lines
 
 
 def test_a_scheduler_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +149,7 @@ def test_a_scheduler_without_a_folder_for_temporary_files(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("tempfile.gettempdir", unusable)
     ended = run_scheduler("--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen=", "--link=tcp://127.0.0.1:*")
-    assert ended.returncode == 2 and "set TMPDIR to a folder that can be written" in ended.stderr, ended
+    assert ended.returncode == 2 and "set TMPDIR to a writable one" in ended.stderr, ended
 
 
 def test_a_folder_for_temporary_files_with_a_path_too_long_for_sockets(
@@ -160,6 +163,7 @@ def test_a_folder_for_temporary_files_with_a_path_too_long_for_sockets(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.skipif(not FULL, reason="imports torch; test_download has the same within a process")
 def test_a_signal_ends_a_runner_that_downloads(tmp_path: Path) -> None:
     with fake_hub() as hub:
         hub.repositories["acme/tiny"] = {
