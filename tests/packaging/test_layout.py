@@ -23,8 +23,8 @@ ORDER = {
         "front/gateway front operation ."
     ),
     "runner_svc": (
-        "interface settings hub model sampling cuda cuda/products attention decoder batch backends gpu execution link "
-        "startup ."
+        "interface settings hub model catalog sampling cuda cuda/products attention decoder batch backends gpu "
+        "execution link startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve bench bench/records bench/load bench/runs bench/report demo "
