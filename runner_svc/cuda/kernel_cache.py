@@ -1,4 +1,4 @@
-"""Whether CuPy can keep compiled kernels on the disk. Where it can't, it is told to keep them in memory."""
+"""Whether CuPy can keep compiled kernels on the disk. Where it can't, it keeps them in memory."""
 
 from __future__ import annotations
 

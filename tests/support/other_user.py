@@ -15,7 +15,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS")
 
 
 def as_other_user(command: Sequence[str]) -> list[str]:
-    """Returns the command as that user, who may read everything: this Python may lie in a folder of root."""
+    """Returns the command as that user, with the right to read all files: this Python may lie in a folder of root."""
     program = shutil.which("setpriv")
     if os.getuid() != 0 or program is None:
         pytest.skip("only root can run a command as another user, with setpriv")

@@ -194,7 +194,7 @@ def test_a_repository_of_ggufs(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) ->
         hub.served.clear()
         found = get(f"{REPO}:{wanted}")
         assert found.name == Path(served[0]).name and found.read_bytes() == served[0].encode()
-        assert hub.served == served
+        assert sorted(hub.served) == served
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         assert get(f"{REPO}:{wanted}") == found
         monkeypatch.delenv("HF_HUB_OFFLINE")
@@ -227,7 +227,7 @@ def test_repositories_that_are_no_models(hub: FakeHub, files: dict[str, bytes], 
 
 def test_weights_of_a_model_that_no_decoder_takes_are_not_downloaded(hub: FakeHub) -> None:
     hub.repositories[REPO] = SHARDED | {"config.json": b"[]"}
-    with pytest.raises(UnsupportedModel, match="names neither architectures nor a model_type"):
+    with pytest.raises(UnsupportedModel, match="config.json can't be read: it is not a JSON object"):
         get(REPO)
     assert "one.safetensors" not in hub.served
 
