@@ -23,7 +23,7 @@ CLASSES_FILE = Path(__file__).with_name("transformers_classes.json")
 # Modules that may be absent from a build: the rules for folders and for GGUF files, and the choice of a decoder.
 _PACKAGE = __package__.partition(".")[0]
 _RULES = f"{_PACKAGE}.model.servable"
-_GGUF_CONVERSION = f"{_PACKAGE}.gguf.conversion"
+_GGUF_RULES = f"{_PACKAGE}.model.gguf_servable"
 _DECODER_CHOICE = f"{_PACKAGE}.model.decoder_choice"
 
 
@@ -51,13 +51,10 @@ def obstacle_before_weights(folder: Path) -> str | None:
 
 def gguf_obstacle(file: Path) -> str | None:
     """Returns why a GGUF model can't be served, by the headers of its files; None when it can."""
-    if not _exists(_GGUF_CONVERSION):
+    if not _exists(_GGUF_RULES):
         return None
-    try:
-        importlib.import_module(_GGUF_CONVERSION).Conversion.plan(file)
-    except (ModelNotFound, UnsupportedModel, ValueError) as error:
-        return str(error)
-    return None
+    found: str | None = importlib.import_module(_GGUF_RULES).why_not(file)
+    return found
 
 
 def _own_obstacle(folder: Path, *, has_weights: bool) -> str | None:

@@ -24,6 +24,8 @@ SHARDED = {
     "tokenizer.json": b"{}1",
     "tokenizer_config.json": b"{}2",
     "added_tokens.json": b"{}3",
+    "tokenizer.model": b"s",
+    "tekken.json": b"{}5",
     "additional_chat_templates/tools.jinja": b"x",
     "model.safetensors.index.json": INDEX,
     "one.safetensors": b"1" * 300_000,
@@ -36,6 +38,8 @@ UNREAD = {
     "consolidated.safetensors": b"c",
     "onnx/model.onnx": b"o",
     "training_args.json": b"{}4",
+    "original/tokenizer.model": b"t",
+    "additional_chat_templates/readme.md": b"t",
     "modeling_tiny.py": b"import os",
     "tiny.Q4_K_M.gguf": b"g",
 }
