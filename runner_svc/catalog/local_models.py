@@ -12,9 +12,8 @@ from runner_svc.hub.cache import CachedModel, cached_models, missing_file, snaps
 from runner_svc.hub.gguf_files import gguf_models
 from runner_svc.hub.names import HubError
 from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE
-from runner_svc.model.errors import ModelNotFound
+from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.model.obstacles import gguf_obstacle, obstacle
-from runner_svc.model.packaged import DEFAULT_MODEL, packaged_gguf
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def packaged_models() -> Iterator[LocalModel]:
     """Yields the built-in default, if its package is installed."""
     try:
         file = packaged_gguf()
-    except ModelNotFound:
+    except HubError:
         return
     yield _gguf_model(DEFAULT_MODEL, "package", file, [file])
 

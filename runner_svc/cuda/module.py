@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runner_svc.cuda.kernel_cache import choose_kernel_cache
 from runner_svc.cuda.sources import headers_hash, kernel_folder
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
 
     Raises cupy.cuda.compiler.CompileException, with the compiler's log, if it does not compile.
     """
-    choose_kernel_cache()
     import cupy
 
     folder = kernel_folder()

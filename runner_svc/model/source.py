@@ -14,11 +14,11 @@ from runner_svc.hub.download import hub_model
 from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import MAIN, HubError, HubName
 from runner_svc.hub.needed_files import CONFIG
+from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.model.obstacles import obstacle_before_weights
-from runner_svc.model.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
 
 
@@ -29,8 +29,15 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     "organisation/model:file.gguf"). A folder may hold a GGUF model, whole or in parts, or be a repository's folder in
     the hub's cache. Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
     """
-    if name == DEFAULT_MODEL:
-        return _converted(packaged_gguf(), cache_folder, progress)
+    try:
+        if name == DEFAULT_MODEL:
+            return _converted(packaged_gguf(), cache_folder, progress)
+        return _found(name, cache_folder, progress)
+    except HubError as error:
+        raise ModelNotFound(str(error)) from error
+
+
+def _found(name: str, cache_folder: Path, progress: Progress) -> Path:
     path = _expanded(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -48,10 +55,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
             f"There is no model {name!r}; use a folder with config.json and safetensors, a .gguf file, "
             f"a hub id such as 'organisation/model', or {DEFAULT_MODEL!r}."
         )
-    try:
-        found = hub_model(hub_name, progress, _refuse_unservable)
-    except HubError as error:
-        raise ModelNotFound(str(error)) from error
+    found = hub_model(hub_name, progress, _refuse_unservable)
     return found if found.is_dir() else _converted(found, cache_folder, progress)
 
 
@@ -74,10 +78,7 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
     snapshot = snapshot_folder(folder, MAIN)
     if snapshot is not None:  # a repository's folder in the hub's cache
         return _local_folder(snapshot, cache_folder, progress)
-    try:
-        files = choose_gguf((path.name for path in folder.iterdir()), None, str(folder))
-    except HubError as error:
-        raise ModelNotFound(str(error)) from error
+    files = choose_gguf((path.name for path in folder.iterdir()), None, str(folder))
     if files:
         return _converted(folder / files[0], cache_folder, progress)
     raise ModelNotFound(f"{folder} has no config.json and no .gguf file.{pickled_weights_sentence(folder)}")

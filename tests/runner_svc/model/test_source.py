@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.model import gguf_conversion, packaged
+from runner_svc.hub import packaged
+from runner_svc.model import gguf_conversion
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel

