@@ -71,7 +71,7 @@ def show_bytes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_LOOK_S", 0.02)
 
 
-def test_only_what_is_read_is_downloaded_and_only_once(hub: FakeHub) -> None:
+def test_only_what_is_read_is_downloaded_and_only_once(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = get(REPO)
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(SHARDED)
     assert (folder / "two.safetensors").read_bytes() == SHARDED["two.safetensors"]
@@ -79,6 +79,8 @@ def test_only_what_is_read_is_downloaded_and_only_once(hub: FakeHub) -> None:
     assert get(REPO) == get(f"{REPO}@main") == get(f"{REPO}@{COMMIT}") == folder
     assert get(str(folder.parents[1])) == folder  # the repository's folder in the cache
     assert sorted(hub.served) == sorted(SHARDED)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("it writes to the cache"))
+    assert get(REPO) == folder
 
 
 def test_a_single_file_of_weights(hub: FakeHub) -> None:
@@ -131,6 +133,7 @@ def test_without_a_network_the_cache_is_used(hub: FakeHub, how: str, monkeypatch
         (404, "RepoNotFound", r"has no model 'acme/tiny'"),
         (403, "GatedRepo", r"acme/tiny is gated: accept its terms at http://127.*/acme/tiny, then log in"),
         (401, "GatedRepo", r"acme/tiny is gated"),
+        (400, "", r"refuses acme/tiny with HTTP status 400"),
         (403, "", r"forbids access to acme/tiny: ask its owners"),
         (404, "RevisionNotFound", r"acme/tiny has no revision 'main'"),
     ],
