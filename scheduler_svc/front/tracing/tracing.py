@@ -71,7 +71,7 @@ class Tracing:
             endpoint=settings.otlp_endpoint,
             insecure=insecure,
             timeout=EXPORT_TIMEOUT_S,
-            channel_options=_channel_options(settings) or None,
+            channel_options=_channel_options(settings) or None,  # type: ignore[arg-type]
         )
         provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)
