@@ -26,7 +26,7 @@ _FLAGS = {
 
 
 class Likeness:
-    """What the runners of one service have in common: the first one's model, and every fingerprint reported since."""
+    """Common properties of the runners of one service: the first one's model, and every fingerprint reported since."""
 
     def __init__(self) -> None:
         self._model: plan_pb2.Model | None = None
