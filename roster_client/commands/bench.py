@@ -29,7 +29,7 @@ def serve(
     ] = 0,
     sweep: Annotated[
         str,
-        typer.Option("--sweep", help="Rates of consecutive runs, such as 1,2,4; auto: from --rate up to saturation."),
+        typer.Option("--sweep", help="Rates of the runs, such as 1,2,4; auto: from --rate up to saturation."),
     ] = "",
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="With --sweep: seconds per rate.")] = 60,
 ) -> None:
