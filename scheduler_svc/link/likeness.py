@@ -58,7 +58,7 @@ class Likeness:
             )
 
     def doubt(self, hello: plan_pb2.Hello) -> str:
-        """Returns how its answers may differ by rounding, as a sentence; "" if they don't or it is unknown."""
+        """Returns a sentence that says how its answers may differ by rounding; "" if they don't or it is unknown."""
         theirs, ours = hello.fingerprints.get("numerics"), self._fingerprints.get("numerics")
         if theirs is None or ours is None or theirs == ours:
             return ""
