@@ -316,7 +316,7 @@ class CudaBackend:
         return scales
 
     def _fitting_blocks(self, progress: Progress) -> int:
-        """Returns the number of blocks that fit beside the largest step, which runs over a cache of the dummy block."""
+        """Returns the number of blocks that fit next to the largest step, which runs with only the dummy block."""
         progress("profiling the largest step", 0.0)
         config, sizes = self._decoder.config, self._sizes
         cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)

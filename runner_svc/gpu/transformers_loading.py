@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,8 @@ def load_on_gpu(
     progress("loading weights", 1.0)
     with device.stream():
         counts = swap_parts(model, _Kernels(dtype), device.current_stream)
-        counts["rotations"] = swap_rotation(
-            model, lambda *size: RotateHalves(*size, dtype), device.current_stream, dtype
-        )
+        make = partial(RotateHalves, dtype=dtype)
+        counts["rotations"] = swap_rotation(model, make, device.current_stream, dtype)
         log.info("parts of the model are computed by Roster's kernels", **counts)
         decoder = TransformersDecoder(model)
         launchers = StepLaunchers(gpu_config(decoder.config), dtype)

@@ -89,7 +89,7 @@ def swap_rotation(model: nn.Module, make: MakeLauncher, stream: Callable[[], int
         found = getattr(module, _NAME, None)
         original = found.original if isinstance(found, _Rotation) else found
         code = getattr(original, "__code__", None)
-        if code is None or code.co_varnames[: code.co_argcount] != _PARAMETERS:
+        if original is None or code is None or code.co_varnames[: code.co_argcount] != _PARAMETERS:
             continue
         rotation = _Rotation(original, make, stream)
         if _is_alike(rotation, dtype, device):
