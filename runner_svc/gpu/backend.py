@@ -32,7 +32,6 @@ from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
 from runner_svc.gpu.profiling_batch import largest_batch
 from runner_svc.gpu.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 from runner_svc.gpu.steps import CudaSteps
-from runner_svc.gpu.transformers_decoder import TransformersCudaDecoder
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.device import Device, Event, Replay
 from runner_svc.interface.kv_cache import FP8, KVCache
@@ -43,6 +42,7 @@ from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 log = structlog.get_logger()
 
@@ -316,7 +316,7 @@ class CudaBackend:
         return scales
 
     def _fitting_blocks(self, progress: Progress) -> int:
-        """Returns the number of blocks that fit beside the largest step, which runs over a cache of the dummy block."""
+        """Returns the number of blocks that fit next to the largest step, which runs with only the dummy block."""
         progress("profiling the largest step", 0.0)
         config, sizes = self._decoder.config, self._sizes
         cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)

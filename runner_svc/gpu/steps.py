@@ -29,13 +29,13 @@ from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
 from runner_svc.gpu.graphs import Variant
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, StepLayout
-from runner_svc.gpu.transformers_decoder import TransformersCudaDecoder
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Replay
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.interface.step import StepBatch
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 FEW_ROWS = 64
 """Up to this number of rows, decode passes gain nothing from fusions or Roster's products of many rows: not timed."""

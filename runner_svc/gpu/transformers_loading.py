@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import torch
 
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.rotate_halves import RotateHalves
 from runner_svc.gpu.launchers import StepLaunchers
-from runner_svc.gpu.transformers_check import check_on_gpu
-from runner_svc.gpu.transformers_decoder import TransformersCudaDecoder, gpu_config
-from runner_svc.gpu.transformers_swaps import swap_parts
 from runner_svc.interface.device import Device
 from runner_svc.interface.progress import Progress
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder, gpu_config
+from runner_svc.transformers_decoder.gpu.gpu_check import check_on_gpu
+from runner_svc.transformers_decoder.gpu.swapped_parts import swap_parts
+from runner_svc.transformers_decoder.gpu.swapped_rotation import swap_rotation
 from runner_svc.transformers_decoder.loading import load_model, random_model
 
 log = structlog.get_logger()
 
 
 class _Kernels:
-    """Implements `runner_svc.gpu.transformers_swaps.SwapLaunchers`; a kernel is compiled once for each size."""
+    """Implements `runner_svc.transformers_decoder.gpu.swapped_parts.SwapLaunchers`; compiles a kernel once a size."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -65,6 +68,8 @@ def load_on_gpu(
     progress("loading weights", 1.0)
     with device.stream():
         counts = swap_parts(model, _Kernels(dtype), device.current_stream)
+        make = partial(RotateHalves, dtype=dtype)
+        counts["rotations"] = swap_rotation(model, make, device.current_stream, dtype)
         log.info("parts of the model are computed by Roster's kernels", **counts)
         decoder = TransformersDecoder(model)
         launchers = StepLaunchers(gpu_config(decoder.config), dtype)

@@ -24,6 +24,7 @@ from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.families.tensor_names import TensorNames
+from runner_svc.model.families.text_part import text_part
 from runner_svc.model.folder.config_keys import checked_config
 from runner_svc.model.rope_config import RopeConfig, RopeType
 
@@ -148,7 +149,8 @@ class ModelConfig:
         Raises UnsupportedModel for an unsupported architecture, RoPE type, activation or quantization, and for a
         configuration that lacks a size.
         """
-        name, raw = checked_config(dict(config) if isinstance(config, Mapping) else config.to_dict(), ARCHITECTURES)
+        raw = text_part(config if isinstance(config, Mapping) else config.to_dict())
+        name, raw = checked_config(raw, ARCHITECTURES)
         family = ARCHITECTURES[name]
         raw = _renamed(raw, family)
         num_layers = _size(raw, "num_hidden_layers")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runner_svc.model.config import ARCHITECTURES, ModelConfig
-from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.errors import BrokenModel, UnsupportedModel
 
 DecoderSetting = Literal["auto", "roster", "transformers"]
 
@@ -25,12 +25,15 @@ class DecoderChoice:
 def choose_decoder(raw: Mapping[str, Any], asked: DecoderSetting) -> DecoderChoice:
     """Chooses for the contents of a config.json.
 
-    Raises UnsupportedModel if Roster's own decoder is asked for and lacks the model.
+    Raises UnsupportedModel if Roster's own decoder is asked for and lacks the model, BrokenModel for a value that no
+    decoder can use.
     """
     if asked == "transformers":
         return DecoderChoice(None, "decoder is 'transformers'")
     try:
         return DecoderChoice(ModelConfig.from_hugging_face(raw))
+    except BrokenModel:
+        raise
     except UnsupportedModel as error:
         if asked == "roster":
             raise UnsupportedModel(f"{error} (decoder is 'roster'; with 'auto', transformers may serve it)") from error

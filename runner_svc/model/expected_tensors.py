@@ -12,7 +12,6 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.expected_experts import expected_experts
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
-from runner_svc.model.families.tensor_names import TensorNames
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES, StoredTensor
 
@@ -26,15 +25,9 @@ HARMLESS_TENSORS: tuple[tuple[str, str], ...] = (
 """Patterns of names that transformers does not read either, each with the reason."""
 
 
-def base_name(names: TensorNames, tensors: Container[str]) -> str:
-    """Returns what tensors' names begin with: `base`, or "" for a checkpoint of the model without its head."""
-    embeddings = f"{names.embeddings}.weight"
-    return "" if embeddings in tensors and f"{names.base}.{embeddings}" not in tensors else f"{names.base}."
-
-
 def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> None:
     """Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read."""
-    base = base_name(config.names, tensors)
+    base = config.names.start(tensors.__contains__)
     expected = dict(expected_tensors(config, base, tensors))
     if config.tied_embeddings:  # either of the two may be left out
         ends = f"{base}{config.names.embeddings}.weight", f"{config.names.head}.weight"
@@ -43,7 +36,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
                 del expected[absent]
     for name, shape in expected.items():
         if name not in tensors:
-            raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json asks for.")
+            raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json requires.")
         if tensors[name].shape != shape:
             raise UnsupportedModel(
                 f"The checkpoint's tensor {name!r} is {tensors[name].shape}, its config.json says {shape}."
@@ -54,7 +47,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
                 f"{', '.join(ELEMENT_BYTES)}."
             )
     for name in tensors:
-        if name not in expected and not _is_harmless(name):
+        if name not in expected and not name.startswith(config.names.other_parts) and not _is_harmless(name):
             raise UnsupportedModel(
                 f"The checkpoint has a tensor {name!r}, which {config.architecture} with its config.json lacks: "
                 "correct config.json, or delete the tensor."
@@ -62,7 +55,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
 
 
 def expected_tensors(config: ModelConfig, base: str, tensors: Container[str]) -> Iterator[tuple[str, Shape]]:
-    """Yields name and shape of each tensor, the head included. `base`: see `base_name`.
+    """Yields name and shape of each tensor, the head included. `base`: see `TensorNames.start`.
 
     Where a checkpoint may have one of several layouts, `tensors`, those that it has, decide.
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expected_tensors import base_name, check_tensors
+from runner_svc.model.expected_tensors import check_tensors
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.layer_reader import LayerReader
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
@@ -69,7 +69,7 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, base_name(config.names, checkpoint.tensors), read, checkpoint.tensors)
+    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )

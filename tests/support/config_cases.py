@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 
 FAMILIES = ("llama", "mistral", "ministral", "phi3-partial", "qwen2", "qwen2-window", "qwen3", "smollm3")
+OTHER_FAMILIES = ("gemma", "gemma2", "gemma3", "granite", "olmo2", "glm", "glm4", "cohere", "cohere2", "gpt2", "opt")
 
 # Families of Roster's decoder and others', whose keys a configuration may have by mistake.
 FOREIGN_CLASSES = (

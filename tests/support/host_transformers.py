@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
-from runner_svc.gpu.transformers_check import check_on_gpu
-from runner_svc.gpu.transformers_decoder import TransformersCudaDecoder
-from runner_svc.gpu.transformers_swaps import swap_parts
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.description import describe_model
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
+from runner_svc.transformers_decoder.gpu.gpu_check import check_on_gpu
+from runner_svc.transformers_decoder.gpu.swapped_parts import swap_parts
+from runner_svc.transformers_decoder.gpu.swapped_rotation import swap_rotation
 from runner_svc.transformers_decoder.loading import load_model
 from tests.support.host_backend import no_progress
 from tests.support.host_device import HostDevice, HostLaunchers
@@ -32,7 +33,7 @@ class HostStepLaunchers(HostLaunchers):
 
 
 class HostSwaps:
-    """Implements `runner_svc.gpu.transformers_swaps.SwapLaunchers`."""
+    """Implements `runner_svc.transformers_decoder.gpu.swapped_parts.SwapLaunchers`."""
 
     def norm(self, size: int, eps: float) -> HostNorm:
         return HostNorm(eps, NormKind.RMS, 1.0)
@@ -61,6 +62,7 @@ def host_transformers(
     device = device or HostDevice()
     model = load_model(folder, read_config(folder), torch.float32)
     swap_parts(model, HostSwaps(), lambda: 0)
+    swap_rotation(model, lambda *size: host_rotation, lambda: 0, torch.float32)
     inner = TransformersDecoder(model)
     decoder = TransformersCudaDecoder(inner, max_step_tokens, device.device, torch.float32)
     launchers = HostStepLaunchers(decoder.config)  # type: ignore[arg-type]
@@ -74,6 +76,16 @@ def host_transformers(
         CudaSizes(num_slots, block_size, max_step_tokens, decoder.config.context_length, num_blocks),
         no_progress,
     )
+
+
+def host_rotation(
+    stream: int, queries: Tensor, keys: Tensor, cosines: Tensor, sines: Tensor, out_queries: Tensor, out_keys: Tensor
+) -> None:
+    """Computes what kernels/rotate_halves.cu does."""
+    for x, out in ((queries, out_queries), (keys, out_keys)):
+        half = x.shape[-1] // 2
+        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+        out.copy_(x * cosines[:, None] + turned * sines[:, None])
 
 
 def poisoned(cache: Tensor) -> Tensor:

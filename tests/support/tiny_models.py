@@ -34,6 +34,19 @@ def _rope(rope_type: str, **parameters: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
 
 
+def _gemma3_with_images(**text: Any) -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "siglip_vision_model", "image_size": 8, "patch_size": 4, **sizes}
+    return transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**text),
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        eos_token_id=text["eos_token_id"],
+        pad_token_id=None,
+        tie_word_embeddings=True,
+    )
+
+
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -94,6 +107,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3-with-images": (_gemma3_with_images, {"head_dim": 32, "sliding_window": 9}),
     "granite": (
         transformers.GraniteConfig,
         {
@@ -153,7 +167,15 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 """Name to configuration class and the differences from `SIZES`."""
 
-LIKE_OTHERS = {"gemma", "glm", "cohere-qk-norm", "cohere2", "gpt2-scaled-by-layer", "opt-without-biases"}
+LIKE_OTHERS = {
+    "gemma",
+    "gemma3-with-images",
+    "glm",
+    "cohere-qk-norm",
+    "cohere2",
+    "gpt2-scaled-by-layer",
+    "opt-without-biases",
+}
 """Families that CI leaves out of tests of all families, since others have most of what they have."""
 IN_CI = [family for family in FAMILIES if family not in LIKE_OTHERS]
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
@@ -178,6 +200,7 @@ KERNEL_SIZES = {
     "gemma": {"hidden_size": 256, "head_dim": 256},
     "gemma2": {"hidden_size": 256, "head_dim": 64},
     "gemma3": {"hidden_size": 256, "head_dim": 128},
+    "gemma3-with-images": {"hidden_size": 256, "head_dim": 64},
     "granite": {"hidden_size": 256},
     "olmo2": {"hidden_size": 256},
     "glm": {"hidden_size": 256, "head_dim": 128},

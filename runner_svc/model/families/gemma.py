@@ -138,7 +138,16 @@ GEMMA3 = Family(
     _gemma3_layers,
     _model,
     _gemma3_ropes,
-    names=_NAMES,
+    names=replace(
+        _NAMES,
+        other_bases=("model.language_model", "language_model.model", ""),
+        other_parts=(
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+            "vision_tower.",
+            "multi_modal_projector.",
+        ),
+    ),
     defaults=(
         *_SECOND_DEFAULTS,
         ("vocab_size", 262_208),

@@ -42,6 +42,7 @@ OPT = Family(
     no_rope,
     names=TensorNames(
         base="model.decoder",
+        other_bases=("decoder",),
         norm="final_layer_norm",
         attention_norm="self_attn_layer_norm",
         mlp_norm="final_layer_norm",

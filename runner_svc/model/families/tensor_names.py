@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -23,11 +24,14 @@ class ExpertNames:
 class TensorNames:
     """Names of modules, whose tensors are NAME.weight and NAME.bias; the defaults are Llama's.
 
-    Several names of one product are merged in this order. Names but that of the head are below `base`, which a
-    checkpoint of the model without its head lacks.
+    Several names of one product are merged in this order. Names but that of the head are below `base`, or one of
+    `other_bases` in checkpoints that were saved otherwise, as without the head.
     """
 
     base: str = "model"
+    other_bases: tuple[str, ...] = ("",)
+    # What the names of tensors begin with that belong to other parts of a model, as for images; they are not read.
+    other_parts: tuple[str, ...] = ()
     head: str = "lm_head"
     embeddings: str = "embed_tokens"
     positions: str = "embed_positions"
@@ -53,3 +57,8 @@ class TensorNames:
     transposed: bool = False
     # Whether the dimensions 2i and 2i + 1 of a head rotate together, in place of i and i + rotary_dim / 2.
     interleaved: bool = False
+
+    def start(self, contains: Callable[[str], bool]) -> str:
+        """Returns what names begin with: the base, and a dot, below which a checkpoint `contains` embeddings."""
+        starts = [f"{base}." if base else "" for base in (self.base, *self.other_bases)]
+        return next((start for start in starts if contains(f"{start}{self.embeddings}.weight")), starts[0])

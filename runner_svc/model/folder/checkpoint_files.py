@@ -19,11 +19,11 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def pickled_weights_sentence(folder: Path) -> str:
-    """Returns what to do about weights in a format that can run code when it is read; "" if there are none."""
+    """Returns a sentence that names a pickle file in the folder, which could run code when loaded; "" without one."""
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED_SUFFIXES)
     if not pickled:
         return ""
-    return f" {pickled[0]} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
+    return f" {pickled[0]} is a pickle file, which could run code when loaded; convert it to safetensors."
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -47,7 +47,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         refuse_unreadable(path)
         if not path.is_file():
             raise ModelNotFound(
-                f"{path} is missing; a model folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
+                f"{path} is missing; a model's folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
                 f"{pickled_weights_sentence(folder)}"
             )
     return paths

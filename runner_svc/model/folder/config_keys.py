@@ -20,11 +20,12 @@ from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS
 from runner_svc.model.folder.key_values import DTYPES, check_range, check_type, shortened
 from runner_svc.model.folder.layer_keys import LAYER_KEYS, layer_values
-from runner_svc.model.folder.rope_keys import ROPE_KEYS, rope_parameters
+from runner_svc.model.folder.rope_keys import ROPE_KEYS, layered_rope_parameters, rope_parameters
 
 QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
-# Read wherever they are, whether the class declares them or not.
-_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "head_dim", "eos_token_id", *ROPE_KEYS)
+# Read wherever they are, whether the class declares them or not; the second ones by classes that have RoPE.
+_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "eos_token_id")
+_USED_WITH_ROPE = ("head_dim", *ROPE_KEYS)
 
 
 # Of a head, the share that rotates unless a key says otherwise, for classes that read one.
@@ -35,7 +36,7 @@ COMPLETED = frozenset(
     f"{family}ForCausalLM"
     for family in (
         *("Llama", "Mistral", "Ministral", "Phi3", "Qwen2", "Qwen3", "SmolLM3"),
-        *("Gemma", "Gemma2", "Granite", "Olmo2", "Glm", "Glm4", "Cohere", "Cohere2"),
+        *("Gemma", "Gemma2", "Gemma3", "Granite", "Olmo2", "Glm", "Glm4", "Cohere", "Cohere2"),
     )
 )
 """Architectures whose derived values are computed here; readers of the others derive their own."""
@@ -48,8 +49,9 @@ _READ_BESIDE = {
 
 def used_keys(architecture: str) -> frozenset[str]:
     """Returns the keys that decide what a model of this architecture answers."""
-    beside = _READ_BESIDE.get(architecture, ())
-    return frozenset((*class_fields(architecture).fields, *beside, *_ALWAYS_USED)) - HARMLESS.keys()
+    declared, beside = class_fields(architecture).fields, _READ_BESIDE.get(architecture, ())
+    with_rope = _USED_WITH_ROPE if "rope_parameters" in declared else ()
+    return frozenset((*declared, *beside, *with_rope, *_ALWAYS_USED)) - HARMLESS.keys()
 
 
 @cache
@@ -57,7 +59,7 @@ def harmless_keys(architecture: str) -> Mapping[str, str]:
     """Returns the reason of each key that changes no answer of this architecture, beside the keys of `FIXED`."""
     unread = f"transformers' class for {architecture} does not read it."
     foreign = {key for other in DECLARED for key in class_fields(other).fields}
-    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS), unread), **HARMLESS}
+    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS, *_USED_WITH_ROPE), unread), **HARMLESS}
     return {key: reason for key, reason in reasons.items() if key not in used_keys(architecture)}
 
 
@@ -77,6 +79,8 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     values = {key: field.default for key, field in declared.fields.items() if key in used and key not in other_names}
     values["eos_token_id"] = None
     for key, value in raw.items():
+        if key == "sliding_window" and value == 0 and raw.get("use_sliding_window") is False:
+            value = None  # as transformers writes it for some classes
         if key in used:
             if (field := declared.fields.get(key) or _FIELDS.get(key)) is not None:
                 check_type(key, value, field.kinds)
@@ -112,14 +116,13 @@ def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None
     """Adds what transformers' class derives from other keys."""
     _fill_sizes(name, values)
     declared = class_fields(name)
-    parameters = rope_parameters(
-        raw,
-        declared.default_theta,
-        values["max_position_embeddings"],
-        values["head_dim"],
-        share=_SHARES.get(name),
-        is_phi3=declared.model_type == "phi3",
-    )
+    positions, head_dim = values["max_position_embeddings"], values["head_dim"]
+    if name == "Gemma3ForCausalLM":
+        parameters = layered_rope_parameters(raw, positions, head_dim)
+    else:
+        is_phi3 = declared.model_type == "phi3"
+        share = _SHARES.get(name)
+        parameters = rope_parameters(raw, declared.default_theta, positions, head_dim, share=share, is_phi3=is_phi3)
     values.update(layer_values(name, raw, values))
     for key in ROPE_KEYS:
         values.pop(key, None)
@@ -137,29 +140,24 @@ _FIELDS = {
 
 
 def _architecture(raw: Mapping[str, Any], supported: Sequence[str]) -> str:
-    """The class that transformers takes, which `model_type` decides; `architectures` must not contradict it."""
+    """Returns the class that transformers takes, which `model_type` decides.
+
+    Of `architectures`, which transformers does not read, one has to be supported: a model with another head is refused.
+    """
     for key in ("model_type", "architectures"):
         if raw.get(key) is not None:
             check_type(key, raw[key], _FIELDS[key].kinds)
     asked = [name for name in raw.get("architectures") or () if name]
     model_type = raw.get("model_type")
+    if model_type == "mistral" and "layer_types" in raw:
+        model_type = "ministral"  # as transformers' AutoConfig, for files that were written before there was Ministral
     if model_type is None:
         found = [name for name in asked if name in supported]
     else:
-        # As transformers' AutoConfig does for configurations that were written before there was Ministral.
-        layered = model_type == "mistral" and "layer_types" in raw
-        model_type = "ministral" if layered else model_type
         found = [name for name in supported if class_fields(name).model_type == model_type]
-        if layered:
-            asked = ["MinistralForCausalLM" if name == "MistralForCausalLM" else name for name in asked]
     if not found or (asked and not set(asked) & set(supported)):
         unknown = ", ".join(asked) or model_type or "unnamed"
         raise UnsupportedModel(f"Architecture {unknown} is not supported; supported: {', '.join(supported)}.")
-    if asked and found[0] not in asked:
-        raise UnsupportedModel(
-            f"The model's config.json has 'model_type' {model_type!r}, which is {found[0]}, and 'architectures' "
-            f"{', '.join(asked)}: correct the wrong one."
-        )
     return found[0]
 
 

@@ -45,7 +45,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def refuse_unreadable(path: Path) -> None:
-    """Raises BrokenModel for what is there and is not a file that can be read."""
+    """Raises BrokenModel for a folder, a broken link, or a file that can't be read."""
     try:
         if path.is_dir():
             raise BrokenModel(f"{path} is a folder, but has to be a file: {AGAIN}.")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner_svc.model.folder.errors import UnsupportedModel
-from runner_svc.model.folder.key_values import check_range, check_type, number, shortened
+from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
+from runner_svc.model.folder.key_values import MOST, check_range, check_type, number, shortened
 
 ROPE_KEYS = (
     "rope_scaling",
@@ -20,6 +20,12 @@ ROPE_KEYS = (
     "partial_rotary_factor",
     "original_max_position_embeddings",
 )
+
+LAYERED_THETAS = {
+    "full_attention": ("rope_theta", 1_000_000.0),
+    "sliding_attention": ("rope_local_base_freq", 10_000.0),
+}
+"""Of Gemma 3's kinds of layers, the key of RoPE's base and its default."""
 
 _OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _READ = {
@@ -97,6 +103,43 @@ def rope_parameters(
     }
 
 
+def layered_rope_parameters(raw: Mapping[str, Any], max_positions: int, head_dim: int) -> dict[str, Any]:
+    """Returns the parameters of each of `LAYERED_THETAS`' layer types, for Gemma 3. Raises what `rope_parameters` does.
+
+    `rope_scaling` and `rope_theta` are of layers without a window, and `rope_local_base_freq` of those with one.
+    """
+    check_type("rope_parameters", raw.get("rope_parameters"), ("dict", "null"))
+    check_type("rope_scaling", raw.get("rope_scaling"), ("dict", "null"))
+    given, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if "type" in scaling and "rope_type" not in scaling:
+        raise UnsupportedModel(
+            "The model's config.json has 'type' in 'rope_scaling', which transformers' class leaves aside: write "
+            "'rope_type', or delete it."
+        )
+    if not all(key in LAYERED_THETAS and isinstance(value, dict | None) for key, value in given.items()):
+        raise UnsupportedModel(
+            "The model's config.json needs 'rope_parameters' to have an object for each of "
+            f"{' and '.join(LAYERED_THETAS)}."
+        )
+    found = {}
+    for kind, (key, theta) in LAYERED_THETAS.items():
+        own = {**(given.get(kind) or {}), **(scaling if key == "rope_theta" else {})}
+        for share in (own.get("partial_rotary_factor"), raw.get("partial_rotary_factor")):
+            if share not in (None, 1):
+                raise UnsupportedModel(
+                    f"The model's config.json has 'partial_rotary_factor' {shortened(share)}, which is not supported "
+                    "beside RoPE parameters by layer type: delete it."
+                )
+        if own.get("truncate") is False:
+            raise UnsupportedModel(
+                "The model's config.json has 'truncate' false in the RoPE parameters of a layer type, where "
+                "transformers does not read it: delete it."
+            )
+        beside = {"rope_parameters": own, "rope_theta": raw.get(key, theta)}
+        found[kind] = rope_parameters(beside, theta, max_positions, head_dim, share=None, is_phi3=False)
+    return found
+
+
 def _object(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         check_type(key, raw.get(key), ("dict", "null"))
@@ -144,6 +187,11 @@ def _of_type(raw: Mapping[str, Any], given: Mapping[str, Any], name: str, max_po
         read[key] = original
     if "factor" in read and not (name == "yarn" and read["factor"] is None):
         read["factor"] = number("factor", read["factor"], 1.0, above=False)
+        if read["factor"] * max_positions > MOST:
+            raise BrokenModel(
+                f"The model's config.json has 'factor' {read['factor']:g} of {max_positions} positions, which is more "
+                f"than {MOST} positions."
+            )
     for key in ("beta_fast", "beta_slow"):
         if not read.get(key):
             read.pop(key, None)  # as transformers, which takes 0 and null for the defaults

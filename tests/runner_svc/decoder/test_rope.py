@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.rope_config import RopeConfig, RopeType
 
 CPU = torch.device("cpu")
 MAX_POSITIONS = 128
@@ -85,11 +86,8 @@ def test_dynamic_frequencies_depend_on_the_prompt_not_on_its_chunks() -> None:
 
 
 def test_partial_rotation_passes_the_other_dimensions() -> None:
-    config = ModelConfig.from_hugging_face(
-        {**llama_config("default").to_dict(), "partial_rotary_factor": 0.25, "rope_parameters": {"rope_theta": 100.0}}
-    )
-    assert config.ropes[0].rotary_dim == 8
+    config = RopeConfig(RopeType.DEFAULT, theta=100.0, rotary_dim=8)
     x = torch.randn(5, 2, 32)
-    rotated = RotaryEmbedding(config.ropes[0], CPU).rotation(torch.arange(5), torch.full((5,), 5)).apply(x)
+    rotated = RotaryEmbedding(config, CPU).rotation(torch.arange(5), torch.full((5,), 5)).apply(x)
     assert torch.equal(rotated[..., 8:], x[..., 8:])
     assert not torch.allclose(rotated[1:, :, :8], x[1:, :, :8])

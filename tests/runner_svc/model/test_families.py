@@ -11,6 +11,7 @@ import transformers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.layer_reader import LayerReader
 
 GEMMA3_1B: dict[str, Any] = {
@@ -55,6 +56,7 @@ GLM4_9B: dict[str, Any] = {
 }
 COMMAND_R: dict[str, Any] = {
     "architectures": ["CohereForCausalLM"],
+    "eos_token_id": 255001,
     "hidden_size": 8192,
     "intermediate_size": 22528,
     "layer_norm_eps": 1e-05,
@@ -150,6 +152,35 @@ def test_neighbours_that_rotate_together_become_halves() -> None:
         heads = 2 if "q_proj" in name else 1
         return torch.arange(8).repeat(heads).unsqueeze(1).expand(-1, 4).float()
 
-    rows = LayerReader(config, "model.", read).layer(0).qkv.weight[:, 0].view(4, 8)
+    rows = LayerReader(config, "model.", read, ()).layer(0).qkv.weight[:, 0].view(4, 8)
     assert rows[:3].tolist() == [[0, 2, 1, 3, 4, 5, 6, 7]] * 3
     assert rows[3].tolist() == list(range(8))
+
+
+def test_of_a_model_for_images_the_text_part_is_read() -> None:
+    text = {key: value for key, value in GEMMA3_1B.items() if key not in ("architectures", "eos_token_id")}
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "model_type": "gemma3",
+        "mm_tokens_per_image": 256,
+        "text_config": text,
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    }
+    assert ModelConfig.from_hugging_face(whole) == ModelConfig.from_hugging_face(GEMMA3_1B)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "start"),
+    [
+        ("LlamaForCausalLM", "model.embed_tokens.weight", "model."),
+        ("LlamaForCausalLM", "embed_tokens.weight", ""),
+        ("GPT2LMHeadModel", "wte.weight", ""),
+        ("OPTForCausalLM", "decoder.embed_tokens.weight", "decoder."),
+        ("Gemma3ForCausalLM", "language_model.model.embed_tokens.weight", "language_model.model."),
+        ("Gemma3ForCausalLM", "model.language_model.embed_tokens.weight", "model.language_model."),
+    ],
+)
+def test_names_of_checkpoints_that_were_saved_otherwise(architecture: str, name: str, start: str) -> None:
+    assert ARCHITECTURES[architecture].names.start({name}.__contains__) == start

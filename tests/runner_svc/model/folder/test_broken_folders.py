@@ -17,6 +17,7 @@ from runner_svc.model import gguf_conversion
 from runner_svc.model.folder import json_file
 from runner_svc.model.folder.cache_folder import writes_cache
 from runner_svc.model.servable import why_not
+from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.broken_folders import BROKEN, sharded
 from tests.support.in_this_process import run_runner
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -53,6 +54,15 @@ def test_a_broken_folder_gives_one_sentence(name: str, folder: Path) -> None:
     told = why_not(folder)
     assert told is not None and re.search(sentence, told)
     assert_refused(folder, sentence)
+
+
+def test_a_configuration_cut_off_anywhere(folder: Path) -> None:
+    path = folder / "config.json"
+    content = path.read_text().rstrip()
+    for end in range(0, len(content), 7):
+        path.write_text(content[:end])
+        told = why_not(folder, has_weights=False)
+        assert told is not None and ("is not valid JSON" in told or "is empty" in told), end
 
 
 def test_weights_cut_off_at_each_boundary(folder: Path) -> None:
@@ -116,7 +126,7 @@ def test_a_user_without_a_home(whole: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert_refused(whole, "cache_dir has no default, since HOME is not set")
+    assert default_cache_folder() == Path("/nonexistent/.cache/roster")
     assert_refused(Path("~/model"), "There is no model '~/model'", "--cache-dir", str(whole))
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from runner_svc.decoder.fusions import Fusions
 from runner_svc.decoder.step_rotations import StepRows
-from runner_svc.gpu.transformers_decoder import TransformersCudaDecoder
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Device
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 from runner_svc.transformers_decoder.start_check import KERNEL_BLOCKS, CheckStep, check_model
 
 
