@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.decoder.linear import Linear
-from runner_svc.decoder.logits import finish_logits
 from runner_svc.decoder.mlp import make_mlp
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
+from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
