@@ -19,7 +19,9 @@ import zmq
 from roster_common.curve_keys import UnusableKey
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
+from roster_common.std_streams import forgive_output
 from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -42,6 +44,7 @@ log = structlog.get_logger()
 
 def main() -> None:
     """Entry point of the `roster-runner` command."""
+    forgive_output()
     try:
         settings = RunnerSettings.read(_cli_parse_args=True)
     except UnusableSettings as error:
@@ -72,8 +75,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         name = settings.runner_id or default_name(settings.cache_dir)  # before the model: other runners may start
         choice = choose_device(settings)
         choice.tell()
-        with LoadingProgress() as progress:
-            backend = build_backend(settings, choice.device, progress)
+        backend = _backend(settings, choice.device)
         runner = Runner(backend, name)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
@@ -93,6 +95,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         "ready",
         runner_id=runner.runner_id,
         model=backend.model.name,
+        decoder=backend.model.decoder or "none",
         device=backend.device,
         **choice.why,
         slots=backend.num_slots,
@@ -106,6 +109,19 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     gc.freeze()  # objects that exist now live until the end: collections need not scan them
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     return _run(link, settings.plan_timeout_s)
+
+
+def _backend(settings: RunnerSettings, device: str) -> Backend:
+    """Loads the model. Raises what `build_backend` raises, UnusableSettings also for a file that can't be used."""
+    try:
+        with LoadingProgress() as progress:
+            return build_backend(settings, device, progress)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        raise UnusableSettings(
+            f"{error.filename} can't be used ({error.strerror}): check its path and owner"
+        ) from error
 
 
 def _run(link: PlanSocket, plan_timeout_s: float) -> int:

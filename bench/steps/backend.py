@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench.common.random_model import SHAPES
+from bench.common.random_model import ALL_SHAPES
 from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
 from roster_protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
@@ -29,8 +29,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
-    """Returns a backend of the shape (a key of `SHAPES`) with room for the largest batch."""
-    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for the largest batch."""
+    config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     largest = max(BATCHES)
     sizes = CudaSizes(
         num_slots=largest,

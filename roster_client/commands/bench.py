@@ -48,7 +48,7 @@ def serve(
         return
     arrivals = Arrivals(rate=rate, scale=rate_scale, jitter_s=jitter)
     if options.trace is None and rate is None:
-        raise ValueError("without --trace there are no arrival times: give --rate, or use `roster bench offline`")
+        raise ValueError("there are no arrival times: pass --trace or --rate, or use `roster bench offline`")
     publish(runs.one(arrivals), "Serving", options)
 
 

@@ -13,12 +13,13 @@ from roster_client.options.policy_names import policy_names
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
+from roster_common.std_streams import forgive_output
 
 Model = Annotated[
     str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Device of the runner (default of serve: auto).")]
-Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Most sequences that run at once.")]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Maximum number of running sequences.")]
 
 
 def serve(
@@ -36,6 +37,8 @@ def serve(
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services
+
+    forgive_output()
 
     if free_ports and (listen or admin_listen or link):
         raise ValueError("--free-ports chooses the addresses: omit --listen, --admin-listen and --link")

@@ -63,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowPlan:
-    """Positions that the queries of a step read in layers of one window."""
+    """Positions that the queries of a step read, in all layers with the same attention window."""
 
     groups: list[DecodeGroup]
     chunks: list[Chunk]

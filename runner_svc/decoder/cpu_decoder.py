@@ -7,22 +7,26 @@ norm, MLP. Logits are a separate call: only sampling rows need them, and the pro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.decoder.linear import Linear
-from runner_svc.decoder.mlp import make_mlp
+from runner_svc.decoder.mlp import DenseMlp, Mlp
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.description import LayerDescription, MlpDescription
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.sampling.logit_scaling import finish_logits
+from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
-from runner_svc.weights.model_weights import LayerWeights, ModelWeights
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 # Layers with at most this many weights in total (1 GiB in float32) are kept in a plain copy too, which is faster for a
 # single sequence.
@@ -78,7 +82,7 @@ class DecoderLayer:
         keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS
         self._qkv = Linear(weights.qkv, keep_plain=keep_plain)
         self._output = Linear(weights.output, keep_plain=keep_plain)
-        self._mlp = make_mlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+        self._mlp = make_mlp(described, weights, keep_plain=keep_plain)
 
     def forward(
         self,
@@ -114,10 +118,14 @@ class Decoder:
     """The model: embeddings, layers, final norm, head."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
-        self.config = config
         self._embeddings = weights.embeddings
         self._positions = weights.positions
-        self._layers = [DecoderLayer(config, index, layer) for index, layer in enumerate(weights.layers)]
+        self._layers: list[DecoderLayer] = []
+        sinks: list[Tensor | None] = []
+        for index, layer in enumerate(weights.layers):
+            self._layers.append(DecoderLayer(config, index, layer))
+            sinks.append(layer.sinks)
+        self.config = replace(config, sinks=tuple(sinks))
         self._norm = Norm(config.norm, weights.norm, config.norm_eps)
         self._head = Linear(LinearWeights(weights.head))
         self._ropes = [RotaryEmbedding(rope, weights.embeddings.device) for rope in config.ropes]
@@ -139,6 +147,15 @@ class Decoder:
         logits = self._head(self._norm(hidden)).float()
         finish_logits(logits, self.config.model)
         return logits
+
+
+def make_mlp(described: LayerDescription, weights: LayerWeights, *, keep_plain: bool) -> Mlp:
+    """Returns the MLP of a layer. Raises TypeError for weights of another kind than the description's."""
+    if isinstance(described.mlp, ExpertsConfig) and isinstance(weights.mlp, ExpertWeights):
+        return ExpertMlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+    if isinstance(described.mlp, MlpDescription) and isinstance(weights.mlp, MlpWeights):
+        return DenseMlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+    raise TypeError("the layer's weights are not of the kind that its description says")
 
 
 def _unchanged(x: Tensor) -> Tensor:

@@ -13,12 +13,13 @@ can therefore be captured in a CUDA graph, and tensor maps of the attention kern
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from runner_svc.decoder.cuda_experts import ExpertSpace
 from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -27,7 +28,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.logit_scaling import finish_logits
-from runner_svc.weights.model_weights import LayerWeights, ModelWeights
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 
 class StepAttention(Protocol):
@@ -64,6 +65,9 @@ class Workspace:
         self.attended = empty(query_width).zero_()  # attention does not write padding rows
         self.gate_up = empty(max((1 + layer.mlp.gated) * layer.mlp.width for layer in config.layers))
         self.activated = empty(config.intermediate_size)
+        self.experts: ExpertSpace | None = None
+        if config.experts is not None:
+            self.experts = ExpertSpace(config.experts, config.hidden_size, max_tokens, dtype, device)
 
 
 class CudaDecoder:
@@ -72,12 +76,12 @@ class CudaDecoder:
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
     ) -> None:
-        """`max_tokens` is the most positions of a forward pass."""
-        self.config = config
+        """`max_tokens` is the maximum number of positions of a forward pass."""
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings
         self.layers: Sequence[LayerWeights] = list(weights.layers)
+        self.config = replace(config, sinks=tuple(layer.sinks for layer in self.layers))
         self.norm_weight = weights.norm
         self.head = weights.head
         self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
@@ -93,22 +97,37 @@ class CudaDecoder:
     @property
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
-        gated = self._launchers.gated
-        fits = gated is not None and all(
-            described.mlp.gated and layer.mlp.gate_up.bias is None and gated.fits(layer.mlp.gate_up.weight)
-            for described, layer in zip(self.config.layers, self.layers, strict=True)
-        )
         norms_only = any(described.post_norms for described in self.config.layers)
         return [
             Fusions(adding, activating)
-            for activating in (Activating if fits else [Activating.KERNEL])
+            for activating in self._activating
             for adding in ([Adding.NORMS] if norms_only else Adding)
         ]
 
+    @property
+    def _activating(self) -> Sequence[Activating]:
+        experts, gated = self._launchers.experts, self._launchers.gated
+        if experts is not None:
+            return list(Activating) if experts.has_grouped else [Activating.PRODUCT]
+        fits = gated is not None and all(
+            isinstance(layer.mlp, MlpWeights)
+            and described.mlp.gated
+            and layer.mlp.gate_up.bias is None
+            and gated.fits(layer.mlp.gate_up.weight)
+            for described, layer in zip(self.config.layers, self.layers, strict=True)
+        )
+        return list(Activating) if fits else [Activating.KERNEL]
+
+    @property
+    def mlps(self) -> Sequence[CudaMlp]:
+        """The layers' MLPs."""
+        return self._mlps
+
     def compile_products(self, max_tokens: int) -> None:
         """Compiles the custom gate-up products for up to `max_tokens` positions, so that no step waits for it."""
-        if self._launchers.gated is not None:
-            self._launchers.gated.prepare(max_tokens, self.layers[0].mlp.gate_up.weight)
+        mlp = self.layers[0].mlp
+        if self._launchers.gated is not None and isinstance(mlp, MlpWeights):
+            self._launchers.gated.prepare(max_tokens, mlp.gate_up.weight)
 
     @property
     def weights(self) -> ModelWeights:

@@ -6,10 +6,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.families.description import MlpDescription
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.model_weights import MlpWeights
 
 
@@ -18,6 +21,7 @@ class MlpSpace(Protocol):
 
     gate_up: Tensor  # [max_tokens, 2 * width], or [max_tokens, width] without a gate
     activated: Tensor  # [max_tokens, width]
+    experts: ExpertSpace | None
 
 
 class CudaMlp(Protocol):
@@ -48,7 +52,16 @@ class DenseCudaMlp:
 
 
 def make_cuda_mlp(
-    description: MlpDescription, weights: MlpWeights, launchers: DecoderLaunchers, space: MlpSpace
+    description: MlpDescription | ExpertsConfig,
+    weights: MlpWeights | ExpertWeights,
+    launchers: DecoderLaunchers,
+    space: MlpSpace,
 ) -> CudaMlp:
-    """Returns the MLP of a layer."""
-    return DenseCudaMlp(weights, launchers, space)
+    """Returns the MLP of a layer. Raises TypeError for weights or launchers that its description does not fit."""
+    if isinstance(description, MlpDescription) and isinstance(weights, MlpWeights):
+        return DenseCudaMlp(weights, launchers, space)
+    if not isinstance(description, ExpertsConfig) or not isinstance(weights, ExpertWeights):
+        raise TypeError("the layer's weights are not of the kind that its description says")
+    if launchers.experts is None or space.experts is None:
+        raise TypeError("the model has no launchers or no space for experts")
+    return CudaExpertMlp(description, weights, launchers.experts, space.experts)

@@ -45,8 +45,3 @@ class DenseMlp:
             return self._down(self._activation(self._gate_up(x)))
         gate, up = self._gate_up(x).chunk(2, dim=-1)
         return self._down(self._activation(gate).mul_(up))
-
-
-def make_mlp(description: MlpDescription, weights: MlpWeights, *, keep_plain: bool) -> Mlp:
-    """Returns the MLP of a layer."""
-    return DenseMlp(description, weights, keep_plain=keep_plain)

@@ -3,7 +3,8 @@
 `cuda_decoder` is the same pass with cuBLAS's products, for any number of positions. Here RMSNorm is split between the
 products around it. The first adds to the residual stream, multiplies by the norm's weight and stores sums of squares.
 The next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
-attention; output product with addition; gate-up product with activation; down product with addition.
+attention; output product with addition; gate-up product with activation; down product with addition. In a layer with
+experts, the last two are the router's product; routing; the experts' products; weighted sum, addition and norm in one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_experts import CudaExpertMlp
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ProductLauncher, ScaledRows, SkinnyLaunchers
+from runner_svc.model.families.description import MlpDescription
 from runner_svc.weights.model_weights import MlpWeights
 
 
@@ -26,6 +29,7 @@ class SkinnyDecoder:
         self._decoder = decoder
         self._launchers = launchers
         self._attention_norms = [layer.attention_norm for layer in decoder.layers if layer.attention_norm is not None]
+        self._eps = decoder.config.norm_eps
         self._mlp_norms = [layer.mlp_norm for layer in decoder.layers if layer.mlp_norm is not None]
         # One row for each tile of an output or down matrix; tiles have at least 64 rows.
         tiles = -(-decoder.config.hidden_size // 64)
@@ -43,12 +47,17 @@ class SkinnyDecoder:
         first_norm = self._attention_norms[0]
         x = self._launchers.embed(stream, inputs.tokens, decoder.embeddings, first_norm, residual, normed, squares)
         norms = zip(self._mlp_norms, (*self._attention_norms[1:], decoder.norm_weight), strict=True)
-        for index, (layer, (mlp_norm, next_norm)) in enumerate(zip(decoder.layers, norms, strict=True)):
+        for index, (layer, mlp, (mlp_norm, next_norm)) in enumerate(
+            zip(decoder.layers, decoder.mlps, norms, strict=True)
+        ):
             products.store(stream, x, layer.qkv.weight, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
             x = products.add(stream, attended, layer.output.weight, residual, mlp_norm, normed, squares)
-            products.gated(stream, x, layer.mlp.gate_up.weight, activated)
-            x = products.add(stream, activated, layer.mlp.down.weight, residual, next_norm, normed, squares)
+            if isinstance(mlp, CudaExpertMlp):
+                x = mlp.add_and_norm(stream, x, products, residual, next_norm, normed, self._eps)
+            elif isinstance(layer.mlp, MlpWeights):
+                products.gated(stream, x, layer.mlp.gate_up.weight, activated)
+                x = products.add(stream, activated, layer.mlp.down.weight, residual, next_norm, normed, squares)
         products.store(stream, x, decoder.head, logits)
 
 
@@ -77,7 +86,12 @@ class SkinnyMlp:
 
 def skinny_mlps(decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> list[SkinnyMlp]:
     """Returns the MLPs of all layers."""
-    return [SkinnyMlp(decoder, layer.mlp, products, own_down=own_down) for layer in decoder.layers]
+    return [SkinnyMlp(decoder, mlp, products, own_down=own_down) for mlp in dense_mlps(decoder)]
+
+
+def dense_mlps(decoder: CudaDecoder) -> list[MlpWeights]:
+    """Returns the weights of all MLPs but experts."""
+    return [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MlpWeights)]
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
@@ -86,10 +100,14 @@ def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
     That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
     """
     config = decoder.config
-    if not all(layer.mlp.gated and not layer.mlp.bias for layer in config.layers):
+    dense = all(
+        isinstance(layer.mlp, MlpDescription) and layer.mlp.gated and not layer.mlp.bias for layer in config.layers
+    )
+    if not dense and not config.is_plain:
         return None
-    found = [matrix.weight for layer in decoder.layers for matrix in (layer.mlp.gate_up, layer.mlp.down)]
+    found = [matrix.weight for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
     if config.is_plain:
         found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+        found += [mlp.router for mlp in decoder.mlps if isinstance(mlp, CudaExpertMlp)]
         found.append(decoder.head)
     return found

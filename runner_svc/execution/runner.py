@@ -75,6 +75,8 @@ class Runner:
             max_step_tokens=backend.max_step_tokens,
             tile_tokens=backend.tile_tokens,
             max_depth=self.max_depth,
+            # Layers with pools and block tables of their own (hybrid models) would be further groups.
+            cache_groups=1,
             model=backend.model,
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )

@@ -42,7 +42,7 @@ from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_l
 from runner_svc.sampling.sample_records import RowPacker
 from runner_svc.weights.model_weights import ModelWeights
 
-# Most steps that are launched but not yet waited for.
+# Maximum number of steps that are launched but not yet waited for.
 MAX_IN_FLIGHT = 4
 # Room for a step's slot changes and sampling records; data that does not fit is copied separately.
 TAIL_WORDS = 1 << 17
@@ -62,7 +62,7 @@ class CudaSizes:
 
     @property
     def max_table(self) -> int:
-        """Most blocks of one sequence."""
+        """Maximum number of blocks of one sequence."""
         return -(-self.context_length // self.block_size)
 
 
@@ -99,7 +99,7 @@ class CudaBackend:
             self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
-            self.fingerprints = fingerprints(config.ropes, device.device, self._decoder.dtype, self._cache_dtype)
+            self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)

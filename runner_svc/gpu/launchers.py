@@ -12,6 +12,10 @@ from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.embed import Embed
+from runner_svc.cuda.experts.expert_product import ExpertProducts
+from runner_svc.cuda.experts.expert_routing import ExpertRouting
+from runner_svc.cuda.experts.expert_rows import ExpertRows
+from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.norm import AddRmsNorm
@@ -23,27 +27,38 @@ from runner_svc.cuda.residual_norm import ResidualNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.interface.attention_layer import AttentionLayer
+from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind
+from runner_svc.model.families.experts_config import ExpertsConfig
 
 
 class CudaLaunchers:
     """Implements `runner_svc.interface.launchers.Launchers`.
 
     `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
-    rows, by their blocks per multiprocessor.
+    rows, by their blocks per multiprocessor. `expert_variants`: those of experts' products, by the most rows of a job
+    and their blocks per multiprocessor.
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, *, overlap: bool = True, skinny_blocks: Sequence[int] = (1, 2)
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        *,
+        overlap: bool = True,
+        skinny_blocks: Sequence[int] = (1, 2),
+        expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
         self._config = config
         self._dtype = dtype
         self._overlap = overlap
         self._skinny_blocks = skinny_blocks
+        self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
@@ -57,9 +72,10 @@ class CudaLaunchers:
                 gated=config.layers[0].mlp.gated,
                 overlap=self._overlap,
             ),
-            gated=self._gated() if is_hopper() else None,
+            gated=self._gated() if is_hopper() and config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
+            experts=self._experts(config.experts) if config.experts is not None else None,
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
@@ -82,14 +98,11 @@ class CudaLaunchers:
             for blocks in self._skinny_blocks
         ]
 
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
-        """Compiles attention over `cache`. Raises ValueError for sizes that the kernels do not support."""
-        config, scores = self._config, {(layer.scale, layer.soft_cap) for layer in self._config.layers}
-        if len(scores) > 1:
-            raise ValueError("the GPU kernels need the same scale and soft cap of attention in all layers")
-        return CudaAttention(
-            cache, tables, config.num_heads, config.windows, max_batch, self._dtype, *next(iter(scores))
-        )
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> CudaAttention:
+        """Attention over `cache`, whose layers attend as `layers` say. Raises ValueError for what the kernels lack."""
+        return CudaAttention(cache, tables, self._config.num_heads, layers, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Gathers a step's inputs from the token buffer and the block tables."""
@@ -120,6 +133,25 @@ class CudaLaunchers:
             multiplier=config.multiplier,
             post_norms=post_norms,
             overlap=self._overlap,
+        )
+
+    def _experts(self, experts: ExpertsConfig) -> ExpertLaunchers:
+        """Raises ValueError for another GPU than Hopper, and for sizes that the kernels lack."""
+        if not is_hopper():
+            raise ValueError("mixtures of experts need a GPU of compute capability 9.0 (Hopper)")
+        sizes = (self._config.hidden_size, experts.width)
+        if any(size % STEP for size in sizes):
+            raise ValueError(f"experts need sizes that are multiples of {STEP}, not {sizes[0]} and {sizes[1]}")
+        shared = experts.shared_width
+        return ExpertLaunchers(
+            ExpertRouting(experts, overlap=self._overlap),
+            ExpertRows(experts, self._config.hidden_size, self._dtype, overlap=self._overlap),
+            [ExpertProducts(experts, self._dtype, variant, overlap=self._overlap) for variant in self._expert_variants],
+            # Torch's grouped products of float16 wait for the host.
+            has_grouped=self._dtype is torch.bfloat16,
+            shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)
+            if shared is not None
+            else None,
         )
 
     def _gated(self) -> GatedProduct:

@@ -52,7 +52,7 @@ def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progre
     else:
         version = weights_fingerprint(folder, dtype)
         weights = load_weights(folder, config, dtype, device.device, progress)
-    model = describe_model(name, folder, config, version)
+    model = describe_model(name, folder, config, version, cache_folder)
     model.context_length = context_length
     sizes = CudaSizes(
         num_slots=options.num_slots,

@@ -39,6 +39,9 @@ from runner_svc.interface.step import StepBatch
 FEW_ROWS = 64
 """Up to this number of rows, decode passes gain nothing from fusions or Roster's products of many rows: not timed."""
 
+GROUPED_ROWS = 512
+"""From this number of rows on, torch's grouped products of experts may be faster than Roster's."""
+
 
 @dataclass(frozen=True, slots=True)
 class MixedShape:
@@ -79,7 +82,7 @@ class CudaSteps:
         """The fusions of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
-        self._attention = launchers.attention(cache, slots.tables, num_slots)
+        self._attention = launchers.attention(cache, slots.tables, num_slots, decoder.config.attention_layers)
         self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
         self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
@@ -112,6 +115,9 @@ class CudaSteps:
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
+        if self._decoder.config.experts is not None:
+            own, grouped = Fusions(activating=Activating.PRODUCT), Fusions()
+            return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
             return [Fusions()]
         return [
@@ -185,6 +191,11 @@ class CudaSteps:
         shape = self._captured_shape(bucket)
         self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether layers of the model are mixtures of experts."""
+        return self._decoder.config.experts is not None
+
     def mixed_fusions(self) -> list[Fusions]:
         """Returns the fusions available to mixed steps."""
         return self._decoder.fusions
@@ -205,7 +216,7 @@ class CudaSteps:
         return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
-        """Returns the most plan words of any batch: a small batch may be planned differently and need more."""
+        """Returns the maximum plan words of any batch: a small batch may be planned differently and need more."""
         attention = self._attention
         prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
         batches = range(1, self.num_slots + 1)
@@ -269,7 +280,9 @@ def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyPar
             {
                 "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
                 "gate-up": skinny_mlps(decoder, each.products, own_down=False),
-            },
+            }
+            if decoder.config.experts is None
+            else {},
         )
         for each in found
     ]

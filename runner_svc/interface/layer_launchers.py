@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
+
 
 class NormLauncher(Protocol):
     """Implemented by `runner_svc.cuda.norm.AddRmsNorm`."""
@@ -19,12 +21,6 @@ class NormLauncher(Protocol):
     ) -> None: ...
 
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
-
-
-class ActivationLauncher(Protocol):
-    """Implemented by `runner_svc.cuda.activation.ActivationMul`."""
-
-    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
 
 
 class GatedLauncher(Protocol):
@@ -67,3 +63,5 @@ class DecoderLaunchers:
     rotating: Sequence[RopeKvLauncher]
     # For layers without rotary embedding, as in SmolLM3.
     plain: RopeKvLauncher
+    # None for a model without experts.
+    experts: ExpertLaunchers | None = None

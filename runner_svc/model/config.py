@@ -8,18 +8,28 @@ works on plain dicts, because importing transformers to parse a small JSON file 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.families.description import LayerDescription, ModelDescription, NormKind, check_alike
+from runner_svc.model.families.description import (
+    LayerDescription,
+    MlpDescription,
+    ModelDescription,
+    NormKind,
+    check_alike,
+)
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.families.tensor_names import TensorNames
 from runner_svc.model.families.text_part import text_part
 from runner_svc.model.folder.config_keys import checked_config
 from runner_svc.model.rope_config import RopeConfig, RopeType
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -48,9 +58,11 @@ class ModelConfig:
     ropes: tuple[RopeConfig, ...]
     names: TensorNames
     tied_embeddings: bool
-    # Most positions of one sequence.
+    # Maximum number of positions of one sequence.
     context_length: int
     eos_token_ids: tuple[int, ...]
+    # Of each layer, float32 [num_heads]: known only when weights have been read.
+    sinks: tuple[Tensor | None, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_layers(self) -> int:
@@ -74,13 +86,19 @@ class ModelConfig:
 
     @property
     def activation(self) -> str:
-        """Name of the activation of all MLPs."""
+        """Name of the activation of all MLPs and experts."""
         return self.layers[0].mlp.activation
 
     @property
     def intermediate_size(self) -> int:
-        """Width of the widest MLP."""
-        return max(layer.mlp.width for layer in self.layers)
+        """Width of the widest MLP, or of an expert where no layer has an MLP."""
+        dense = [layer.mlp.width for layer in self.layers if isinstance(layer.mlp, MlpDescription)]
+        return max(dense or [layer.mlp.width for layer in self.layers])
+
+    @property
+    def experts(self) -> ExpertsConfig | None:
+        """The experts of the layers that have some, which are the same in all of these."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertsConfig)), None)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -91,13 +109,33 @@ class ModelConfig:
     def num_layer_weights(self) -> int:
         """Number of elements in the matrices of all layers, without embeddings and head."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        mlp = sum((2 + layer.mlp.gated) * layer.mlp.width for layer in self.layers)
+        mlp = sum(layer.mlp.num_columns for layer in self.layers)
         return (self.num_layers * attention + mlp) * self.hidden_size
+
+    @property
+    def decoder(self) -> str:
+        """See `ServedConfig`."""
+        return "roster"
+
+    @property
+    def rope_fingerprint(self) -> str:
+        """Type, base and scaling of each rotary embedding, as text to compare."""
+        return (
+            "; ".join(
+                f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"
+                for rope in self.ropes
+            )
+            or "none"
+        )
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """Attention of each layer."""
-        return tuple(AttentionLayer(layer.window, layer.scale, layer.soft_cap) for layer in self.layers)
+        sinks = self.sinks or (None,) * self.num_layers
+        return tuple(
+            AttentionLayer(layer.window, layer.scale, layer.soft_cap, sink)
+            for layer, sink in zip(self.layers, sinks, strict=True)
+        )
 
     @property
     def prefix_positions(self) -> int | None:

@@ -6,10 +6,12 @@ Every tensor of a checkpoint is read, is harmless, or the model is refused by th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
+from runner_svc.model.expected_experts import expected_experts
+from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES, StoredTensor
 
@@ -26,7 +28,7 @@ HARMLESS_TENSORS: tuple[tuple[str, str], ...] = (
 def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> None:
     """Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read."""
     base = config.names.start(tensors.__contains__)
-    expected = dict(expected_tensors(config, base))
+    expected = dict(expected_tensors(config, base, tensors))
     if config.tied_embeddings:  # either of the two may be left out
         ends = f"{base}{config.names.embeddings}.weight", f"{config.names.head}.weight"
         for absent, other in (ends, ends[::-1]):
@@ -52,8 +54,11 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
             )
 
 
-def expected_tensors(config: ModelConfig, base: str) -> Iterator[tuple[str, Shape]]:
-    """Yields name and shape of each tensor, the head included. `base`: see `TensorNames.start`."""
+def expected_tensors(config: ModelConfig, base: str, tensors: Container[str]) -> Iterator[tuple[str, Shape]]:
+    """Yields name and shape of each tensor, the head included. `base`: see `TensorNames.start`.
+
+    Where a checkpoint may have one of several layouts, `tensors`, those that it has, decide.
+    """
     names, table = config.names, (config.vocab_size, config.hidden_size)
     yield f"{base}{names.embeddings}.weight", table
     yield f"{names.head}.weight", table
@@ -64,6 +69,10 @@ def expected_tensors(config: ModelConfig, base: str) -> Iterator[tuple[str, Shap
         prefix = f"{base}{names.layers}.{index}"
         yield from _norms(prefix, layer, config)
         yield from _products(prefix, layer, config)
+        if layer.sinks:
+            yield f"{prefix}.{names.sinks}", (config.num_heads,)
+        if isinstance(layer.mlp, ExpertsConfig):
+            yield from expected_experts(prefix, layer.mlp, config.hidden_size, names.experts, tensors)
 
 
 def _norm(module: str, config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -93,14 +102,17 @@ def _norms(prefix: str, layer: LayerDescription, config: ModelConfig) -> Iterato
 
 
 def _products(prefix: str, layer: LayerDescription, config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    names, hidden, width = config.names, config.hidden_size, layer.mlp.width
+    names, hidden = config.names, config.hidden_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     products = [
         *_parts(names.qkv, (heads, kv_heads, kv_heads), hidden, layer.qkv_bias),
         (names.output, hidden, heads, layer.output_bias),
-        *_parts(names.gate_up, (width,) * (1 + layer.mlp.gated), hidden, layer.mlp.bias),
-        (names.down, hidden, width, layer.mlp.bias),
     ]
+    if isinstance(layer.mlp, MlpDescription):
+        products += [
+            *_parts(names.gate_up, (layer.mlp.width,) * (1 + layer.mlp.gated), hidden, layer.mlp.bias),
+            (names.down, hidden, layer.mlp.width, layer.mlp.bias),
+        ]
     for module, rows, columns, has_bias in products:
         yield f"{prefix}.{module}.weight", (columns, rows) if names.transposed else (rows, columns)
         if has_bias:

@@ -5,26 +5,22 @@ A new release must not change a value by itself; otherwise runners could not be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from runner_svc.model.rope_config import RopeConfig
+from runner_svc.interface.served_config import ServedConfig
 
 
 def fingerprints(
-    ropes: Sequence[RopeConfig], device: torch.device, computed: torch.dtype, cached: torch.dtype
+    config: ServedConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype
 ) -> dict[str, str]:
-    """Returns the fingerprints for a compute type and a KV type. That of the weights is in plan.proto's Model."""
-    return {
-        "rope": "; ".join(
-            f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"
-            for rope in ropes
-        )
-        or "none",
-        "kv": _name(cached),
-        "numerics": f"{_processor(device)} {_name(computed)}",
-    }
+    """Returns those of a model that is computed in one dtype, with KV in another. Model has that of the weights."""
+    numerics = f"{_processor(device)} {_name(computed)}"
+    if config.decoder != "roster":  # which rounds at other places
+        numerics += f" {config.decoder}"
+    values = {"kv": _name(cached), "numerics": numerics}
+    if config.rope_fingerprint is not None:
+        values["rope"] = config.rope_fingerprint
+    return values
 
 
 def _processor(device: torch.device) -> str:

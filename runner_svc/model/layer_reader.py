@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
 
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.expert_reader import ExpertReader
 from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights
 
@@ -16,11 +19,12 @@ from runner_svc.weights.model_weights import LayerWeights, MlpWeights
 class LayerReader:
     """Reads one model's tensors."""
 
-    def __init__(self, config: ModelConfig, base: str, read: Callable[[str], Tensor]) -> None:
+    def __init__(self, config: ModelConfig, base: str, read: Callable[[str], Tensor], tensors: Container[str]) -> None:
         """`read` returns the tensor of a name, in the type and on the device that are wanted."""
         self.config = config
         self._base = base
         self._read = read
+        self._tensors = tensors
 
     def name(self, module: str, kind: str) -> str:
         """Returns the name of a tensor below the base."""
@@ -58,10 +62,17 @@ class LayerReader:
                 prefix, names.mlp_norm, described, described.pre_norms and not described.parallel
             ),
             mlp_post_norm=self._layer_norm(prefix, names.mlp_post_norm, described, described.post_norms),
-            mlp=MlpWeights(
-                gate_up=self._linear(prefix, names.gate_up, described.mlp.bias),
-                down=self._linear(prefix, (names.down,), described.mlp.bias),
-            ),
+            mlp=self._mlp(prefix, described),
+            sinks=self._read(f"{self._base}{prefix}.{names.sinks}").float() if described.sinks else None,
+        )
+
+    def _mlp(self, prefix: str, described: LayerDescription) -> MlpWeights | ExpertWeights:
+        names, mlp = self.config.names, described.mlp
+        if isinstance(mlp, ExpertsConfig):
+            reader = ExpertReader(mlp, self.config.hidden_size, names.experts, self._read, self._tensors)
+            return reader.layer(f"{self._base}{prefix}")
+        return MlpWeights(
+            gate_up=self._linear(prefix, names.gate_up, mlp.bias), down=self._linear(prefix, (names.down,), mlp.bias)
         )
 
     def _layer_norm(self, prefix: str, module: str, described: LayerDescription, is_there: bool) -> Tensor | None:

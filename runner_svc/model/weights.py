@@ -69,7 +69,7 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read)
+    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )

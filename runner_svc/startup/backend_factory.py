@@ -122,6 +122,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         block_size=settings.block_size,
         num_slots=sizes.slots,
         max_step_tokens=sizes.max_step_tokens,
+        decoder=settings.decoder,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)
@@ -135,6 +136,8 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     from runner_svc.interface.pool_size import OutOfMemory
     from runner_svc.startup.gpu_probe import failure
 
+    if settings.decoder == "transformers":
+        raise UnusableSettings("decoder is 'transformers', which needs the CPU: set device to 'cpu'")
     sizes = Sizes.of(settings, on_gpu=True)
     options = GpuOptions(
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),

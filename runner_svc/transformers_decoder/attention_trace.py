@@ -6,7 +6,7 @@ window, arguments that change the scores, sizes that differ between calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ _HARMLESS_ARGUMENTS = {
     "cache_position": "positions come from the step",
     "dropout": "0 in evaluation",
     "is_causal": "the mask decides",
+    "logits_to_keep": "of the model's head",
     "output_attentions": "weights are not returned",
     "output_hidden_states": "of the model's own return value",
     "output_router_logits": "of the model's own return value",
@@ -43,6 +44,8 @@ class TracedCall:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    index: int | None
+    """The layer's number in the model, where its module has one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,13 +71,14 @@ class _Trace:
         tokens, num_heads, key_dim = call.queries.shape
         if call.keys.shape[0] != tokens:
             raise UnsupportedModel(f"{where} attends to {call.keys.shape[0]} keys of {tokens} positions.")
+        index = getattr(call.module, "layer_idx", None)
         layer = AttentionLayer(
             window=self._window(call.mask, where),
             scale=key_dim**-0.5 if scale is None else float(scale),
             soft_cap=call.arguments.get("softcap"),
             sinks=None if sinks is None else sinks.detach().float().reshape(-1),
         )
-        self.calls.append(TracedCall(layer, num_heads, call.keys.shape[1], key_dim, call.values.shape[-1]))
+        self.calls.append(TracedCall(layer, num_heads, call.keys.shape[1], key_dim, call.values.shape[-1], index))
         return call.queries.new_zeros(tokens, num_heads, call.values.shape[-1])
 
     def _window(self, mask: Tensor | None, where: str) -> int | None:
@@ -86,20 +90,21 @@ class _Trace:
         return known[1]
 
 
-def trace(forward: Callable[[Tensor, Tensor], Any]) -> Sequence[TracedCall]:
-    """Returns the attention calls of `forward`, which takes int64 token ids and positions [1, T].
+def trace(forward: Callable[[Tensor, Tensor], Any]) -> list[TracedCall]:
+    """Returns the attention calls of `forward`, which takes int64 token ids and positions [T].
 
     Raises UnsupportedModel for what paged attention lacks.
     """
     recorded = _Trace()
-    positions = torch.arange(TRACED_TOKENS)[None]
+    positions = torch.arange(TRACED_TOKENS)
     with serving(recorded), torch.inference_mode():
         forward(torch.zeros_like(positions), positions)
     calls = recorded.calls
     if not calls:
         raise UnsupportedModel("its forward pass never calls the attention function, so that nothing would be cached.")
     shapes = {(call.num_heads, call.num_kv_heads) for call in calls}
-    if len(shapes) > 1:
+    most = max(kv_heads for _, kv_heads in shapes)
+    if len({heads for heads, _ in shapes}) > 1 or any(most % kv_heads or heads % most for heads, kv_heads in shapes):
         raise UnsupportedModel(
             "its layers differ in their numbers of query and key-value heads: "
             f"{', '.join(f'{heads} and {kv_heads}' for heads, kv_heads in sorted(shapes))}."

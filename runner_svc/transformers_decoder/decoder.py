@@ -1,10 +1,8 @@
-"""A causal language model of transformers as a decoder over ragged batches, with the paged cache and attention."""
+"""A causal language model of transformers as a decoder over ragged batches: its forward, our cache and attention."""
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +11,20 @@ from torch import Tensor
 from runner_svc.decoder.cpu_decoder import DecoderInputs, LayerAttention
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.model.config import token_ids
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.transformers_decoder.attention_trace import TracedCall, trace
+from runner_svc.transformers_decoder.context import context_length
+from runner_svc.transformers_decoder.own_cache import refuse_narrower_cache
 from runner_svc.transformers_decoder.paged_attention import PagedStep
+from runner_svc.transformers_decoder.row_rope import RowLengths, compute_by_row
+from runner_svc.transformers_decoder.split_model import SplitModel
 from runner_svc.transformers_decoder.step_attention import NAME, register, serving
 
 
 @dataclass(frozen=True, slots=True)
 class TransformersConfig:
-    """What a backend needs to know of a model: as `runner_svc.model.config.ModelConfig` where the names are alike."""
+    """Implements `runner_svc.interface.served_config.ServedConfig`."""
 
     architecture: str
     vocab_size: int
@@ -32,65 +35,93 @@ class TransformersConfig:
     attention_layers: tuple[AttentionLayer, ...]
     context_length: int
     eos_token_ids: tuple[int, ...]
+    prefix_positions: int | None = None
+
+    @property
+    def decoder(self) -> str:
+        """See `ServedConfig`."""
+        return "transformers"
+
+    @property
+    def rope_fingerprint(self) -> str | None:
+        """See `ServedConfig`: config.json, which the weights' fingerprint covers, says it all."""
+        return None
 
     @classmethod
-    def of(cls, model: Any, calls: list[TracedCall]) -> TransformersConfig:
-        """Reads the sizes off a model and its attention calls."""
+    def of(
+        cls, model: Any, calls: list[TracedCall], vocab_size: int, prefix_positions: int | None
+    ) -> TransformersConfig:
+        """Reads the sizes off a model and its attention calls. Raises UnsupportedModel if one is not given."""
         text = model.config.get_text_config()
-        eos = text.eos_token_id
         return cls(
             architecture=type(model).__name__,
-            vocab_size=model.get_output_embeddings().weight.shape[0],
+            vocab_size=vocab_size,
             num_layers=len(calls),
             num_heads=calls[0].num_heads,
-            num_kv_heads=calls[0].num_kv_heads,
+            num_kv_heads=max(call.num_kv_heads for call in calls),
             head_dim=max(max(call.key_dim, call.value_dim) for call in calls),
             attention_layers=tuple(call.layer for call in calls),
-            context_length=text.max_position_embeddings,
-            eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+            context_length=context_length(model),
+            eos_token_ids=token_ids(getattr(text, "eos_token_id", None)),
+            prefix_positions=prefix_positions,
         )
 
 
 class TransformersDecoder:
-    """Computes steps with a model of transformers, in evaluation mode, whose attention is ours."""
+    """Computes steps with a model of transformers, in evaluation mode, whose attention is ours.
+
+    Implements `runner_svc.decoder.served_decoder.ServedDecoder`.
+    """
 
     def __init__(self, model: Any) -> None:
         """Raises UnsupportedModel for a model whose attention can't be paged."""
         register()
+        name = type(model).__name__
         if not getattr(type(model), "_supports_attention_backend", False):
-            raise UnsupportedModel(f"{type(model).__name__} does not let its attention be replaced.")
+            raise UnsupportedModel(f"{name} does not let its attention be replaced.")
         model.set_attn_implementation(NAME)
-        self._model = model
-        parameters = inspect.signature(model.forward).parameters
-        self._takes = parameters.keys()
-        self._calls = list(trace(lambda tokens, positions: self._run(tokens, positions, None)))
-        self.config = TransformersConfig.of(model, self._calls)
+        self.model = model
+        self._split = SplitModel(model)
+        self._rows = RowLengths()
+        prefix_positions = compute_by_row(model, self._rows)
+        try:
+            self._calls = trace(self._hidden)
+            vocab_size = self._vocab_size()
+            refuse_narrower_cache(model, self._calls)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{name} is not served: {error}") from error
+        except Exception as error:  # whatever a class says about arguments that it misses, or has too many
+            reason = " ".join(str(error).split())[:300]
+            raise UnsupportedModel(f"{name} does not run on tokens and positions alone: {reason}") from error
+        self.config = TransformersConfig.of(model, self._calls, vocab_size, prefix_positions)
 
-    @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype) -> TransformersDecoder:
-        """Loads a checkpoint. Raises UnsupportedModel for a model that transformers can't load without remote code."""
-        from transformers import AutoModelForCausalLM
-
-        register()
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, trust_remote_code=False, local_files_only=True, use_safetensors=True
-        )
-        return cls(model.eval())
-
-    def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention, wanted: Tensor) -> Tensor:
-        """Writes the KV of all positions; returns float32 [L, vocab_size] of the `wanted` positions, int64 [L]."""
+    def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
+        """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
         step = PagedStep(self._calls, cache, inputs.slot_mapping, attention)
-        with serving(step):
-            logits = self._run(inputs.tokens[None], inputs.positions[None], wanted)
+        self._rows.lengths = torch.maximum(inputs.positions + 1, inputs.prompt_lens)
+        try:
+            with serving(step):
+                hidden = self._hidden(inputs.tokens, inputs.positions)
+        finally:
+            self._rows.lengths = None
         step.finish()
-        return logits.float()
+        return hidden
 
-    def _run(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None) -> Tensor:
-        """Returns the logits of the wanted positions, or of all."""
-        arguments: dict[str, Any] = {"position_ids": positions}
-        if wanted is not None and "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = wanted
-        logits: Tensor = self._model(input_ids=tokens, use_cache=False, **arguments).logits[0]
-        if wanted is not None and "logits_to_keep" not in self._takes:
-            return logits[wanted]
-        return logits
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns float32 [L, vocab_size] of L of these positions, [L, hidden_size]; L may be 0."""
+        if not len(hidden):
+            return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        return self._split.logits(hidden).float()
+
+    def _vocab_size(self) -> int:
+        with torch.inference_mode():
+            example = self._split.example
+            size = self._split.logits(torch.zeros_like(example[:1])).shape[-1]
+        known = self.model.get_input_embeddings().weight.shape[0]
+        if size > known:
+            raise UnsupportedModel(f"it has logits of {size} tokens, but embeddings of {known} only.")
+        return size
+
+    def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        arguments = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}
+        return self._split.hidden(arguments)

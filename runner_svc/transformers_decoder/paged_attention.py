@@ -25,6 +25,7 @@ class PagedStep:
     """Implements `StepAttention` for one pass: each call writes its keys and values, then attends over the cache.
 
     Keys and values that are narrower than the cache's head are padded with zeros, which change no score and no sum.
+    Those of a layer with fewer key-value heads than the cache are stored once for each group of queries that reads it.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class PagedStep:
         self._cache = cache
         self._slot_mapping = slot_mapping
         self._attention = attention
-        self._head_dim = cache.data.shape[-1]
+        self._num_kv_heads, self._head_dim = cache.data.shape[-2:]
         self._next = 0
         self._mask: Tensor | None = None
 
@@ -63,6 +64,9 @@ class PagedStep:
             raise RuntimeError(f"the model called attention {self._next} times in a pass, not {len(self._calls)} times")
 
     def _flat(self, heads: Tensor) -> Tensor:
+        copies = self._num_kv_heads // heads.shape[1]
+        if copies > 1:
+            heads = heads.repeat_interleave(copies, dim=1)
         return self._padded(heads).reshape(len(heads), -1)
 
     def _padded(self, heads: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 
 
@@ -31,7 +32,9 @@ class LayerWeights:
     output: LinearWeights  # [hidden_size, num_heads * head_dim]
     mlp_norm: Tensor | None
     mlp_post_norm: Tensor | None
-    mlp: MlpWeights
+    mlp: MlpWeights | ExpertWeights
+    # Of attention, float32 [num_heads].
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

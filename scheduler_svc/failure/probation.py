@@ -107,10 +107,10 @@ class Probation:
     # ------------------------------------------------------------------ runners
 
     def takes(self, session: int, hello: plan_pb2.Hello) -> bool:
-        """Puts a welcomed runner on probation if it must compute a probe first; returns whether it must.
+        """Puts a welcomed runner on probation if it must compute a probe before it may serve. Returns whether it did.
 
-        While any runner has recent losses, new runners must too: a faulty machine may return under a new name each
-        time.
+        While any runner has a recent loss, unknown runners must also compute a probe: a faulty machine may return under
+        a new name each time.
         """
         self._forget()
         illness = self.illness.of(hello.runner_id)

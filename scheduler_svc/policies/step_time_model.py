@@ -38,7 +38,7 @@ class StepTimeModel:
         self.num_steps = 0
         """Reports learned from."""
         self.largest_prefill = 0
-        """Most prefill tokens in one step so far."""
+        """Maximum number of prefill tokens in one step so far."""
         self.tail_factor = 1.15
         self._tail = tail
         self._forget = 1 - 1 / memory
@@ -70,7 +70,7 @@ class StepTimeModel:
         return self._predicted(_inputs(charged, decode_rows, context))
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
-        """Returns the most prefill tokens that fill whole tiles and keep the step, tail included, below `seconds`.
+        """Returns the maximum number of prefill tokens in whole tiles for a step, tail included, below `seconds`.
 
         If no whole tile fits, returns the number that would fit without tiles; it is negative if the decoding rows
         alone exceed `seconds`.

@@ -86,7 +86,7 @@ class Load(NamedTuple):
     """Runners over which the sums are taken."""
 
     def of_one_runner(self) -> Load:
-        """Returns an even share of the load for one runner, rounded down; the queue remains the shared one."""
+        """Returns one runner's equal share of the load, rounded down. The fields of the queue still cover all of it."""
         runners = self.runners
         if runners <= 1:
             return self

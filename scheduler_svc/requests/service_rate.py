@@ -127,12 +127,12 @@ class ServiceRate:
 
     @property
     def token_s(self) -> float:
-        """Seconds per token."""
+        """Slot time per sampled token, in seconds: how long a decoding sequence takes for one token."""
         return self.token_slot_s / max(1.0, self.tokens)
 
     @property
     def prompt_s(self) -> float:
-        """Seconds per prompt token, counting those reused by a prefix hit."""
+        """Slot time per prompt token, in seconds; tokens reused by a prefix hit count too."""
         return self.prompt_slot_s / max(1.0, self.prompt_tokens)
 
     @property

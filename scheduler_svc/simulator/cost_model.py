@@ -79,7 +79,7 @@ class RunnerShape(BaseModel):
     slots: int = Field(ge=1, description="Sequences that can run at once.")
     kv_tokens: int = Field(ge=1, description="Size of the KV cache, in tokens.")
     block_size: int = Field(default=16, ge=1, description="Tokens per KV block.")
-    step_tokens: int = Field(ge=1, description="Most positions per step.")
+    step_tokens: int = Field(ge=1, description="Maximum number of positions per step.")
     vocab_size: int = Field(default=32_000, ge=257, description="Number of token ids.")
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from runner_svc.cuda.experts.expert_product import product_defines
+from runner_svc.cuda.experts.expert_variant import JOB_ROWS, ExpertVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
+from runner_svc.model.families.experts_config import ExpertsConfig
+from tests.support.expert_cases import GPT_OSS, QWEN
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice
 
@@ -49,6 +54,14 @@ CASES = {
     "rope-64-plain-fp8": ("rope_kv_write", (HALF, *rope(64, 0, 8, 4, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-256-fp8": ("rope_kv_write", (BF16, *rope(256, 256, 8, 16, "-DQK_NORM=1", "-DFP8_CACHE=1"))),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
+    "expert-routing": (
+        "expert_routing",
+        ("-DEXPERTS=128", "-DTOP_K=8", "-DSOFTMAX_FIRST=1", "-DNORMALIZE=1"),
+    ),
+    "expert-rows": (
+        "expert_rows",
+        (BF16, "-DWIDTH=2880", "-DTOP_K=4", "-DBIAS=1", "-DCLAMPED=1", "-DALPHA=1.702f", "-DLIMIT=7.0f"),
+    ),
     "gather": ("gather_inputs", ()),
     "scatter": ("scatter_segments", ()),
     "copy": ("copy_words", ()),
@@ -114,6 +127,26 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
     assert "warning" not in log, log
     assert "Potential Performance Loss" not in log, log
     assert " 0 bytes spill stores" in log, log
+
+
+@pytest.mark.parametrize(
+    ("job_rows", "gated", "config"),
+    choice(
+        [(rows, gated, config) for rows in JOB_ROWS for gated in (False, True) for config in (QWEN, GPT_OSS)],
+        in_ci=[(8, True, QWEN), (32, True, GPT_OSS), (64, False, QWEN), (128, True, QWEN)],
+    ),
+)
+def test_expert_products_compile_for_hopper(job_rows: int, gated: bool, config: ExpertsConfig) -> None:
+    variant = ExpertVariant(job_rows, 1 if job_rows == 128 else 2)
+    defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated)
+    options = tuple(f"-D{key}={value}" for key, value in defines.items())
+    code, log = compile_kernel(kernel_folder() / "expert_product.cu", "sm_90a", options)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert variant.shared_bytes <= (228 << 10) // variant.blocks - 1024
+    assert variant.stages >= 4
 
 
 def test_an_error_is_reported_with_its_line() -> None:

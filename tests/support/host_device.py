@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
@@ -26,6 +27,7 @@ from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from tests.support.host_attention import HostAttention
+from tests.support.host_experts import host_experts
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
 
 
@@ -99,6 +101,7 @@ class HostLaunchers:
             gated=HostGated(config.activation),
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
+            experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,
         )
 
     def _rope(self, rotary_dim: int) -> HostRopeKv:
@@ -116,8 +119,10 @@ class HostLaunchers:
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
         return [SkinnyLaunchers("host", embed=host_embed, products=HostProducts(self._config))]
 
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
-        return HostAttention(cache, tables, self._config, max_batch)
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> HostAttention:
+        return HostAttention(cache, tables, self._config, max_batch, layers)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> HostGather:
         return HostGather(tokens, tables, block_size)

@@ -132,6 +132,38 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "opt": (transformers.OPTConfig, {"ffn_dim": 96, "tie_word_embeddings": True}),
     "opt-without-biases": (transformers.OPTConfig, {"ffn_dim": 96, "enable_bias": False}),
+    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "qwen2-moe": (
+        transformers.Qwen2MoeConfig,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 128,
+        },
+    ),
+    "qwen3-moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "head_dim": 32,
+        },
+    ),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            "sliding_window": 11,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
 }
 """Name to configuration class and the differences from `SIZES`."""
 
@@ -146,6 +178,8 @@ LIKE_OTHERS = {
 }
 """Families that CI leaves out of tests of all families, since others have most of what they have."""
 IN_CI = [family for family in FAMILIES if family not in LIKE_OTHERS]
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+"""Their logits lie far apart, so that experts that are nearly tied have little weight."""
 
 KERNEL_SIZES = {
     "llama": {"hidden_size": 256},
@@ -177,6 +211,10 @@ KERNEL_SIZES = {
     "gpt2": {"hidden_size": 256},
     "opt": {"hidden_size": 256},
     "opt-without-biases": {"hidden_size": 256},
+    "mixtral": {"hidden_size": 256, "intermediate_size": 128},
+    "qwen2-moe": {"hidden_size": 256},
+    "qwen3-moe": {"hidden_size": 256, "head_dim": 64},
+    "gpt-oss": {"hidden_size": 256, "head_dim": 64},
 }
 """Sizes of each family with which the GPU kernels are tested: heads of 64, 96, 128 and 256 elements."""
 
@@ -196,7 +234,7 @@ def make_tiny_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _randomize(model)
+        randomize(model)
         model.to(rounded_to).to(torch.float32)
     model.generation_config.eos_token_id = IM_END_ID
     model.save_pretrained(folder)
@@ -212,10 +250,15 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, dict | list) else value
 
 
-def _randomize(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
+    """Draws all weights from torch's generator."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() == 3:  # of all experts
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+            elif name.endswith(ROUTERS):
+                parameter.normal_(0.0, 4.0 / parameter.shape[-1] ** 0.5)
+            elif parameter.dim() == 2:
                 scale = 1.0 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5
                 parameter.normal_(0.0, scale)
             elif name.endswith("bias"):

@@ -38,7 +38,7 @@ class Distribution:
 
     @classmethod
     def of(cls, times_s: Sequence[float]) -> Distribution | None:
-        """Returns the distribution, or None without times."""
+        """Returns the distribution of `times_s`, or None if it is empty."""
         if not times_s:
             return None
         array = np.asarray(times_s, np.float64)

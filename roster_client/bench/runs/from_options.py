@@ -77,7 +77,7 @@ def _undivided_trace(options: RunOptions) -> Trace:
     if path is not None:
         return read_trace(path)
     if prompt is None or output is None:
-        raise ValueError("lengths without a trace need both --prompt and --output")
+        raise ValueError("without --trace, both --prompt and --output are required")
     return random_trace(Lengths.parse(prompt), Lengths.parse(output), options.requests, options.seed)
 
 

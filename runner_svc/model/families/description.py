@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from runner_svc.model.families.experts_config import ExpertsConfig
+
 
 class NormKind(StrEnum):
     """How a norm scales a row x of the residual stream."""
@@ -43,6 +45,11 @@ class MlpDescription:
     gated: bool = True
     bias: bool = False
 
+    @property
+    def num_columns(self) -> int:
+        """Columns of the hidden size's width in all matrices."""
+        return (2 + self.gated) * self.width
+
 
 @dataclass(frozen=True, slots=True)
 class LayerDescription:
@@ -52,7 +59,7 @@ class LayerDescription:
     MLP reads what attention reads, and both are added to the layer's input.
     """
 
-    mlp: MlpDescription
+    mlp: MlpDescription | ExpertsConfig
     norm: NormKind = NormKind.RMS
     # Whether attention and MLP read normalised rows, and whether what they give is normalised before it is added.
     pre_norms: bool = True
@@ -67,20 +74,30 @@ class LayerDescription:
     window: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    # Whether each head has a logit of its own in the softmax, which no value belongs to.
+    sinks: bool = False
     # Factor of what attention and MLP add to the residual stream.
     multiplier: float = 1.0
 
     @property
     def is_plain(self) -> bool:
-        """Whether norms, biases and additions are Llama's, which is what products of few rows have fused in."""
+        """Whether norms, biases and additions are Llama's, which is what products of few rows have fused in.
+
+        Experts may be of any kind, but there must be none that computes every row.
+        """
         return (
             self.norm is NormKind.RMS
             and self.pre_norms
             and not (self.post_norms or self.parallel or self.qkv_bias or self.output_bias)
             and self.multiplier == 1.0
-            and self.mlp.gated
-            and not self.mlp.bias
+            and self._has_plain_mlp
         )
+
+    @property
+    def _has_plain_mlp(self) -> bool:
+        if isinstance(self.mlp, ExpertsConfig):
+            return self.mlp.shared_width is None
+        return self.mlp.gated and not self.mlp.bias
 
 
 def check_alike(layers: Sequence[LayerDescription]) -> None:

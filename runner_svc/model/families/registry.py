@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner_svc.model.families import cohere, gemma, glm, granite, learned_positions, llama, olmo2
+from runner_svc.model.families import cohere, gemma, glm, granite, learned_positions, llama, mixtures, olmo2
 from runner_svc.model.families.family import Family
 
 ARCHITECTURES: dict[str, Family] = {
@@ -24,4 +24,8 @@ ARCHITECTURES: dict[str, Family] = {
     "Cohere2ForCausalLM": cohere.COHERE2,
     "GPT2LMHeadModel": learned_positions.GPT2,
     "OPTForCausalLM": learned_positions.OPT,
+    "MixtralForCausalLM": mixtures.MIXTRAL,
+    "Qwen2MoeForCausalLM": mixtures.QWEN2_MOE,
+    "Qwen3MoeForCausalLM": mixtures.QWEN3_MOE,
+    "GptOssForCausalLM": mixtures.GPT_OSS,
 }

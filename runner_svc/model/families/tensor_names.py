@@ -7,6 +7,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of a layer's modules, the first that the checkpoint has; defaults are those of Qwen's."""
+
+    blocks: tuple[str, ...] = ("mlp",)
+    """What the others' names begin with."""
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    interleaved: bool = False
+    """Tensors of all experts are [experts, in, out], and rows of gate and up take turns (gpt-oss)."""
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names of modules, whose tensors are NAME.weight and NAME.bias; the defaults are Llama's.
 
@@ -34,6 +48,9 @@ class TensorNames:
     output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    # Of layers with experts, below the layer as well.
+    experts: ExpertNames = ExpertNames()
+    sinks: str = "self_attn.sinks"
     # Whether layer norms have biases.
     norm_bias: bool = True
     # Whether a layer's matrices are stored [in, out].

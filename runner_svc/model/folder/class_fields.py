@@ -64,4 +64,6 @@ def class_fields(architecture: str) -> ClassFields:
     for name, key in other_names.items():
         if key in fields:
             fields[name] = fields[key]
+        elif name in fields:  # declared under its other name alone, as Qwen's mixtures declare `num_experts`
+            fields[key] = fields[name]
     return ClassFields(model_type, theta, fields, other_names)

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from runner_svc.model.folder.class_fields import BASE_FIELDS, Field, class_fields
+from runner_svc.model.folder.class_fields import BASE_FIELDS, ClassFields, Field, class_fields
 from runner_svc.model.folder.class_rows import DECLARED
 from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS
@@ -79,10 +79,14 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     values = {key: field.default for key, field in declared.fields.items() if key in used and key not in other_names}
     values["eos_token_id"] = None
     for key, value in raw.items():
+        if key == "sliding_window" and value == 0 and raw.get("use_sliding_window") is False:
+            value = None  # as transformers writes it for some classes
         if key in used:
             if (field := declared.fields.get(key) or _FIELDS.get(key)) is not None:
                 check_type(key, value, field.kinds)
-            check_range(key, value)
+            if not (key == "sliding_window" and value == 0 and _ignores_window(raw, declared)):
+                check_range(key, value)
+            _check_agreement(key, raw, other_names)
             values[other_names.get(key, key)] = value
         elif key in BASE_FIELDS or key in declared.fields:
             check_type(key, value, (declared.fields.get(key) or BASE_FIELDS[key]).kinds)
@@ -91,6 +95,21 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     if name in COMPLETED:
         _complete(name, raw, values)
     return name, values
+
+
+def _ignores_window(raw: Mapping[str, Any], declared: ClassFields) -> bool:
+    """Whether the class has a switch for its window, which is off: classes then write a window of 0."""
+    return "use_sliding_window" in declared.fields and raw.get("use_sliding_window", False) is False
+
+
+def _check_agreement(key: str, raw: Mapping[str, Any], other_names: Mapping[str, str]) -> None:
+    """The class takes whichever of two names it happens to read last."""
+    name = other_names.get(key)
+    if name == "num_local_experts" and name in raw and raw[name] != raw[key]:
+        raise BrokenModel(
+            f"The model's config.json has {key!r} {shortened(raw[key])} and {name!r} {shortened(raw[name])}, which "
+            "mean the same: correct the wrong one."
+        )
 
 
 def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None:
@@ -121,29 +140,24 @@ _FIELDS = {
 
 
 def _architecture(raw: Mapping[str, Any], supported: Sequence[str]) -> str:
-    """The class that transformers takes, which `model_type` decides; `architectures` must not contradict it."""
+    """Returns the class that transformers takes, which `model_type` decides.
+
+    Of `architectures`, which transformers does not read, one has to be supported: a model with another head is refused.
+    """
     for key in ("model_type", "architectures"):
         if raw.get(key) is not None:
             check_type(key, raw[key], _FIELDS[key].kinds)
     asked = [name for name in raw.get("architectures") or () if name]
     model_type = raw.get("model_type")
+    if model_type == "mistral" and "layer_types" in raw:
+        model_type = "ministral"  # as transformers' AutoConfig, for files that were written before there was Ministral
     if model_type is None:
         found = [name for name in asked if name in supported]
     else:
-        # As transformers' AutoConfig does for configurations that were written before there was Ministral.
-        layered = model_type == "mistral" and "layer_types" in raw
-        model_type = "ministral" if layered else model_type
         found = [name for name in supported if class_fields(name).model_type == model_type]
-        if layered:
-            asked = ["MinistralForCausalLM" if name == "MistralForCausalLM" else name for name in asked]
     if not found or (asked and not set(asked) & set(supported)):
         unknown = ", ".join(asked) or model_type or "unnamed"
         raise UnsupportedModel(f"Architecture {unknown} is not supported; supported: {', '.join(supported)}.")
-    if asked and found[0] not in asked:
-        raise UnsupportedModel(
-            f"The model's config.json has 'model_type' {model_type!r}, which is {found[0]}, and 'architectures' "
-            f"{', '.join(asked)}: correct the wrong one."
-        )
     return found[0]
 
 

@@ -29,7 +29,7 @@ THREADS = 4
 """Threads that prepare big requests and chats."""
 
 MOST_PENDING_BYTES = 64 << 20
-"""Most bytes of all requests that are prepared in threads or wait for a thread."""
+"""Maximum number of bytes of all requests that are prepared in threads or wait for a thread."""
 
 T = TypeVar("T")
 

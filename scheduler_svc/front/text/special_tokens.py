@@ -10,7 +10,8 @@ JSON). A template that searches a message for a special token doesn't find it.
 One call then encodes the whole prompt. So every rule of the tokenizer about text next to special tokens (prefix spaces,
 `rstrip`, merges) applies, and a prompt without special tokens in its messages is encoded exactly as by the original.
 
-Added tokens that are not special (`<think>` of some models) are ordinary words of the vocabulary and match anywhere.
+Added tokens that are not special (`<think>` of some models) are ordinary words of the vocabulary and match anywhere. So
+are special tokens of a single character, since text needs that character (some models pad with `!`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
+
+_WORD = re.compile(r"\w")
 
 
 class SpecialTokens:
@@ -32,34 +35,53 @@ class SpecialTokens:
     def __init__(self, tokenizer: bytes) -> None:
         description = json.loads(tokenizer)
         nonce = secrets.token_hex(8)
-        added = [token for token in description.get("added_tokens") or [] if token["special"]]
-        self.text_of: dict[int, str] = {token["id"]: token["content"] for token in added}
+        added = description.get("added_tokens") or []
+        self.text_of: dict[int, str] = {token["id"]: token["content"] for token in added if token["special"]}
+        names = dict.fromkeys(text for text in self.text_of.values() if len(text) > 1)
         # Private-use characters: tokenizers' normalizers don't change them, and templates don't trim them.
-        self._alias = {text: f"\ue000{nonce}a{number}\ue001" for number, text in self.text_of.items()}
-        self._shield = {text: f"\ue000{nonce}s{number}\ue001" for number, text in self.text_of.items()}
+        self._alias = {text: f"\ue000{nonce}a{number}\ue001" for number, text in enumerate(names)}
+        self._shield = {text: f"\ue000{nonce}s{number}\ue001" for number, text in enumerate(names)}
+        self._alone = {token["content"] for token in added if token.get("single_word")}
         self._hidden = {shield: text for text, shield in self._shield.items()}
-        self._special = _any_of(self._alias)
+        # Words too, since a longer one that begins earlier takes the text of a special token.
+        self._tokens = _any_of(token["content"] for token in added if token["content"])
         self._shielded = re.compile(f"\ue000{nonce}s[0-9]+\ue001")
         self.renamed = _rename(description, self._alias)
 
     def shield(self, text: str) -> str:
         """Returns a user's text with its special tokens replaced by shields."""
-        return self._special.sub(lambda found: self._shield[found.group()], text) if self._alias else text
+        if not self._alias:
+            return text
+        return self._tokens.sub(lambda found: self._shield.get(found.group(), found.group()), text)
 
     def seal(self, rendered: str) -> str:
         """Returns a rendered template for the renamed tokenizer: its own special tokens as aliases, shields as text."""
         if not self._alias:
             return rendered
-        aliased = self._special.sub(lambda found: self._alias[found.group()], rendered)
+        aliased = self._tokens.sub(self._aliased, rendered)
         return self._shielded.sub(lambda found: self._hidden[found.group()], aliased)
+
+    def _aliased(self, found: re.Match[str]) -> str:
+        """Returns the alias of a special token, unless it only counts as a word of its own and is part of another."""
+        text = found.group()
+        if text in self._alone:
+            start, end = found.span()
+            if _WORD.match(found.string[max(0, start - 1) : start]) or _WORD.match(found.string[end : end + 1]):
+                return text
+        return self._alias.get(text, text)
 
 
 def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
-    """Returns the tokenizer with its special tokens renamed in the added tokens and the vocabulary."""
+    """Returns the tokenizer with its special tokens renamed in the added tokens and the vocabulary.
+
+    Merges that lead to a special token, or on from one, are left out: text has other tokens for its letters.
+    """
     for token in description.get("added_tokens") or []:
-        if token["special"]:
-            token["content"] = alias[token["content"]]
+        token["content"] = alias.get(token["content"], token["content"])
     model = description["model"]
+    if model.get("merges") and (pieces := alias.keys() & model["vocab"].keys()):
+        prefix = model.get("continuing_subword_prefix") or ""
+        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, prefix, pieces)]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {alias.get(text, text): number for text, number in model["vocab"].items()}
     else:  # Unigram: pairs of text and score, ids by position
@@ -67,6 +89,12 @@ def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = alias.get(model["unk_token"], model["unk_token"])
     return json.dumps(description, ensure_ascii=False).encode()
+
+
+def _touches(merge: str | list[str], prefix: str, pieces: Set[str]) -> bool:
+    """Returns whether a merge joins or makes one of the pieces. `prefix`: of pieces that continue a word."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left in pieces or right in pieces or left + right.removeprefix(prefix) in pieces
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

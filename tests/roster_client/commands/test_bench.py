@@ -108,7 +108,7 @@ def test_wrong_options_are_reported_before_anything_is_sent(tmp_path: Path) -> N
     assert "either --trace, or" in refused("serve")
     assert "both --prompt and --output" in refused("offline", "--prompt", 5)
     assert "not a distribution" in refused("offline", "--prompt", "x", "--output", 5)
-    assert "give --rate" in refused("serve", "--prompt", 5, "--output", 5)
+    assert "pass --trace or --rate" in refused("serve", "--prompt", 5, "--output", 5)
     assert "omit --rate-scale" in refused("serve", "--trace", trace, "--sweep", "1", "--jitter", 3)
     assert "rates above 0" in refused("serve", "--trace", trace, "--sweep", "1,x")
     assert "give a rate, or" in refused("serve", "--trace", trace, "--rate", 1, "--jitter", 3)

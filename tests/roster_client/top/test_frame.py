@@ -104,5 +104,6 @@ def test_runners_in_quarantine_have_a_line_each() -> None:
     assert "not connected; killed" in shown[1] and "computing a probe; silent" in shown[2]
     out = io.StringIO()
     Console(file=out, width=300, color_system=None).print(status_view(now.status))
+    assert "decoder" in out.getvalue()
     assert out.getvalue().count("is held back") == 3 and "\x1b" not in out.getvalue()
     assert [one["runner"] for one in as_json(load_between(now, now))["held_back"]] == ["gpu-2", "gpu-3", "gpu-4"]

@@ -77,6 +77,9 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
         ("cohere", 4, 3, 128, 5),
         ("llama-biases", 4, 64, 128, 1),
         ("llama-biases", 4, 3, 128, 2),
+        ("qwen3-moe", 4, 64, 128, 2),
+        ("mixtral", 4, 64, 3, 1),
+        ("gpt-oss", 4, 64, 128, 1),
     ],
 )
 def test_all_variants_of_a_decode_step_give_the_same_logits(
@@ -88,7 +91,7 @@ def test_all_variants_of_a_decode_step_give_the_same_logits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`few`: number of rows above which products fuse; `max_skinny`: most rows of Roster's products of few rows."""
+    """`few`: number of rows above which products fuse; `max_skinny`: maximum rows of Roster's products of few rows."""
     monkeypatch.setattr("runner_svc.gpu.steps.MAX_ROWS", max_skinny)
     monkeypatch.setattr("runner_svc.gpu.steps.FEW_ROWS", few)
     backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))

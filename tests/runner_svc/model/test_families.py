@@ -152,7 +152,7 @@ def test_neighbours_that_rotate_together_become_halves() -> None:
         heads = 2 if "q_proj" in name else 1
         return torch.arange(8).repeat(heads).unsqueeze(1).expand(-1, 4).float()
 
-    rows = LayerReader(config, "model.", read).layer(0).qkv.weight[:, 0].view(4, 8)
+    rows = LayerReader(config, "model.", read, ()).layer(0).qkv.weight[:, 0].view(4, 8)
     assert rows[:3].tolist() == [[0, 2, 1, 3, 4, 5, 6, 7]] * 3
     assert rows[3].tolist() == list(range(8))
 

@@ -17,6 +17,7 @@ from runner_svc.model import gguf_conversion
 from runner_svc.model.folder import json_file
 from runner_svc.model.folder.cache_folder import writes_cache
 from runner_svc.model.servable import why_not
+from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.broken_folders import BROKEN, sharded
 from tests.support.in_this_process import run_runner
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -125,7 +126,7 @@ def test_a_user_without_a_home(whole: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert_refused(whole, "cache_dir has no default, since HOME is not set")
+    assert default_cache_folder() == Path("/nonexistent/.cache/roster")
     assert_refused(Path("~/model"), "There is no model '~/model'", "--cache-dir", str(whole))
 
 

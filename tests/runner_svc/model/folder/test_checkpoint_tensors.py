@@ -64,7 +64,7 @@ def test_a_whole_checkpoint_is_what_is_expected(family: str, tiny: Callable[[str
     folder = tiny(family)
     assert why_not(folder) is None
     config, stored = ModelConfig.from_hugging_face(read_config(folder)), checkpoint_tensors(folder)
-    expected = dict(expected_tensors(config, config.names.start(stored.__contains__)))
+    expected = dict(expected_tensors(config, config.names.start(stored.__contains__), stored))
     if config.tied_embeddings:
         expected.pop(f"{config.names.head}.weight")
     read = {name: tensor.shape for name, tensor in stored.items() if not name.startswith(config.names.other_parts)}

@@ -62,6 +62,7 @@ def test_an_absent_window_is_that_of_the_class(architecture: str, window: int | 
 def test_a_class_without_windows_has_none() -> None:
     assert config("Llama", sliding_window=7, use_sliding_window=True, max_window_layers=0).windows == (None,) * 4
     assert config("Qwen3", sliding_window=7, use_sliding_window=False).windows == (None,) * 4
+    assert config("Qwen3", sliding_window=0, use_sliding_window=False).windows == (None,) * 4
 
 
 def test_other_defaults_of_classes() -> None:
@@ -99,6 +100,10 @@ def test_mistral_with_layer_types_is_ministral() -> None:
     assert (read.architecture, read.windows) == ("MinistralForCausalLM", (7, None, 7, None))
 
 
+def test_the_model_type_decides() -> None:
+    assert config("Llama", model_type="mistral").architecture == "MistralForCausalLM"
+
+
 def test_code_beside_an_architecture_of_its_own_is_left_aside() -> None:
     assert config("Phi3", auto_map={"AutoConfig": "configuration_phi3.Phi3Config"}).architecture == "Phi3ForCausalLM"
     with pytest.raises(UnsupportedModel, match="'trust_remote_code' True"):
@@ -124,6 +129,7 @@ def test_ends_are_those_that_the_file_names_and_the_model_can_draw() -> None:
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "'factor'.*it has '2'"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e400}}, "'factor'"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e300}}, "'factor' 1e.300 of 2048 positions"),
+        ("Mistral", {"sliding_window": 0}, "'sliding_window'"),
         ("SmolLM3", {"no_rope_layer_interval": 0}, "'no_rope_layer_interval'"),
     ],
 )
@@ -143,7 +149,7 @@ def test_a_broken_value_is_named(architecture: str, keys: dict[str, Any], named:
         ("Qwen2", {"layer_types": ["sliding_attention"] * 4}, "no window"),
         ("Qwen2", {"layer_types": ["linear_attention"] * 4}, "'linear_attention'"),
         ("SmolLM3", {"no_rope_layers": [1, 0]}, "2 'no_rope_layers' for 'num_hidden_layers' 4"),
-        ("Llama", {"model_type": "mistral"}, "'model_type' 'mistral'.*'architectures' LlamaForCausalLM"),
+        ("Llama", {"architectures": ["LlamaForSequenceClassification"]}, "Architecture LlamaForSequenceClassification"),
         ("Llama", {"quantization_config": {}}, "quantized"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "no such": 1}}, "'no such'"),
         ("Phi3", {"rope_scaling": {"type": "su"}}, "'longrope'"),
