@@ -1,12 +1,13 @@
 """Writes docs/models.md from a sweep over transformers' causal classes: `PYTHONPATH=. python docs/generate_models.py`.
 
 It takes minutes. With the name of a file, it reads the verdicts from there: what
-`python -m tests.support.transformers_sweep` has printed.
+`python -m tests.support.transformers_sweep` has printed. With `--keep`, it keeps those of the page.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -48,7 +49,10 @@ refused at start, with a sentence.
 - **It computes alone what it computes in a batch.** At start, four short rows are computed in chunks, with a prefix
   hit, in shared steps, and compared with each row through the model's own eager attention. They may differ by twice
   what its own SDPA attention differs by. Its `generate` must agree with its forward pass, too.
-- **Every tensor is used.** A tensor that is missing, unknown or of another shape is refused by name.
+- **Every tensor is used.** A tensor that is missing, unknown or of another shape is refused by name. The file is
+  mapped and its layers are packed one after another: 1.24 GB of float32 weights took 1.22 GB of memory beside the file.
+
+On a CPU, a decode step of SmolLM2-135M takes 1.2 times that of Roster's own decoder, alone and in a batch of 8.
 
 RoPE whose frequencies depend on the length of a text (`dynamic`, `longrope`) is computed row by row. Phi-3 and PhiMoE
 with `longrope` are served up to `original_max_position_embeddings` positions, as their `generate` computes the whole
@@ -66,8 +70,14 @@ own `generate`. `docs/generate_models.py` writes this page.
 """
 
 
-def page(verdicts: Iterable[Verdict]) -> str:
-    """Returns the whole page."""
+def kept(content: str) -> list[Verdict]:
+    """Returns the verdicts of a page."""
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (\w+)(?:: (.*))? \|$", content, re.MULTILINE)
+    return [Verdict(kind, name, outcome, why.replace("\\|", "|")) for kind, name, outcome, why in rows]
+
+
+def page(verdicts: Iterable[Verdict], title: str | None = None) -> str:
+    """Returns the whole page; `title` stands above its table of verdicts."""
     own = "\n".join(f"| `{name}` | `{architecture.model_type}` |" for name, architecture in ARCHITECTURES.items())
     rows = sorted(verdicts, key=lambda verdict: (verdict.model_type, verdict.name))
     counts = Counter(verdict.outcome for verdict in rows)
@@ -76,8 +86,8 @@ def page(verdicts: Iterable[Verdict]) -> str:
     table = "\n".join(
         f"| `{row.model_type}` | `{row.name}` | {row.outcome}{': ' + reason(row) if row.why else ''} |" for row in rows
     )
-    title = f"transformers {transformers.__version__}: {len(rows)} classes, {told}.\n\n"
-    return f"{HEAD}{own}\n{THEIRS}{title}| model type | class | outcome |\n| --- | --- | --- |\n{table}\n"
+    title = title or f"transformers {transformers.__version__}: {len(rows)} classes, {told}."
+    return f"{HEAD}{own}\n{THEIRS}{title}\n\n| model type | class | outcome |\n| --- | --- | --- |\n{table}\n"
 
 
 def reason(row: Verdict) -> str:
@@ -87,7 +97,11 @@ def reason(row: Verdict) -> str:
 
 def main(arguments: list[str]) -> None:
     """Writes the page."""
-    if arguments:
+    if arguments == ["--keep"]:
+        content = PAGE.read_text("utf-8")
+        title = next(line for line in content.splitlines() if line.startswith("transformers "))
+        PAGE.write_text(page(kept(content), title), "utf-8")
+    elif arguments:
         lines = Path(arguments[0]).read_text("utf-8").splitlines()
         PAGE.write_text(page(Verdict(**json.loads(line)) for line in lines if line), "utf-8")
     else:

@@ -17,6 +17,7 @@ from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.commands.ask import chat, generate
 from roster_client.commands.bench import bench_app
 from roster_client.commands.calibrate import calibrate
+from roster_client.commands.models import models
 from roster_client.commands.operator import drain, keygen
 from roster_client.commands.policy import policy_app
 from roster_client.commands.services import demo, serve
@@ -60,7 +61,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health, serve, demo, simulate, calibrate, timeline, top):
+for command in (drain, keygen, generate, chat, status, health, serve, models, demo, simulate, calibrate, timeline, top):
     app.command()(command)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")

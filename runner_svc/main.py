@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import structlog
 import zmq
@@ -50,12 +51,19 @@ def main() -> None:
     except UnusableSettings as error:
         sys.exit(_complain(str(error)))
     configure_logs(settings.log_format, settings.log_level)
-    status = serve(settings)
+    try:
+        status = serve(settings)
+    except SystemExit:
+        _exit_now(0)  # an ordinary exit would wait for a download
     if status == _BROKEN:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # an ordinary exit would wait for the device
+        _exit_now(status)  # an ordinary exit would wait for the device
     sys.exit(status)
+
+
+def _exit_now(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 MakeLink = Callable[[Runner, str, float, CurveClient | None, float], PlanSocket]

@@ -39,7 +39,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     loads.add_argument(
         "--drain", type=float, default=8.0, help="seconds after the last arrival; then all requests are cancelled"
     )
-    loads.add_argument("--background", type=float, default=4.0, help="chats per second beside the giant prompt")
+    loads.add_argument("--background", type=float, default=4.0, help="chats per second in addition to the giant prompt")
     loads.add_argument("--giant", type=int, default=12_000, help="tokens of the giant prompt")
     loads.add_argument(
         "--giant-seconds", type=float, default=6.0, help="seconds of chats, with the giant prompt in the middle"

@@ -134,7 +134,7 @@ def main() -> None:
     backend = backend_of(arguments.shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
     mixing = Mixing(Runner(backend), config.vocab_size)
     print(
-        f"{arguments.shape}, {DECODING} decoding rows and a chunk: ms a step\nchunk     wall      gpu     host products"
+        f"{arguments.shape}, {DECODING} decode rows and a chunk: ms per step\nchunk     wall      gpu     host products"
     )
     for chunk in arguments.chunks:
         mixing.measure(chunk)

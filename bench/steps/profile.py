@@ -82,7 +82,7 @@ def print_profile(profiler: torch.profiler.profile) -> None:
         each, gap = np.median(times[name]), np.median(gaps[name])
         print(f"{len(times[name]) / _STEPS:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
     whole, idle = (last_end - kernels[0][0]) / _STEPS, sum(map(sum, gaps.values())) / _STEPS
-    print(f"whole: {whole:.1f} us a step, of which gaps {idle:.1f}")
+    print(f"whole: {whole:.1f} us per step, of which gaps {idle:.1f}")
 
 
 if __name__ == "__main__":

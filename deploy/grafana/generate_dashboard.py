@@ -126,7 +126,7 @@ ROWS: dict[str, list[Panel]] = {
               {"{{runner}}": of_runners("roster_oldest_plan_age_seconds")}, "s", 6, thresholds={0: "green", 10: "red"}),
     ],
     "Failures": [
-        Panel("Runners", "Runners in service, runners in quarantine because they lose every plan, and draining.",
+        Panel("Runners", "Runners in service, runners held back because they fail every plan, and draining.",
               {"{{instance}} runners": chosen("roster_runners"),
                "{{instance}} held back": chosen("roster_runners_held_back"),
                "{{instance}} draining": chosen("roster_draining")},

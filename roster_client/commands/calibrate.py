@@ -42,7 +42,7 @@ def calibrate(
     configure_logs("console", "warning")
     flags: dict[str, object] = {"model": model, "device": device, "slots": slots, "threads": threads}
     if listen is not None and any(value is not None for value in flags.values()):
-        raise ValueError("--listen waits for a runner that you start: give --model, --device and so on to that runner")
+        raise ValueError("--listen waits for a runner that you start: pass --model, --device and so on to that runner")
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         calibrator = Calibrator(listen or f"ipc://{folder}/link")

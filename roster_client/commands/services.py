@@ -33,7 +33,9 @@ def serve(
     admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
     link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Use any free loopback ports.")] = False,
-    ready_timeout: Annotated[float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model.")] = 600,
+    ready_timeout: Annotated[
+        float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model, without progress.")
+    ] = 600,
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services

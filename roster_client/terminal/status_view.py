@@ -48,7 +48,9 @@ def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
     else:
         chance = "computing a probe"
     reason = one_line(runner.reason)
-    return Text(f"{one_line(runner.id)} is held back: {runner.losses} losses in a row; {chance}; {reason}", style="red")
+    return Text(
+        f"{one_line(runner.id)} is held back: {runner.losses} consecutive losses; {chance}; {reason}", style="red"
+    )
 
 
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:

@@ -73,6 +73,8 @@ class Workspace:
 class CudaDecoder:
     """Embeddings, layers, final norm, head; weights are [out, in] on one device, in one dtype."""
 
+    may_not_be_captured = False
+
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
     ) -> None:

@@ -167,7 +167,7 @@ class Runner:
     def _finish(
         self, applied: AppliedPlan, output: StepOutput, masked: StepOutput | None, timings: plan_pb2.Timings
     ) -> plan_pb2.Result:
-        """Makes the result. `masked` is the output of rows that waited; None without any, or if they were abandoned."""
+        """Makes the result. `masked`: output of the rows that waited; None if there are none or they were abandoned."""
         if masked is not None:
             output.add(masked)
         self._state.record(applied, output, None if self._overlapping is not None else _waiting(applied))

@@ -44,6 +44,8 @@ class Family:
     """Groups of biases that the class always has."""
     rope_factors: tuple[str, ...] = ()
     """Tensors of frequency factors."""
+    has_scaling: bool = True
+    """Whether the class has linear scaling and YaRN."""
     norm_added: float = 0.0
     """What is added to the weights of the last norm: files of Gemma have factors, transformers has factors - 1."""
 
@@ -132,11 +134,18 @@ FAMILIES = {
         (*_NORMS, *_MERGED),
         has_partial_rotation=True,
         has_window=True,
+        has_scaling=False,
         rope_factors=_LONG,
     ),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _LLAMA, rope_factors=("rope_freqs",)),
     "granite": Family("GraniteForCausalLM", "granite", _LLAMA),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _OLMO2),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        "gemma",
+        (*(replace(rule, added=-1.0) for rule in _NORMS), *_attention(None, None, are_pairs=False), *_mlp(None)),
+        norm_added=-1.0,
+    ),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _GEMMA2, has_window=True, norm_added=-1.0),
     "gemma3": Family(
         "Gemma3ForCausalLM",

@@ -93,6 +93,6 @@ def read_config(keys: Keys, model: Model, sizes: Sizes) -> tuple[Family, dict[st
         "head_dim": sizes.head,
         "max_position_embeddings": context,
         "rms_norm_eps": keys.number(".attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope_parameters(keys, model, sizes.head, context, family.has_partial_rotation),
+        "rope_parameters": rope_parameters(keys, model, sizes.head, context, family),
     }
     return family, config | own_config(keys, family, config, window)

@@ -56,6 +56,8 @@ def own_config(keys: Keys, family: Family, config: dict[str, Any], window: int |
             return {**activation, "sliding_window": window}
         case "phi3":
             return {**activation, "sliding_window": window, **_phi3(config)}
+    if family.model_type == "gemma":
+        return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
     if family.model_type == "olmo2":
         _check_head(config, "olmo2")
     return activation

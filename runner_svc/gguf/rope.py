@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runner_svc.gguf.architectures import Family
 from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.header import TensorInfo
 from runner_svc.gguf.keys import Keys
@@ -22,9 +23,7 @@ _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _ROUNDING = 2e-6
 
 
-def rope_parameters(
-    keys: Keys, model: Model, head_dim: int, context_length: int, may_be_partial: bool
-) -> dict[str, Any]:
+def rope_parameters(keys: Keys, model: Model, head_dim: int, context_length: int, family: Family) -> dict[str, Any]:
     """Returns the parameters, from the keys of `rope` and from the tensors of frequency factors.
 
     Raises GgufError for a scaling that cannot be expressed exactly.
@@ -33,7 +32,7 @@ def rope_parameters(
     rotary_dim = keys.integer(".rope.dimension_count", head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
         raise keys.refuse(".rope.dimension_count", f"which heads of {head_dim} can't have")
-    if rotary_dim != head_dim and not may_be_partial:
+    if rotary_dim != head_dim and not family.has_partial_rotation:
         raise keys.refuse(
             ".rope.dimension_count", f"less than the head size {head_dim}, which the architecture doesn't have"
         )
@@ -44,6 +43,10 @@ def rope_parameters(
         if name in model.tensors
     }
     scaling = _scaling(keys, context_length, LONG in factors)
+    if scaling["rope_type"] in ("linear", "yarn") and not family.has_scaling:
+        raise GgufError(
+            f"Its RoPE is scaled ({scaling['rope_type']}), which transformers' {family.model} does not support."
+        )
     if factors:
         scaling = _with_factors(keys, factors, scaling, theta, rotary_dim, context_length)
     return {"rope_theta": theta, **scaling, **partial}

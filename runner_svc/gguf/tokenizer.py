@@ -46,7 +46,7 @@ class Style(Enum):
     GEMMA = "nowhere"
 
 
-_STYLES = {"phi3": Style.PHI3, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
+_STYLES = {"phi3": Style.PHI3, "gemma": Style.GEMMA, "gemma2": Style.GEMMA, "gemma3": Style.GEMMA}
 
 AS_WRITTEN = "roster_as_written"
 """Key of a tokenizer_config.json that Roster wrote: tokenizer.json is complete, and transformers need not load it."""
@@ -135,6 +135,7 @@ def write_tokenizer(stated: StatedTokenizer, folder: Path) -> None:
         AS_WRITTEN: True,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
+        "roster_as_written": True,  # tokenizer.json is complete, and nothing is to be added to it
         **{role: stated.tokens[token] for role, token in stated.ids.items()},
     }
     if stated.named_templates:

@@ -31,13 +31,56 @@ from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
+from runner_svc.interface.served_config import ServedConfig
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 
-class CudaLaunchers:
+class StepLaunchers:
+    """The kernels of steps around the forward pass of any model.
+
+    `overlap`: a kernel may start while the previous one finishes.
+    """
+
+    def __init__(self, config: ServedConfig, dtype: torch.dtype, *, overlap: bool = True) -> None:
+        self._served = config
+        self._dtype = dtype
+        self._overlap = overlap
+
+    def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
+        """Raises NotImplementedError: the kernels of layers are those of a `CudaLaunchers`."""
+        raise NotImplementedError
+
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+        """Returns []."""
+        return []
+
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> CudaAttention:
+        """Attention over `cache`, whose layers attend as `layers` say. Raises ValueError for what the kernels lack."""
+        return CudaAttention(cache, tables, self._served.num_heads, layers, max_batch, self._dtype)
+
+    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
+        """Gathers a step's inputs from the token buffer and the block tables."""
+        return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
+
+    def copy(self) -> CopyWords:
+        """Copies words between host and device."""
+        return CopyWords(overlap=self._overlap)
+
+    def scatter(self) -> ScatterSegments:
+        """Applies changes to the slots."""
+        return ScatterSegments()
+
+    def sampling(self, tokens: Tensor) -> CudaSampler:
+        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
+        return CudaSampler(self._served.vocab_size, torch.float32, tokens)
+
+
+class CudaLaunchers(StepLaunchers):
     """Implements `runner_svc.interface.launchers.Launchers`.
 
     `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
@@ -54,9 +97,8 @@ class CudaLaunchers:
         skinny_blocks: Sequence[int] = (1, 2),
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
+        super().__init__(config, dtype, overlap=overlap)
         self._config = config
-        self._dtype = dtype
-        self._overlap = overlap
         self._skinny_blocks = skinny_blocks
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
@@ -98,28 +140,6 @@ class CudaLaunchers:
             for blocks in self._skinny_blocks
         ]
 
-    def attention(
-        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
-    ) -> CudaAttention:
-        """Attention over `cache`, whose layers attend as `layers` say. Raises ValueError for what the kernels lack."""
-        return CudaAttention(cache, tables, self._config.num_heads, layers, max_batch, self._dtype)
-
-    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
-        """Gathers a step's inputs from the token buffer and the block tables."""
-        return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
-
-    def copy(self) -> CopyWords:
-        """Copies words between host and device."""
-        return CopyWords(overlap=self._overlap)
-
-    def scatter(self) -> ScatterSegments:
-        """Applies changes to the slots."""
-        return ScatterSegments()
-
-    def sampling(self, tokens: Tensor) -> CudaSampler:
-        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
-        return CudaSampler(self._config.vocab_size, torch.float32, tokens)
-
     def _norm(self) -> NormLauncher:
         config = self._config
         post_norms = any(layer.post_norms for layer in config.layers)
@@ -138,7 +158,9 @@ class CudaLaunchers:
     def _experts(self, experts: ExpertsConfig) -> ExpertLaunchers:
         """Raises ValueError for another GPU than Hopper, and for sizes that the kernels lack."""
         if not is_hopper():
-            raise ValueError("mixtures of experts need a GPU of compute capability 9.0 (Hopper)")
+            raise ValueError(
+                "mixtures of experts need one of compute capability 9.0 (Hopper); --device cpu serves them"
+            )
         sizes = (self._config.hidden_size, experts.width)
         if any(size % STEP for size in sizes):
             raise ValueError(f"experts need sizes that are multiples of {STEP}, not {sizes[0]} and {sizes[1]}")

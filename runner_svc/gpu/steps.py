@@ -35,6 +35,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.interface.step import StepBatch
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 FEW_ROWS = 64
 """Up to this number of rows, decode passes gain nothing from fusions or Roster's products of many rows: not timed."""
@@ -67,7 +68,7 @@ class CudaSteps:
 
     def __init__(
         self,
-        decoder: CudaDecoder,
+        decoder: CudaDecoder | TransformersCudaDecoder,
         cache: KVCache,
         slots: DeviceSlots,
         launchers: Launchers,
@@ -115,7 +116,7 @@ class CudaSteps:
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
-        if self._decoder.config.experts is not None:
+        if self.has_experts:
             own, grouped = Fusions(activating=Activating.PRODUCT), Fusions()
             return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
@@ -194,7 +195,7 @@ class CudaSteps:
     @property
     def has_experts(self) -> bool:
         """Whether layers of the model are mixtures of experts."""
-        return self._decoder.config.experts is not None
+        return isinstance(self._decoder, CudaDecoder) and self._decoder.config.experts is not None
 
     def mixed_fusions(self) -> list[Fusions]:
         """Returns the fusions available to mixed steps."""
@@ -269,8 +270,10 @@ class _SkinnyParts:
     mlps: dict[str, Sequence[CudaMlp]]  # by the products that they replace
 
 
-def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
+def _skinny_parts(decoder: CudaDecoder | TransformersCudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
     """Returns [] for models that the products do not support."""
+    if not isinstance(decoder, CudaDecoder):
+        return []
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
     return [

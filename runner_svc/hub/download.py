@@ -43,6 +43,14 @@ class RemoteFile:
     """Name of its bytes in the cache."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the hub has of a revision."""
+
+    commit: str
+    files: dict[str, RemoteFile]
+
+
 def hub_model(name: HubName, progress: Progress, check: Callable[[Path], None]) -> Path:
     """Returns the folder of a model in safetensors, or the first .gguf file of one in GGUF, downloaded if needed.
 
@@ -53,25 +61,26 @@ def hub_model(name: HubName, progress: Progress, check: Callable[[Path], None]) 
     if is_offline():
         return _cached(name, cache, None)
     try:
-        files = _listing(name)
+        listing = _listing(name)
     except Exception as error:  # of any type: the HTTP library's are not this library's
         if (why := refusal(name, error)) is not None:
             return _cached_after_refusal(name, cache, why)
         if not is_unreachable(error):
             raise HubError(f"{name.repo} can't be downloaded: {one_line(error)}.") from error
         return _cached(name, cache, error)
-    download = _Download(name, cache, files, progress)
+    files = listing.files
+    download = _Download(name, cache, listing, progress)
     if gguf := gguf_files(files, name):
         return download.fetch(gguf) / gguf[0]
     described = description_files(files)
     if CONFIG not in described:
         raise HubError(f"{name.repo} has neither {CONFIG} nor a .gguf file: give a repository of a text model.")
-    folder = download.fetch(described)
+    folder = download.fetch(described, "the configuration and tokenizer of ")
     check(folder)
     return download.fetch([*described, *weight_files(files, folder, name.repo)])
 
 
-def _listing(name: HubName) -> dict[str, RemoteFile]:
+def _listing(name: HubName) -> Listing:
     """Asks the hub for the repository's files."""
     try:
         from huggingface_hub import HfApi
@@ -81,22 +90,30 @@ def _listing(name: HubName) -> dict[str, RemoteFile]:
     info = HfApi(endpoint=hub_address()).model_info(
         name.repo, revision=name.revision, files_metadata=True, timeout=_ANSWER_S
     )
-    return {
+    files = {
         file.rfilename: RemoteFile(file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
         for file in info.siblings or ()
     }
+    return Listing(info.sha or "", files)
 
 
 class _Download:
     """Downloads of one snapshot."""
 
-    def __init__(self, name: HubName, cache: Path, files: dict[str, RemoteFile], progress: Progress) -> None:
-        self._name, self._cache, self._files, self._progress = name, cache, files, progress
+    def __init__(self, name: HubName, cache: Path, listing: Listing, progress: Progress) -> None:
+        self._name, self._cache, self._progress = name, cache, progress
+        self._commit, self._files = listing.commit, listing.files
         self._repository = repository_folder(cache, name.repo)
 
-    def fetch(self, paths: Iterable[str]) -> Path:
-        """Returns the snapshot's folder once the files are in it; files of the cache are not downloaded again."""
+    def fetch(self, paths: Iterable[str], of: str = "") -> Path:
+        """Returns the snapshot's folder once the files are in it; files of the cache are not downloaded again.
+
+        `of`: what they are, before the model's name.
+        """
         wanted = list(paths)
+        cached = snapshot_folder(self._repository, self._name.revision)
+        if cached is not None and cached.name == self._commit and all((cached / path).is_file() for path in wanted):
+            return cached  # also where nothing can be written
         missing = self._missing(wanted)
         self._check_room(missing)
         outcome: list[Path | Exception] = []
@@ -110,9 +127,12 @@ class _Download:
         # In a thread, which a signal's SystemExit in this one leaves behind.
         thread = threading.Thread(target=run, name="download", daemon=True)
         thread.start()
-        self._watch(thread, missing)
+        what = f"downloading {of}{self._name} ({_size(sum(self._files[path].size for path in missing))})"
+        self._watch(thread, missing, what)
         if isinstance(outcome[0], Exception):
             raise HubError(self._failure(outcome[0])) from outcome[0]
+        if missing:
+            self._progress(what, 1.0)
         return outcome[0]
 
     def _snapshot(self, paths: list[str]) -> Path:
@@ -131,10 +151,9 @@ class _Download:
             )
         )
 
-    def _watch(self, thread: threading.Thread, missing: list[str]) -> None:
+    def _watch(self, thread: threading.Thread, missing: list[str], what: str) -> None:
         """Reports progress until the thread ends."""
         total = sum(self._files[path].size for path in missing)
-        what = f"downloading {self._name} ({_size(total)})"
         present = sum(map(self._num_present, missing))
         if missing:
             self._progress(what, present / max(1, total))
@@ -143,8 +162,6 @@ class _Download:
             if missing:
                 present = max(present, sum(map(self._num_present, missing)))
                 self._progress(what, min(present / max(1, total), 0.999))
-        if missing:
-            self._progress(what, 1.0)
 
     def _missing(self, paths: list[str]) -> list[str]:
         return [path for path in paths if not (self._repository / "blobs" / self._files[path].blob).is_file()]
@@ -218,4 +235,4 @@ def _bytes(path: Path) -> int:
 def _size(num_bytes: int) -> str:
     if num_bytes >= 1e9:
         return f"{num_bytes / 1e9:.1f} GB"
-    return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from runner_svc.hub.gguf_files import choose_gguf, gguf_models
@@ -12,33 +13,36 @@ from runner_svc.hub.names import HubError, HubName
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DESCRIPTION = frozenset(
-    {
-        CONFIG,
-        INDEX,
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "tokenizer.model",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "chat_template.jinja",
-        "chat_template.json",
-    }
+DESCRIPTION = (
+    CONFIG,
+    INDEX,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.*.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tekken.json",
+    "*.model",
+    "chat_template.jinja",
 )
-"""Small files beside the weights."""
+"""Patterns of the small files beside the weights: what describes the model, and every kind of tokenizer."""
 TEMPLATES = "additional_chat_templates"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def description_files(paths: Iterable[str]) -> list[str]:
     """Returns the files that describe the model: all that is read but weights."""
-    return sorted(path for path in paths if path in DESCRIPTION or str(PurePosixPath(path).parent) == TEMPLATES)
+    return sorted(path for path in paths if _describes(PurePosixPath(path)))
+
+
+def _describes(path: PurePosixPath) -> bool:
+    if str(path.parent) == TEMPLATES:
+        return path.suffix == ".jinja"
+    return str(path.parent) == "." and any(fnmatchcase(path.name, pattern) for pattern in DESCRIPTION)
 
 
 def gguf_files(paths: Iterable[str], name: HubName) -> tuple[str, ...]:

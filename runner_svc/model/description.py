@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from tokenizers import Tokenizer
 
 from roster_protos import plan_pb2
 from runner_svc.interface.served_config import ServedConfig
@@ -15,6 +16,7 @@ from runner_svc.model.tokenizer.errors import MissingTokenizer, UnusableTokenize
 from runner_svc.model.tokenizer.generation_keys import check_generation_keys
 from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.kept import read_tokenizer
+from runner_svc.model.tokenizer.likeness import check_special_tokens
 from runner_svc.model.tokenizer.parts import TokenizerParts, with_special
 
 log = structlog.get_logger()
@@ -32,8 +34,9 @@ def describe_model(
         parts = read_tokenizer(folder, cache_folder)
         ends, notes = _ends(folder, config, parts)
         tokenizer = parts.tokenizer
-        if not set(ends).issubset(parts.special_ids):
-            tokenizer = with_special(tokenizer, set(ends))
+        if others := set(ends).difference(parts.special_ids):
+            check_special_tokens(Tokenizer.from_str(tokenizer), others)
+            tokenizer = with_special(tokenizer, others)
     except MissingTokenizer as error:
         raise ModelNotFound(str(error)) from error
     except UnusableTokenizer as error:

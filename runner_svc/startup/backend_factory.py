@@ -10,6 +10,7 @@ from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
+from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 _TEST_CONTEXT_LENGTH = 8192
 
@@ -136,8 +137,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     from runner_svc.interface.pool_size import OutOfMemory
     from runner_svc.startup.gpu_probe import failure
 
-    if settings.decoder == "transformers":
-        raise UnusableSettings("decoder is 'transformers', which needs the CPU: set device to 'cpu'")
+    choose_kernel_cache()
     sizes = Sizes.of(settings, on_gpu=True)
     options = GpuOptions(
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
@@ -149,6 +149,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         num_blocks=sizes.num_blocks(settings.block_size),
         gpu_memory=settings.gpu_memory,
         fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
+        decoder=settings.decoder,
     )
     try:
         return load_cuda_backend(settings.model, settings.cache_dir, options, progress)

@@ -52,12 +52,13 @@ class TracedCall:
 class _Trace:
     """Implements `StepAttention`: answers with zeros, and records."""
 
+    device: torch.device
     calls: list[TracedCall] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, int | None]] = field(default_factory=dict)
 
     def make_mask(self, mask: MaskRequest) -> Tensor:
         window = probe_window(mask)
-        made = torch.zeros(1, 1, TRACED_TOKENS, TRACED_TOKENS)
+        made = torch.zeros(1, 1, TRACED_TOKENS, TRACED_TOKENS, device=self.device)
         self.masks[made.data_ptr()] = made, window
         return made
 
@@ -90,13 +91,13 @@ class _Trace:
         return known[1]
 
 
-def trace(forward: Callable[[Tensor, Tensor], Any]) -> list[TracedCall]:
-    """Returns the attention calls of `forward`, which takes int64 token ids and positions [T].
+def trace(forward: Callable[[Tensor, Tensor], Any], device: torch.device) -> list[TracedCall]:
+    """Returns the attention calls of `forward`, which takes int64 token ids and positions [T] on `device`.
 
     Raises UnsupportedModel for what paged attention lacks.
     """
-    recorded = _Trace()
-    positions = torch.arange(TRACED_TOKENS)
+    recorded = _Trace(device)
+    positions = torch.arange(TRACED_TOKENS, device=device)
     with serving(recorded), torch.inference_mode():
         forward(torch.zeros_like(positions), positions)
     calls = recorded.calls

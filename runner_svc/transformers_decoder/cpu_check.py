@@ -11,13 +11,13 @@ from runner_svc.attention.cpu import CpuAttention
 from runner_svc.decoder.cpu_decoder import DecoderInputs
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
-from runner_svc.transformers_decoder.start_check import BLOCK_SIZE, NUM_BLOCKS, CheckStep, check_model
+from runner_svc.transformers_decoder.start_check import SMALL_BLOCKS, CheckStep, check_model
 
 
 def check_on_cpu(decoder: TransformersDecoder) -> None:
     """Raises UnsupportedModel if `decoder` does not compute what its model does alone (see `start_check`)."""
     config = decoder.config
-    cache = KVCache(config, NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    cache = KVCache(config, SMALL_BLOCKS.num_blocks, SMALL_BLOCKS.block_size, torch.float32, torch.device("cpu"))
     cache.data.fill_(torch.nan)  # nothing may be read that was not written
     attention = CpuAttention(cache, config.num_heads, config.num_kv_heads, config.attention_layers)
 

@@ -85,27 +85,32 @@ class TransformersDecoder:
         self._rows = RowLengths()
         prefix_positions = compute_by_row(model, self._rows)
         try:
-            self._calls = trace(self._hidden)
+            self.calls = trace(self._hidden, model.device)
+            """Attention calls of a pass, in order."""
             vocab_size = self._vocab_size()
-            refuse_narrower_cache(model, self._calls)
+            refuse_narrower_cache(model, self.calls)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{name} is not served: {error}") from error
         except Exception as error:  # whatever a class says about arguments that it misses, or has too many
             reason = " ".join(str(error).split())[:300]
             raise UnsupportedModel(f"{name} does not run on tokens and positions alone: {reason}") from error
-        self.config = TransformersConfig.of(model, self._calls, vocab_size, prefix_positions)
+        self.config = TransformersConfig.of(model, self.calls, vocab_size, prefix_positions)
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
-        step = PagedStep(self._calls, cache, inputs.slot_mapping, attention)
-        self._rows.lengths = torch.maximum(inputs.positions + 1, inputs.prompt_lens)
-        try:
-            with serving(step):
-                hidden = self._hidden(inputs.tokens, inputs.positions)
-        finally:
-            self._rows.lengths = None
+        step = PagedStep(self.calls, cache, inputs.slot_mapping, attention)
+        with serving(step):
+            hidden = self.hidden(inputs.tokens, inputs.positions, inputs.prompt_lens)
         step.finish()
         return hidden
+
+    def hidden(self, tokens: Tensor, positions: Tensor, prompt_lens: Tensor) -> Tensor:
+        """Returns the hidden states [T, hidden_size] of int64 [T] inputs, with the attention that is being served."""
+        self._rows.lengths = torch.maximum(positions + 1, prompt_lens)
+        try:
+            return self._hidden(tokens, positions)
+        finally:
+            self._rows.lengths = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [L, vocab_size] of L of these positions, [L, hidden_size]; L may be 0."""

@@ -38,25 +38,36 @@ class PagedStep:
         self._attention = attention
         self._num_kv_heads, self._head_dim = cache.data.shape[-2:]
         self._next = 0
-        self._mask: Tensor | None = None
+        self._masks: dict[int | None, Tensor] = {}  # by window
 
     def make_mask(self, mask: MaskRequest) -> Tensor:
-        """Returns a mask of zeros, which nothing reads: the trace knows each call's window."""
-        if self._mask is None:
+        """Returns a mask of zeros, which stands for the window: the trace knows that of each call."""
+        if mask.window not in self._masks:
             tokens = len(self._slot_mapping)
-            self._mask = torch.zeros(1).expand(1, 1, tokens, tokens)
-        return self._mask
+            self._masks[mask.window] = torch.zeros(1, device=self._slot_mapping.device).expand(1, 1, tokens, tokens)
+        return self._masks[mask.window]
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Raises RuntimeError for a call that the trace does not have."""
+        """Raises RuntimeError for a call that is not the trace's."""
         index = self._next
         if index >= len(self._calls):
             raise RuntimeError(f"the model called attention more than {len(self._calls)} times in a pass")
         self._next = index + 1
-        self._cache.write(index, self._flat(call.keys), self._flat(call.values), self._slot_mapping)
         traced = self._calls[index]
+        self._compare(call, traced)
+        self._cache.write(index, self._flat(call.keys), self._flat(call.values), self._slot_mapping)
         attended = self._attention(index, self._padded(call.queries)).view(len(call.queries), traced.num_heads, -1)
         return attended[..., : traced.value_dim]
+
+    def _compare(self, call: AttentionCall, traced: TracedCall) -> None:
+        """Raises RuntimeError where the model asks for other attention than in its trace: it would be ignored."""
+        mask = self._masks.get(traced.layer.window)
+        if mask is None or call.mask is None or call.mask.data_ptr() != mask.data_ptr():
+            raise RuntimeError(f"layer {self._next - 1} has another mask than when the model was traced")
+        for name, known in (("scaling", traced.layer.scale), ("softcap", traced.layer.soft_cap)):
+            value = call.arguments.get(name)
+            if isinstance(value, int | float) and value != known:
+                raise RuntimeError(f"layer {self._next - 1} passes {name} {value}, not {known} as in its trace")
 
     def finish(self) -> None:
         """Raises RuntimeError if the pass made fewer calls than the trace."""

@@ -25,20 +25,63 @@ FLOOR = 2e-4
 ROUNDING = 2.0
 MOST = 0.25
 """Allowed at most, in the same unit: a model that rounding changes by more can't be compared."""
-BLOCK_SIZE = 4
 GENERATED = 3
 """Tokens that its own `generate` draws."""
-SHARED = 8
-"""Positions that the last row takes over from the one before it."""
-LENGTHS = (11, 5, 14, 13)
-STEPS = (
-    ((0, 0, 4), (1, 0, 5), (2, 0, 6)),
-    ((2, 6, 8),),
-    ((3, 8, 1), (0, 4, 6)),
-    ((0, 10, 1), (3, 9, 1)),
-    ((3, 10, 3),),
+
+
+@dataclass(frozen=True, slots=True)
+class CheckShape:
+    """The rows of the check and the steps that compute them."""
+
+    block_size: int
+    lengths: tuple[int, ...]
+    shared: int
+    """Positions, whole blocks, that the last row takes over from the one before it."""
+    steps: tuple[tuple[tuple[int, int, int], ...], ...]
+    """Extents of each step: row, first position, number of positions."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all rows."""
+        return sum(-(-length // self.block_size) for length in self.lengths)
+
+    def block_tables(self) -> list[list[int]]:
+        """Returns the blocks of each row, of which the last one begins with some of the row before."""
+        tables, free = [], 1
+        for length in self.lengths:
+            own = -(-length // self.block_size)
+            tables.append(list(range(free, free + own)))
+            free += own
+        shared = self.shared // self.block_size
+        tables[-1][:shared] = tables[-2][:shared]
+        return tables
+
+
+SMALL_BLOCKS = CheckShape(
+    block_size=4,
+    lengths=(11, 5, 14, 13),
+    shared=8,
+    steps=(
+        ((0, 0, 4), (1, 0, 5), (2, 0, 6)),
+        ((2, 6, 8),),
+        ((3, 8, 1), (0, 4, 6)),
+        ((0, 10, 1), (3, 9, 1)),
+        ((3, 10, 3),),
+    ),
 )
-"""Extents of each step: row, first position, number of positions."""
+KERNEL_BLOCKS = CheckShape(
+    block_size=16,
+    lengths=(37, 20, 50, 45),
+    shared=32,
+    steps=(
+        ((0, 0, 16), (1, 0, 20), (2, 0, 24)),
+        ((2, 24, 26),),
+        ((3, 32, 1), (0, 16, 20)),
+        ((0, 36, 1), (3, 33, 1)),
+        ((3, 34, 11),),
+    ),
+)
+"""With blocks that the GPU's attention has."""
 TRIES = 2
 """Other tokens are tried before a model is refused: a router of experts may stand on an edge between two of them."""
 
@@ -54,47 +97,33 @@ class CheckStep:
     block_tables: NDArray[np.int32]
     prompt_lens: NDArray[np.int64]
     """Of each position."""
+    block_size: int
 
     @property
     def slot_mapping(self) -> NDArray[np.int64]:
         """int64 [T]: where each position's keys and values are written."""
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
-        blocks = self.block_tables[rows, self.positions // BLOCK_SIZE].astype(np.int64)
-        return blocks * BLOCK_SIZE + self.positions % BLOCK_SIZE
+        blocks = self.block_tables[rows, self.positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + self.positions % self.block_size
 
 
 ComputeStep = Callable[[CheckStep], Tensor]
-"""Computes the step over a cache of NUM_BLOCKS blocks of BLOCK_SIZE; returns the logits [T, vocab_size] of all of its
+"""Computes the step over a cache of the shape's blocks; returns the logits [T, vocab_size] of all of its
 positions."""
 
 
-def block_tables() -> list[list[int]]:
-    """Returns the blocks of each row, of which the last one begins with some of the row before."""
-    tables, free = [], 1
-    for length in LENGTHS:
-        own = -(-length // BLOCK_SIZE)
-        tables.append(list(range(free, free + own)))
-        free += own
-    shared = SHARED // BLOCK_SIZE
-    tables[-1][:shared] = tables[-2][:shared]
-    return tables
-
-
-NUM_BLOCKS = sum(-(-length // BLOCK_SIZE) for length in LENGTHS)
-
-
-def check_model(model: Any, compute: ComputeStep, vocab_size: int) -> None:
+def check_model(model: Any, compute: ComputeStep, vocab_size: int, shape: CheckShape = SMALL_BLOCKS) -> None:
     """Raises UnsupportedModel, naming the place, if `compute` does not compute what `model` does.
 
     `model` is left with the attention implementation that it has.
     """
     difference: str | None = None
     for seed in range(TRIES):
-        rows = _rows(vocab_size, seed)
+        rows = _rows(shape, vocab_size, seed)
         eager = [_alone(model, row, "eager") for row in rows]
         bound = min(ROUNDING * _noise(model, rows[2], eager[2]) + FLOOR, MOST)
         difference = _generates_otherwise(model, rows[1], bound) or _difference(
-            rows, eager, _packed(rows, compute), bound
+            rows, eager, _packed(shape, rows, compute), bound
         )
         if difference is None:
             return
@@ -110,20 +139,20 @@ def _noise(model: Any, row: NDArray[np.int64], eager: Tensor) -> float:
     return _apart(other, eager).max().item()
 
 
-def _rows(vocab_size: int, seed: int) -> list[NDArray[np.int64]]:
+def _rows(shape: CheckShape, vocab_size: int, seed: int) -> list[NDArray[np.int64]]:
     random = np.random.default_rng(seed)
-    rows = [random.integers(0, vocab_size, length) for length in LENGTHS]
-    rows[-1][:SHARED] = rows[-2][:SHARED]
+    rows = [random.integers(0, vocab_size, length) for length in shape.lengths]
+    rows[-1][: shape.shared] = rows[-2][: shape.shared]
     return rows
 
 
-def _packed(rows: list[NDArray[np.int64]], compute: ComputeStep) -> list[dict[int, Tensor]]:
+def _packed(shape: CheckShape, rows: list[NDArray[np.int64]], compute: ComputeStep) -> list[dict[int, Tensor]]:
     """Returns the logits of each row by position; the last row has none of those that it took over."""
-    tables = block_tables()
+    tables = shape.block_tables()
     width = max(map(len, tables))
     padded = np.array([table + [0] * (width - len(table)) for table in tables], np.int32)
     found: list[dict[int, Tensor]] = [{} for _ in rows]
-    for extents in STEPS:
+    for extents in shape.steps:
         ranges = [np.arange(start, start + count) for _, start, count in extents]
         logits = compute(
             CheckStep(
@@ -133,6 +162,7 @@ def _packed(rows: list[NDArray[np.int64]], compute: ComputeStep) -> list[dict[in
                 counts=np.array([count for _, _, count in extents], np.int32),
                 block_tables=padded[[row for row, _, _ in extents]],
                 prompt_lens=np.concatenate([np.full(count, len(rows[row]), np.int64) for row, _, count in extents]),
+                block_size=shape.block_size,
             )
         ).float()
         places = [(row, int(position)) for (row, _, _), span in zip(extents, ranges, strict=True) for position in span]

@@ -81,6 +81,22 @@ def serving(step: StepAttention) -> Iterator[None]:
         _current.step = before
 
 
+@contextmanager
+def without_packing() -> Iterator[None]:
+    """Keeps transformers from looking for packed rows in the positions: it would wait for the GPU.
+
+    The masks that it would make from them are never read.
+    """
+    from transformers import masking_utils
+
+    before = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = before
+
+
 def register() -> None:
     """Registers both functions with transformers under NAME; again is harmless."""
     from transformers import AttentionInterface, AttentionMaskInterface

@@ -92,7 +92,7 @@ class Probation:
         return any(held.hello.runner_id == runner_id for held in self._held.values())
 
     def held_back(self) -> list[Illness]:
-        """Returns the records of runners that lost plans several times in a row and do not serve, connected or not."""
+        """Returns the records of runners that are held back after consecutive losses, connected or not."""
         self._forget()
         serving = {scheduler.hello.runner_id for scheduler in self._pool.schedulers.values()}
         return [illness for illness in self.illness if illness.is_held and illness.runner_id not in serving]

@@ -96,7 +96,7 @@ class StepTimeModel:
 
 
 def _charged_prefill(prefill_tokens: float, decode_rows: int, tile_tokens: int) -> float:
-    """Returns the prefill tokens plus the unused room of the step's last tile; 0 without prefill tokens."""
+    """Returns the prefill tokens plus the unused room of the step's last tile; 0 if there are no prefill tokens."""
     if not prefill_tokens:
         return 0
     return -(-(prefill_tokens + decode_rows) // tile_tokens) * tile_tokens - decode_rows

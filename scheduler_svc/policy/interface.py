@@ -192,7 +192,7 @@ class Policy:
 
     def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
         """If overridden, selects a sequence to preempt so that the waiting `candidate` gets a slot or blocks. All of
-        `running` rank below the candidate. On None, the default, the candidate waits until a sequence ends."""
+        `running` rank below the candidate. If it returns None, the default, the candidate waits."""
         return None
 
     def observe(self, report: StepReport) -> None:

@@ -79,7 +79,7 @@ class Load(NamedTuple):
     prompt_backlog: int = 0
     """Prompt positions that running sequences have yet to compute."""
     itl_target_s: float = math.inf
-    """Tightest ITL target of the decoding sequences; infinite without one."""
+    """Tightest ITL target of the decoding sequences; infinite if none has a target."""
     tile_tokens: int = 1
     """Positions per tile; a step's time grows by whole tiles, as a partly filled tile takes as long as a full one."""
     runners: int = 1

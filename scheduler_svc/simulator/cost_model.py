@@ -5,7 +5,7 @@
 
 *tokens* are the positions computed, *sequences* the rows, and *context tokens* the positions whose KV the rows read (a
 row of count c at start s reads s + c). *prefill pairs* are the (query, key) pairs of rows of more than one position,
-the quadratic term of long prompts. *free_tokens* take no extra time, because the step is bound by reading the weights.
+the quadratic term of long prompts. *free_tokens* take no extra time, because reading the weights limits the step.
 A GPU multiplies tiles of *tile_tokens* rows, and a partly filled tile takes as long as a full one.
 """
 

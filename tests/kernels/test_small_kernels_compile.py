@@ -53,6 +53,8 @@ CASES = {
     "rope-80-partial-fp8": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=1"))),
     "rope-64-plain-fp8": ("rope_kv_write", (HALF, *rope(64, 0, 8, 4, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-256-fp8": ("rope_kv_write", (BF16, *rope(256, 256, 8, 16, "-DQK_NORM=1", "-DFP8_CACHE=1"))),
+    "rotate-halves": ("rotate_halves", (BF16, "-DHEADS=32", "-DKV_HEADS=8", "-DHEAD_DIM=128")),
+    "rotate-halves-odd": ("rotate_halves", (HALF, "-DHEADS=9", "-DKV_HEADS=3", "-DHEAD_DIM=80")),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
     "expert-routing": (
         "expert_routing",

@@ -59,9 +59,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(*self.hub.refusal)
         elif path.startswith("/api/models/"):
             self._list(*path.removeprefix("/api/models/").split("/", 3))
-        else:
+        elif "/resolve/" in path:
             owner, name, _, _, file = path.removeprefix("/").split("/", 4)
             self._file(f"{owner}/{name}", file, with_body)
+        else:  # what the library asks of the hub besides
+            self._refuse(404, "")
 
     def _list(self, owner: str, name: str, kind: str, revision: str) -> None:
         files = self.hub.repositories.get(f"{owner}/{name}")

@@ -16,12 +16,11 @@ import transformers
 from gguf.constants import GGMLQuantizationType
 
 from runner_svc.backends.byte_tokenizer import END_OF_TEXT_ID, IM_END_ID
-from runner_svc.gguf.keys import HARMLESS
 from tests.support.gguf_bytes import GgufFile, StoredTensor, Typed, random_blocks
 from tests.support.tiny_gguf import ARCHITECTURES, CONTEXT
 
 Change = Callable[[GgufFile], None]
-HEAD_DIM = {"qwen3": 32, "gemma2": 32, "gemma3": 32}
+HEAD_DIM = {"qwen3": 32, "gemma": 32, "gemma2": 32, "gemma3": 32}
 """Of the tiny models, where it is not 16."""
 MATRIX_TYPES = [
     kind for kind in GGMLQuantizationType if kind.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
@@ -144,7 +143,7 @@ def added_keys(architecture: str) -> Iterator[GgufCase]:
             yield GgufCase(architecture, f"scale = {value}", _with(f"{architecture}.attention.scale", value))
         yield _refused(architecture, "attention.scale", 0.5, "attention.scale is 0.5")
     yield _refused(architecture, "attention.value_length", 8, "both must be alike")
-    for key in _HARMLESS_EXAMPLES:
+    for key in HARMLESS_EXAMPLES:
         if architecture == "granite" and key.endswith("finetuned"):
             continue
         yield GgufCase(architecture, f"harmless {key}", _with(key.replace("{arch}", architecture), "x"))
@@ -166,6 +165,12 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
         parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope else {}
         return GgufCase(architecture, f"rope {name}", lambda file: file.keys.update(full), parameters, refused)
 
+    if architecture == "phi3":
+        scaled = "Its RoPE is scaled"
+        yield case("linear", {"scaling.type": "linear", "scaling.factor": 4.0}, None, scaled)
+        yield case("factor alone", {"scaling.factor": 4.0}, None, scaled)
+        yield case("yarn", {"scaling.type": "yarn", "scaling.factor": 4.0}, None, scaled)
+        return
     linear = {"rope_type": "linear", "factor": 4.0}
     yield case("linear", {"scaling.type": "linear", "scaling.factor": 4.0}, linear)
     yield case("factor alone", {"scaling.factor": 4.0}, linear)
@@ -188,7 +193,8 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
     yield case("unknown", {"scaling.type": "su", "scaling.factor": 2.0}, None, "scaling.type is 'su'")
     yield case("longrope without factors", {"scaling.type": "longrope"}, None, "longrope, but it has no tensor")
     yield case("sections", {"dimension_sections": [8, 8]}, None, "dimension_sections")
-    yield case("base of windows", {"freq_base_swa": 1e4}, None, "freq_base_swa")
+    unknown = None if architecture == "gemma3" else "freq_base_swa"
+    yield case("base of windows", {"freq_base_swa": 1e4}, None, unknown)
 
 
 def factors(architecture: str) -> Iterator[GgufCase]:
@@ -198,7 +204,7 @@ def factors(architecture: str) -> Iterator[GgufCase]:
 
     def case(name: str, numbers: list[float], rope: dict[str, Any] | None, refused: str | None) -> GgufCase:
         tensor = StoredTensor.of(np.array(numbers, np.float32))
-        parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope else {}
+        parameters = _rope(architecture, **{"rope_theta": 10_000.0, **rope}) if rope and refused is None else {}
         return GgufCase(architecture, f"rope_freqs {name}", _tensor("rope_freqs.weight", tensor), parameters, refused)
 
     unknown = None if takes else "Its tensor 'rope_freqs.weight' is not known|exclude each other"
@@ -255,7 +261,7 @@ def windows(architecture: str) -> Iterator[GgufCase]:
     if architecture == "llama":
         window["config_class"] = transformers.MistralConfig
     yield GgufCase(architecture, "no window", _with(key, 0))
-    lacks_windows = architecture in ("smollm3", "granite", "olmo2")
+    lacks_windows = architecture in ("smollm3", "granite", "olmo2", "gemma")
     refused = "attention.sliding_window is 9, which" if lacks_windows else None
     yield GgufCase(architecture, "window", _with(key, 9), window, refused)
     if architecture == "llama":
@@ -366,7 +372,7 @@ def types(architecture: str) -> Iterator[GgufCase]:
     )
     if architecture == "phi3":
         del wide["head_dim"]
-    if architecture.startswith("gemma"):
+    if architecture in ("gemma2", "gemma3"):
         wide["query_pre_attn_scalar"] = 64
     for kind in MATRIX_TYPES:
         yield GgufCase(architecture, f"matrices in {kind.name}", _requantized(kind), wide)
@@ -415,7 +421,7 @@ _EFFECTS: list[tuple[str, Any, Any]] = [
     ("use_parallel_residual", False, True),
     ("ssm.state_size", None, 8),
 ]
-_HARMLESS_EXAMPLES = (
+HARMLESS_EXAMPLES = (
     "general.author",
     "general.license",
     "general.license.link",
@@ -430,7 +436,7 @@ _HARMLESS_EXAMPLES = (
     "{arch}.rope.scaling.finetuned",
     "tokenizer.ggml.token_type_count",
 )
-assert HARMLESS
+"""Keys that change no answer."""
 
 
 def llama3_factors(

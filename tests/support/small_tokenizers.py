@@ -130,8 +130,13 @@ def word_piece() -> Tokenizer:
 
 
 BYTE_LEVEL = {"byte_level": byte_level, "merged_byte_level": merged_byte_level}
-BYTE_FALLBACK = {"llama_like": llama_like, "gemma_like": gemma_like, "metaspace_first": metaspace_first}
-OTHERS = {"unigram": unigram, "word_piece": word_piece, "words": words}
+BYTE_FALLBACK = {
+    "llama_like": llama_like,
+    "gemma_like": gemma_like,
+    "metaspace_first": metaspace_first,
+    "unigram": unigram,
+}
+OTHERS = {"word_piece": word_piece, "words": words}
 ALL = BYTE_LEVEL | BYTE_FALLBACK | OTHERS
 
 

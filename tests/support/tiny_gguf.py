@@ -79,6 +79,7 @@ ARCHITECTURES = {
         },
     ),
     "olmo2": Tiny(transformers.Olmo2Config, pre="dbrx", names=_POST_NORMS),
+    "gemma": Tiny(transformers.GemmaConfig, {"head_dim": 32}, sentence_piece=True, norm_added=1.0),
     "gemma2": Tiny(
         transformers.Gemma2Config,
         {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "attn_logit_softcapping": 20.0},

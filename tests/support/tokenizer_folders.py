@@ -316,7 +316,7 @@ def _ends() -> Iterator[Fact]:
 
     yield Fact("generation_config.json: an added token that isn't special", not_special)
     ignored: dict[str, Any] = dict.fromkeys((*sorted(generation_keys.SUGGESTED), *generation_keys.HARMLESS), 1)
-    ignored |= {"assistant_ensemble_weight": 0.5, "cache_implementation": "static", "compile_config": {}}
+    ignored |= {"assistant_ensemble_weight": 0.5, "cache_implementation": "static", "compile_config": None}
     for key, value in {**ignored, "suppress_tokens": [3], "stop_strings": ["a"], "foreign": 1}.items():
         yield Fact(f"generation_config.json: {key}", _set("generation_config.json", **{key: value}))
 

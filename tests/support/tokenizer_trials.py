@@ -181,7 +181,11 @@ def _ends_differ(folder: Path, theirs: Any, model: plan_pb2.Model) -> Iterator[s
 
 
 def _unsafe(ours: ModelText, theirs: Any, model: plan_pb2.Model) -> Iterator[str]:
+    described = json.loads(model.tokenizer)
     control = _control(model) - {_unknown(model)}
+    for token in described["added_tokens"]:  # marks, see special_tokens
+        if token["content"].startswith("<|") and not (token["normalized"] and described["normalizer"]):
+            control.add(token["id"])
     try:
         written = [token for token in ours.encode_prompt(chat([("user", "x")])) if token in control]
     except Refusal:

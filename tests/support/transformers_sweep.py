@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ import transformers
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.model.errors import UnsupportedModel
 from tests.support.in_process import Stack, Submitted
-from tests.support.tested_backend import poison
+from tests.support.tested_backend import ModelBackend, poison
 from tests.support.transformers_models import make_tiny, make_unloadable, names
 
 MEMORY_BYTES = 9 << 30
@@ -62,10 +62,12 @@ def serve_tiny(model_type: str, name: str, folder: Path, seed: int = 0) -> Verdi
     return serve_folder(model_type, name, folder, seed)
 
 
-def serve_folder(model_type: str, name: str, folder: Path, seed: int = 0) -> Verdict:
+def serve_folder(
+    model_type: str, name: str, folder: Path, seed: int = 0, loader: Callable[..., ModelBackend] | None = None
+) -> Verdict:
     """Does that for a model that is there: chunks, prefix hits, preemptions, batches, two choices of one prompt."""
     try:
-        backend = load(folder, num_blocks=BLOCKS)
+        backend = (loader or load)(folder, num_blocks=BLOCKS)
     except UnsupportedModel as error:
         return Verdict(model_type, name, "refused", str(error).replace(str(folder), "its folder"))
     rng = random.Random(seed)

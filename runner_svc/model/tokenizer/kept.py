@@ -12,6 +12,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from runner_svc.model.tokenizer.as_written import read_as_written
+from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.loading import load_tokenizer
 from runner_svc.model.tokenizer.parts import TokenizerParts
 from runner_svc.model.tokenizer.staging import tokenizer_files
@@ -28,6 +30,8 @@ def read_tokenizer(folder: Path, cache_folder: Path | None) -> TokenizerParts:
     """
     if cache_folder is None:
         return load_tokenizer(folder)
+    if folder.resolve().parent == cache_folder.resolve():  # a model that Roster converted
+        return read_as_written(folder, read_object(folder / "tokenizer_config.json"))
     path = cache_folder / "tokenizers" / f"{_digest(folder)}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         return TokenizerParts.from_json(path.read_text(encoding="utf-8"))

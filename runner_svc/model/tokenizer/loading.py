@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,11 +17,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from runner_svc.gguf.tokenizer import AS_WRITTEN
+from runner_svc.model.tokenizer.as_written import AS_WRITTEN, as_in_file, original_tokenizer, read_as_written
 from runner_svc.model.tokenizer.errors import UnusableTokenizer
 from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.likeness import check_likeness, check_special_tokens
-from runner_svc.model.tokenizer.parts import TokenizerParts, with_special
+from runner_svc.model.tokenizer.parts import TokenizerParts, special_ids_of, with_special
 from runner_svc.model.tokenizer.staging import stage
 from runner_svc.model.tokenizer.stated_ids import check_stated_ids
 from runner_svc.model.tokenizer.tokenizer_keys import check_keys, named_tokens
@@ -39,7 +38,7 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     """
     tokenizer_config = read_object(folder / "tokenizer_config.json")
     if tokenizer_config.get(AS_WRITTEN) is True:
-        return _as_written(folder, tokenizer_config)
+        return read_as_written(folder, tokenizer_config)
     serialized, special_tokens_map, added_tokens = (
         read_object(folder / name) for name in ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
     )
@@ -53,43 +52,21 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     check_stated_ids(backend, serialized, tokenizer_config, added_tokens)
     check_likeness(loaded, backend)
     named: dict[str, str] = dict(loaded.special_tokens_map)
-    tokenizer, special_ids = backend.to_str(), set(_special_ids(backend))
+    tokenizer, special_ids = backend.to_str(), set(special_ids_of(backend))
     control = {token for text in loaded.all_special_tokens if (token := backend.token_to_id(text)) is not None}
     if not control <= special_ids:
         tokenizer, special_ids = with_special(tokenizer, control), special_ids | control
     check_special_tokens(backend, special_ids)
     template, template_notes = _chat_template(loaded)
+    original = original_tokenizer(folder)
     return TokenizerParts(
-        tokenizer=tokenizer,
+        tokenizer=as_in_file(folder, serialized, original, tokenizer),
         chat_template=template,
         special_tokens=named,
         eos_token_id=backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
         special_ids=tuple(sorted(special_ids)),
-        notes=(*template_notes, *_unused_names(special_tokens_map, named), *_rebuilt(backend, folder)),
+        notes=(*template_notes, *_unused_names(special_tokens_map, named), *_rebuilt(backend, original)),
     )
-
-
-def _as_written(folder: Path, tokenizer_config: Mapping[str, Any]) -> TokenizerParts:
-    backend = Tokenizer.from_str(json.dumps(read_object(folder / "tokenizer.json")))
-    named = dict(named_tokens(tokenizer_config))
-    template = folder / "chat_template.jinja"
-    return TokenizerParts(
-        tokenizer=backend.to_str(),
-        chat_template=template.read_text("utf-8") if template.is_file() else _default_template(tokenizer_config),
-        special_tokens=named,
-        eos_token_id=backend.token_to_id(named["eos_token"]) if "eos_token" in named else None,
-        special_ids=tuple(_special_ids(backend)),
-        notes=(),
-    )
-
-
-def _default_template(tokenizer_config: Mapping[str, Any]) -> str:
-    """Returns the template that Roster wrote, of several the one named "default"; "" without one."""
-    stated = tokenizer_config.get("chat_template") or ""
-    if isinstance(stated, str):
-        return stated
-    by_name: dict[str, str] = {entry["name"]: entry["template"] for entry in stated}
-    return by_name.get("default", "")
 
 
 def _loaded_by_transformers(folder: Path, staged: Path) -> Any:
@@ -165,20 +142,16 @@ def _unused_names(special_tokens_map: Mapping[str, Any], named: Mapping[str, str
             )
 
 
-def _rebuilt(backend: Tokenizer, folder: Path) -> Iterator[str]:
-    """Yields a sentence if transformers' class splits text otherwise than tokenizer.json does."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return
-    original = Tokenizer.from_file(str(path))
-    original.no_truncation()
+def _rebuilt(backend: Tokenizer, original: Tokenizer | None) -> Iterator[str]:
+    """Yields a sentence if transformers' class splits text otherwise than tokenizer.json (`original`) does."""
     text = "It's 12345 words,  naïve\n\n中文 x=f(y)\t👍"
-    if original.encode(text, add_special_tokens=False).ids != backend.encode(text, add_special_tokens=False).ids:
-        yield (
-            "transformers builds this tokenizer by its class, and it splits text otherwise than tokenizer.json says; "
-            "check `tokenizer_class` in tokenizer_config.json if answers look wrong."
-        )
+    if original is None or _plain(original, text) == _plain(backend, text):
+        return
+    yield (
+        "transformers builds this tokenizer by its class, and it splits text otherwise than tokenizer.json says; check "
+        "`tokenizer_class` in tokenizer_config.json if answers look wrong."
+    )
 
 
-def _special_ids(backend: Tokenizer) -> Iterator[int]:
-    return (token for token, added in backend.get_added_tokens_decoder().items() if added.special)
+def _plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)

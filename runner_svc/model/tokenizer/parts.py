@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
@@ -53,3 +55,8 @@ def with_special(tokenizer: str, ids: set[int]) -> str:
         if token["id"] in ids and not token["special"] and len(token["content"]) > 1:
             token["special"] = changed = True
     return json.dumps(description, ensure_ascii=False) if changed else tokenizer
+
+
+def special_ids_of(tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of the added tokens that are special."""
+    return [token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special]

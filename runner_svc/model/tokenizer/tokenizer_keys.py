@@ -88,6 +88,7 @@ HARMLESS: dict[str, str] = {
         (
             "_commit_hash",
             "backend",
+            "code_revision",
             "device_map",
             "files_loaded",
             "init_inputs",
@@ -95,7 +96,10 @@ HARMLESS: dict[str, str] = {
             "local_files_only",
             "model_type",
             "name_or_path",
+            "pretrained_model_name_or_path",
             "processor_class",
+            "revision",
+            "subfolder",
             "tokenizer_type",
             "transformers_version",
             "trust_remote_code",
@@ -115,6 +119,7 @@ HARMLESS: dict[str, str] = {
     "keep_accents": "tokenizer.json's normalizer says it",
     "trim_offsets": "it moves offsets in the text, which nothing uses",
     "use_default_system_prompt": "chat templates replaced it",
+    "vocab_size": "the vocabulary says it",
     "mistral_format": "the folder's tokenizer.json or tekken.json is converted in either case",
 }
 """Keys of tokenizer_config.json that change no id and no text, each with the reason."""

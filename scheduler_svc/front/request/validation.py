@@ -118,7 +118,7 @@ def validate(
     """Checks a request against the API's ranges, the model and the pool.
 
     `pool_tokens`: maximum length of a sequence on the largest runner. `remaining_ms`: milliseconds until the
-    deadline of the call, None without one. `usual_tokens`: replaces `pool_tokens` for a request without
+    deadline of the call, None if it has none. `usual_tokens`: replaces `pool_tokens` for a request without
     max_tokens, unless it is 0. Raises Refusal.
     """
     _check_envelope(request)

@@ -151,14 +151,21 @@ class TokenTexts(dict[int, TokenText]):
     """Maps a token id to the text that it adds anywhere except at the start; filled on demand.
 
     `tokenizer` resolves ids. `special` maps the ids of special tokens to their texts, whatever their names in
-    `tokenizer`; with `skip_special_tokens`, they add "". Ids outside the vocabulary add "", as in `Tokenizer.decode`.
-    Raises UnsupportedTokenizer.
+    `tokenizer`; with `skip_special_tokens`, they add "". `renamed` maps the ids of others that have other names there.
+    Ids outside the vocabulary add "", as in `Tokenizer.decode`. Raises UnsupportedTokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special: Mapping[int, str], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        special: Mapping[int, str],
+        skip_special_tokens: bool,
+        renamed: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._special = special
+        self._renamed = renamed or {}
         self._skip = skip_special_tokens
         self._rule = _Rule(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None)
         self.strip = self._rule.strip
@@ -179,4 +186,4 @@ class TokenTexts(dict[int, TokenText]):
     def _written(self, token: int) -> str | None:
         if token in self._special:
             return None if self._skip else self._special[token]
-        return self._tokenizer.id_to_token(token)
+        return self._renamed.get(token) or self._tokenizer.id_to_token(token)

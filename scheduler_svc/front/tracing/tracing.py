@@ -32,7 +32,7 @@ class TracingUnavailable(ValueError):
 def check_tracing(settings: SchedulerSettings) -> None:
     """Raises TracingUnavailable if tracing is on but its packages are missing, ValueError for a wrong address.
 
-    The scheduler calls it at start, so that the error does not occur in each worker.
+    The scheduler calls this function at startup, so that the error is raised there and not in each worker.
     """
     _channel_options(settings)
     if settings.otlp_endpoint and not _installed():
@@ -71,7 +71,7 @@ class Tracing:
             endpoint=settings.otlp_endpoint,
             insecure=insecure,
             timeout=EXPORT_TIMEOUT_S,
-            channel_options=_channel_options(settings) or None,
+            channel_options=_channel_options(settings) or None,  # type: ignore[arg-type]
         )
         provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)

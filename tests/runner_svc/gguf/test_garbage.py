@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.gguf_conversion import converted_folder, why_not
+from runner_svc.model.gguf_conversion import converted_folder
+from runner_svc.model.gguf_servable import why_not
 from tests.support.thoroughness import count
 from tests.support.tiny_gguf import ARCHITECTURES, tiny_gguf, tiny_model, write_tiny_gguf
 

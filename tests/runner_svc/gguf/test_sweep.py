@@ -25,7 +25,8 @@ from runner_svc.gguf.conversion import Conversion
 from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.tokenizer import tokenizer_json
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.gguf_conversion import converted_folder, why_not
+from runner_svc.model.gguf_conversion import converted_folder
+from runner_svc.model.gguf_servable import why_not
 from tests.support.gguf_bytes import GgufFile
 from tests.support.gguf_cases import GgufCase, all_cases
 from tests.support.greedy_driver import RandomDriver
@@ -118,7 +119,7 @@ class Sweep:
             else:
                 self._check_logits(model, path)
             self._check_text(case, unchanged, path)
-        if ORACLE:
+        if ORACLE and str(10**9) not in case.name:  # transformers would build that many layers
             self._ask_transformers(case, model, path)
 
     def _model(self, case: GgufCase) -> Any:

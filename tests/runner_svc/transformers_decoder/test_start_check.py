@@ -82,20 +82,20 @@ def test_numbers_that_are_not_finite_are_a_difference() -> None:
 
 
 def test_the_plan_of_the_check_has_chunks_decodes_and_a_prefix_hit() -> None:
-    done = [0, 0, 0, start_check.SHARED]
+    done = [0, 0, 0, start_check.SMALL_BLOCKS.shared]
     kinds = set()
-    for extents in start_check.STEPS:
+    for extents in start_check.SMALL_BLOCKS.steps:
         for row, start, count in extents:
             assert start == done[row]
             done[row] += count
             kinds.add((count > 1, start > 0))
-    assert tuple(done) == start_check.LENGTHS and len(kinds) >= 3
-    tables = start_check.block_tables()
+    assert tuple(done) == start_check.SMALL_BLOCKS.lengths and len(kinds) >= 3
+    tables = start_check.SMALL_BLOCKS.block_tables()
     assert tables[3][:2] == tables[2][:2] and not set(tables[3][2:]) & set(tables[2])
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_the_check_leaves_the_attention_as_it_was(implementation: str, tmp_path: Path) -> None:
     served = decoder()
-    start_check._alone(served.model, start_check._rows(100, 0)[0], implementation)
+    start_check._alone(served.model, start_check._rows(start_check.SMALL_BLOCKS, 100, 0)[0], implementation)
     assert served.model.config._attn_implementation == "roster"

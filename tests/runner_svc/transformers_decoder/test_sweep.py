@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runner_svc.model.config import ARCHITECTURES
 from tests.support.thoroughness import FULL, choice
 from tests.support.transformers_models import names
 from tests.support.transformers_sweep import serve_tiny, sweep
@@ -30,6 +31,12 @@ def written() -> dict[tuple[str, str], str]:
 def test_the_page_has_enough_classes_that_work() -> None:
     outcomes = list(written().values())
     assert outcomes.count("works") >= LEAST and len(outcomes) >= 138
+
+
+def test_the_page_has_the_own_decoders_classes() -> None:
+    text = PAGE.read_text("utf-8")
+    missing = [name for name in ARCHITECTURES if f"| `{name}` | `{ARCHITECTURES[name].model_type}` |" not in text]
+    assert missing == [], "run PYTHONPATH=. python docs/generate_models.py --keep"
 
 
 @pytest.mark.parametrize("kind", choice(SOME, in_ci=IN_CI))

@@ -246,3 +246,38 @@ def test_a_folder_without_any_vocabulary(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelNotFound, match=r"has no tokenizer\.json, nor"):
         described(folder)
+
+
+def test_a_tokenizer_that_transformers_leaves_as_it_is_is_sent_as_the_file_has_it(folder: Path) -> None:
+    """Runners of other releases then have the same bytes."""
+    path = folder / "tokenizer.json"
+    content = path.read_text()
+    assert described(folder).tokenizer.decode() == content
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps({**json.loads(content), "truncation": cut}))
+    assert json.loads(described(folder).tokenizer) == json.loads(content)
+
+
+def test_a_tokenizer_that_roster_wrote_is_taken_as_it_is(folder: Path) -> None:
+    """Such as one of a GGUF file, which transformers would build by its own rules."""
+    templates = [{"name": "other", "template": "x"}, {"name": "default", "template": "{{ sep_token }}"}]
+    change(folder, "config.json", model_type="qwen2")
+    change(folder, "tokenizer_config.json", sep_token="<sep>", chat_template=templates)
+    model = described(folder, folder.parent)  # in the cache folder
+    change(folder, "tokenizer_config.json", roster_as_written=True)
+    assert described(folder) == model
+    assert json.loads(model.tokenizer) == json.loads((folder / "tokenizer.json").read_text())
+    assert dict(model.special_tokens) == {"sep_token": "<sep>"}
+    assert rendered(model) == "<sep>"
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_special_token_that_the_normalizer_changes_is_refused_by_name(tmp_path: Path, by_name: bool) -> None:
+    """With a normalizer that puts a space before it, text within a chat never has the token."""
+    folder = write_folder("llama_like", tmp_path / "model")
+    token = change_added(folder, "<eot>", normalized=True)
+    described(folder)  # as a word it is harmless
+    ends = {"eos_token": "<eot>"} if by_name else {"eos_token_id": token}
+    change(folder, "tokenizer_config.json" if by_name else "generation_config.json", **ends)
+    with pytest.raises(UnsupportedModel, match="special token '<eot>' is `normalized`"):
+        described(folder)

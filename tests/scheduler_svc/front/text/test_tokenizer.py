@@ -251,3 +251,31 @@ def test_a_longer_word_takes_the_text_of_a_special_token() -> None:
     text = specials_of(tokenizer, "<eot>", template="x<eot>y<eot>{{ messages[0].content }}")
     assert text.encode_prompt(chat("x<eot>y<eot>")) == [word, word + 1, word, *b"<eot>"]
     assert text.encode("x<eot>y<eot>") == [word, *b"<eot>"]
+
+
+def test_a_role_makes_no_special_token_that_the_template_does_not_mean() -> None:
+    template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    text = specials_of(small_tokenizers.byte_level(), "<|user|>", "<|end|>", "<|critic|>", template=template)
+    user = text._tokenizer.get_vocab_size() - 3
+    assert text.encode_prompt(chat("a")) == [user, *b"a", user + 1]
+    for role in ("end", "critic", "nd", "x"):
+        assert text.encode_prompt(chat("a", role=role)) == [*f"<|{role}|>a".encode(), user + 1]
+    named = template + "{% if messages[0].role == 'critic' %}{% endif %}"
+    text = specials_of(small_tokenizers.byte_level(), "<|user|>", "<|end|>", "<|critic|>", template=named)
+    assert text.encode_prompt(chat("a", role="critic")) == [user + 2, *b"a", user + 1]
+
+
+@pytest.mark.parametrize("mark", ["<|user|>", "<｜User｜>"])
+def test_a_mark_of_the_template_is_not_written_by_users_of_chats(mark: str) -> None:
+    """Some models have such tokens and don't mark them special."""
+    tokenizer = small_tokenizers.byte_level()
+    tokenizer.add_tokens([AddedToken(mark), AddedToken("<|other|>")])
+    token = tokenizer.token_to_id(mark)
+    template = mark + "{{ messages[0].content }}" + mark + "{{ '<think>' in messages[0].content }}"
+    text = ModelText(small_tokenizers.model_of(tokenizer, template))
+    assert text.encode_prompt(chat(f"a{mark}")) == [token, *f"a{mark}".encode(), token, *b"False"]
+    assert text.encode_prompt(chat("<|other|>"))[1] == token + 1  # not of the template
+    assert text.encode_prompt(chat("<think>"))[3:] == [*b"True"]  # not of this form, so templates find it
+    assert text.encode(f"a{mark}") == tokenizer.encode(f"a{mark}").ids == [*b"a", token]
+    for skip in (True, False):
+        assert text.decode([*b"a", token, *b"b"], skip) == f"a{mark}b"
