@@ -5,6 +5,7 @@ A failure prints one red sentence on stderr and sets the exit status (`exit_code
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import typer
@@ -16,6 +17,7 @@ from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.commands.ask import chat, generate
 from roster_client.commands.bench import bench_app
 from roster_client.commands.calibrate import calibrate
+from roster_client.commands.models import models
 from roster_client.commands.operator import drain, keygen
 from roster_client.commands.policy import policy_app
 from roster_client.commands.services import demo, serve
@@ -25,6 +27,7 @@ from roster_client.commands.timeline import timeline
 from roster_client.commands.top import top
 from roster_client.options.connection import connection_options
 from roster_client.terminal.exit_codes import EXPLANATION, ExitCode, exit_code_for
+from roster_common.std_streams import OutputLost, guard_output
 
 errors = Console(stderr=True)
 
@@ -40,6 +43,11 @@ class RosterGroup(TyperGroup):
             fail(_sentence(error), exit_code_for(error))
         except (ValueError, TypeError) as error:
             fail(str(error), ExitCode.USAGE)
+        except BrokenPipeError:  # `roster ... | head`, which typer ends in silence
+            raise
+        except OSError as error:  # a file that can't be read or written
+            where = f"{error.filename}: " if error.filename is not None else ""
+            fail(f"{where}{error.strerror or error}", ExitCode.FAILED)
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
@@ -53,7 +61,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health, serve, demo, simulate, calibrate, timeline, top):
+for command in (drain, keygen, generate, chat, status, health, serve, models, demo, simulate, calibrate, timeline, top):
     app.command()(command)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
@@ -61,7 +69,15 @@ app.add_typer(bench_app, name="bench")
 
 def main() -> None:
     """Entry point of `roster`."""
-    app(prog_name="roster")
+    guard_output()
+    try:
+        try:
+            app(prog_name="roster")
+        finally:
+            sys.stdout.flush()
+    except OutputLost as lost:
+        errors.print(f"[red]{escape(str(lost))}[/]", highlight=False, soft_wrap=True)
+        sys.exit(ExitCode.FAILED)
 
 
 def fail(message: str, code: ExitCode) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Literal
 
 import structlog
 
+from roster_common.std_streams import forgiving_stderr
+
 
 def configure_logs(log_format: Literal["console", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
-    """Configures structlog for the process: one line per event on stderr, with UTC timestamps."""
+    """Configures structlog for the process: one line per event on stderr, with UTC timestamps.
+
+    A line that can't be written, because the disk is full or stderr is closed, is lost.
+    """
+    stderr = forgiving_stderr()
     renderer: structlog.typing.Processor
     if log_format == "json":
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
+            colors=stderr.isatty(),
             # The default tracebacks show local variables, which may contain a user's prompt.
             exception_formatter=structlog.dev.plain_traceback,
         )
@@ -28,5 +33,5 @@ def configure_logs(log_format: Literal["console", "json"], level: Literal["debug
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=stderr),
     )

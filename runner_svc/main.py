@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import structlog
 import zmq
@@ -19,7 +20,9 @@ import zmq
 from roster_common.curve_keys import UnusableKey
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
+from roster_common.std_streams import forgive_output
 from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -42,17 +45,25 @@ log = structlog.get_logger()
 
 def main() -> None:
     """Entry point of the `roster-runner` command."""
+    forgive_output()
     try:
         settings = RunnerSettings.read(_cli_parse_args=True)
     except UnusableSettings as error:
         sys.exit(_complain(str(error)))
     configure_logs(settings.log_format, settings.log_level)
-    status = serve(settings)
+    try:
+        status = serve(settings)
+    except SystemExit:
+        _exit_now(0)  # an ordinary exit would wait for a download
     if status == _BROKEN:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # an ordinary exit would wait for the device
+        _exit_now(status)  # an ordinary exit would wait for the device
     sys.exit(status)
+
+
+def _exit_now(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 MakeLink = Callable[[Runner, str, float, CurveClient | None, float], PlanSocket]
@@ -72,8 +83,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         name = settings.runner_id or default_name(settings.cache_dir)  # before the model: other runners may start
         choice = choose_device(settings)
         choice.tell()
-        with LoadingProgress() as progress:
-            backend = build_backend(settings, choice.device, progress)
+        backend = _backend(settings, choice.device)
         runner = Runner(backend, name)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
@@ -93,6 +103,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         "ready",
         runner_id=runner.runner_id,
         model=backend.model.name,
+        decoder=backend.model.decoder or "none",
         device=backend.device,
         **choice.why,
         slots=backend.num_slots,
@@ -106,6 +117,19 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     gc.freeze()  # objects that exist now live until the end: collections need not scan them
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     return _run(link, settings.plan_timeout_s)
+
+
+def _backend(settings: RunnerSettings, device: str) -> Backend:
+    """Loads the model. Raises what `build_backend` raises, UnusableSettings also for a file that can't be used."""
+    try:
+        with LoadingProgress() as progress:
+            return build_backend(settings, device, progress)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        raise UnusableSettings(
+            f"{error.filename} can't be used ({error.strerror}): check its path and owner"
+        ) from error
 
 
 def _run(link: PlanSocket, plan_timeout_s: float) -> int:

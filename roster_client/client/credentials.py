@@ -13,6 +13,7 @@ import grpc.aio
 
 from roster_client.client.requests import CHANNEL_OPTIONS
 from roster_common.call_metadata import TOKEN_KEY
+from roster_common.endpoints import proxy_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +42,18 @@ class Credentials:
         return ((TOKEN_KEY, f"Bearer {self.token}"),) if self.token else ()
 
     def channel(self, target: str) -> grpc.Channel:
-        """Returns a blocking channel. Raises ValueError if a file can't be read."""
+        """Returns a blocking channel. Raises ValueError for a wrong target or an unreadable file."""
         secure = self._secure()
         if secure is None:
-            return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-        return grpc.secure_channel(target, secure, options=CHANNEL_OPTIONS)
+            return grpc.insecure_channel(target, options=_options(target))
+        return grpc.secure_channel(target, secure, options=_options(target))
 
     def aio_channel(self, target: str) -> grpc.aio.Channel:
-        """Returns an asyncio channel. Raises ValueError if a file can't be read."""
+        """Returns an asyncio channel. Raises ValueError for a wrong target or an unreadable file."""
         secure = self._secure()
         if secure is None:
-            return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(target, secure, options=CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(target, options=_options(target))
+        return grpc.aio.secure_channel(target, secure, options=_options(target))
 
     def _secure(self) -> grpc.ChannelCredentials | None:
         if not self.tls and self.tls_ca is None and self.cert is None:
@@ -62,6 +63,10 @@ class Credentials:
 
 IN_THE_CLEAR = Credentials()
 """No TLS and no token, which a server on loopback accepts by default."""
+
+
+def _options(target: str) -> list[tuple[str, int]]:
+    return [*CHANNEL_OPTIONS, *proxy_options(target)]
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -13,12 +13,13 @@ from roster_client.options.policy_names import policy_names
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
+from roster_common.std_streams import forgive_output
 
 Model = Annotated[
     str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Device of the runner (default of serve: auto).")]
-Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Most sequences that run at once.")]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Maximum number of running sequences.")]
 
 
 def serve(
@@ -32,10 +33,14 @@ def serve(
     admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
     link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Use any free loopback ports.")] = False,
-    ready_timeout: Annotated[float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model.")] = 600,
+    ready_timeout: Annotated[
+        float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model, without progress.")
+    ] = 600,
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services
+
+    forgive_output()
 
     if free_ports and (listen or admin_listen or link):
         raise ValueError("--free-ports chooses the addresses: omit --listen, --admin-listen and --link")

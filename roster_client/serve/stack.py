@@ -24,6 +24,8 @@ SCHEDULER = "scheduler"
 RUNNER = "runner"
 _MODULES = {SCHEDULER: "scheduler_svc.main", RUNNER: "runner_svc.main"}
 _POLL_S = 0.2
+# Part of the runner's lines about a download, a conversion or the loading of weights.
+_PROGRESS = "percent"
 # On SIGTERM the scheduler waits for running requests up to its drain time; the runner ends at once.
 _GRACE_S = {SCHEDULER: 40.0, RUNNER: 10.0}
 
@@ -99,6 +101,7 @@ class Stack:
         }
         self._on_line = on_line
         self._credentials = credentials
+        self._progress_at = time.monotonic()
         self._children: dict[str, ChildProcess] = {}
 
     async def start(self) -> None:
@@ -113,16 +116,24 @@ class Stack:
         await self._start(SCHEDULER)
 
     async def wait_ready(self, timeout_s: float) -> pb.GetModelResponse:
-        """Waits until requests are accepted and returns the model. Raises ServiceDiedError or NotReadyError."""
-        deadline = time.monotonic() + timeout_s
+        """Waits until requests are accepted and returns the model. Raises ServiceDiedError or NotReadyError.
+
+        `timeout_s`: seconds since the runner last reported progress; a download may take longer than that.
+        """
+        self._progress_at = time.monotonic()
         async with RosterClient(self.endpoints.listen, credentials=self._credentials) as client:
-            while time.monotonic() < deadline:
+            while time.monotonic() < self._progress_at + timeout_s:
                 self._check_alive()
                 try:
                     return await client.get_model(deadline_s=2)
                 except UnavailableError:
                     await asyncio.sleep(_POLL_S)
         raise NotReadyError(f"the services did not become ready within {timeout_s:g} s")
+
+    def _line(self, name: str, text: str) -> None:
+        if name == RUNNER and _PROGRESS in text:
+            self._progress_at = time.monotonic()
+        self._on_line(name, text)
 
     async def wait_death(self) -> ServiceDiedError:
         """Waits until one of the services exits by itself."""
@@ -159,7 +170,7 @@ class Stack:
             part for key, value in self._flags[name].items() for part in (f"--{key.replace('_', '-')}", str(value))
         ]
         self._children[name] = await ChildProcess.start(
-            name, [sys.executable, "-m", _MODULES[name], *flags], self._on_line
+            name, [sys.executable, "-m", _MODULES[name], *flags], self._line
         )
 
     async def _stop(self, name: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from roster_common.endpoints import needs_ipv6
 from runner_svc.link.curve import CurveClient
 
 
@@ -52,6 +53,7 @@ class SchedulerConnection:
         self._socket.setsockopt(zmq.IDENTITY, b"runner-" + secrets.token_bytes(12))
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.IPV6, needs_ipv6(self._endpoint))
         if self._curve is not None:
             self._curve.protect(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -61,7 +63,7 @@ class SchedulerConnection:
             self._poller.register(socket, zmq.POLLIN)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes the sockets; `linger_ms`: the most time for sent frames to be transmitted."""
+        """Closes the sockets; `linger_ms`: maximum time to transmit frames already sent."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)

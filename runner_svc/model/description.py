@@ -9,9 +9,8 @@ import structlog
 from tokenizers import Tokenizer
 
 from roster_protos import plan_pb2
-from runner_svc.model.config import ModelConfig
+from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.model.rope_config import RopeType
 from runner_svc.model.tokenizer.ends import stated_ends
 from runner_svc.model.tokenizer.errors import MissingTokenizer, UnusableTokenizer
 from runner_svc.model.tokenizer.generation_keys import check_generation_keys
@@ -24,9 +23,9 @@ log = structlog.get_logger()
 
 
 def describe_model(
-    name: str, folder: Path, config: ModelConfig, weights_version: str, cache_folder: Path | None = None
+    name: str, folder: Path, config: ServedConfig, weights_version: str, cache_folder: Path | None = None
 ) -> plan_pb2.Model:
-    """Returns what the scheduler needs to speak the model's language.
+    """Returns what the scheduler needs to know of the model.
 
     `name`: the runner's setting `model`. `cache_folder`: keeps the tokenizer there for the next start. Raises
     ModelNotFound if the folder has no tokenizer, UnsupportedModel if its tokenizer or ends of answers can't be served.
@@ -55,7 +54,8 @@ def describe_model(
         tokenizer=tokenizer.encode(),
         chat_template=parts.chat_template,
         special_tokens=parts.special_tokens,
-        prefix_positions=config.rope.original_positions if config.rope.type is RopeType.DYNAMIC else None,
+        prefix_positions=config.prefix_positions,
+        decoder=config.decoder,
     )
 
 
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UnsupportedModel(str(error)) from error
 
 
-def _stated_ends(folder: Path, config: ModelConfig) -> tuple[list[int], list[str]]:
+def _stated_ends(folder: Path, config: ServedConfig) -> tuple[list[int], list[str]]:
     """Returns the ids that end an answer by the configurations, and sentences for the log."""
     generation_config, raw = read_object(folder / "generation_config.json"), read_object(folder / "config.json")
     notes = check_generation_keys(generation_config)
@@ -79,7 +79,7 @@ def _stated_ends(folder: Path, config: ModelConfig) -> tuple[list[int], list[str
     return list(dict.fromkeys((*generation, *of_config))), notes
 
 
-def _own_end(parts: TokenizerParts, config: ModelConfig, notes: list[str]) -> list[int]:
+def _own_end(parts: TokenizerParts, config: ServedConfig, notes: list[str]) -> list[int]:
     """Returns the tokenizer's own end, if the model can return it. Adds a sentence to `notes` otherwise."""
     own = parts.eos_token_id
     if own is None:

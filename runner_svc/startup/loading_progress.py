@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _LINE_INTERVAL_S = 2.0
+_LONGEST_SILENCE_S = 30.0
+"""Seconds after which less than a percent is reported too."""
 
 log = structlog.get_logger()
 
@@ -26,6 +28,7 @@ class LoadingProgress:
             self._bar = _bar()
         self._phase: str | None = None
         self._told_at = 0.0
+        self._told_share = 0.0
 
     def __enter__(self) -> LoadingProgress:
         if self._bar is not None:
@@ -44,10 +47,16 @@ class LoadingProgress:
             if phase != self._phase:
                 self._bar.add_task(phase, total=1.0)
             self._bar.update(self._bar.task_ids[-1], completed=share)
-        elif phase != self._phase or share >= 1 or time.monotonic() - self._told_at > _LINE_INTERVAL_S:
+        elif phase != self._phase or share >= 1 or self._is_due(share):
             log.info(phase, percent=round(100 * share))
-            self._told_at = time.monotonic()
+            self._told_at, self._told_share = time.monotonic(), share
         self._phase = phase
+
+    def _is_due(self, share: float) -> bool:
+        """Returns whether a line is worth reading: a long operation has one for each percent, a stalled one none."""
+        waited_s = time.monotonic() - self._told_at
+        step = 0.01 if waited_s < _LONGEST_SILENCE_S else 0.0
+        return waited_s > _LINE_INTERVAL_S and share - self._told_share > step
 
 
 def _bar() -> Progress:

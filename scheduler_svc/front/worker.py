@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
+from roster_common.std_streams import forgive_output
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.auth.server_credentials import ServerCredentials, TokenInterceptor
 from scheduler_svc.front.gateway.gateway_service import gateway_is_served
@@ -225,6 +226,7 @@ def main() -> None:
     """Runs a worker process. The first line of stdin holds its settings; end-of-file means that the engine is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forgive_output()
     stdin = sys.stdin.fileno()
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:
         told = pipe.readline()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import zmq
 
+from roster_common.endpoints import needs_ipv6
 from scheduler_svc.link.curve import CurveServer
 
 
@@ -17,6 +18,7 @@ class RunnerSocket:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.IPV6, needs_ipv6(endpoint))
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -12,6 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
+from roster_common.endpoints import split_address
 from scheduler_svc.metrics.snapshot_exchange import EngineSilent
 
 SILENT_CLIENT_S = 10
@@ -23,18 +24,15 @@ class MetricsServer:
 
     def __init__(self, listen: str, collector: Collector) -> None:
         """Binds `listen`, host:port; port 0 picks a free one. Raises ValueError or OSError, each naming the address."""
-        host, _, port = listen.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"{listen!r} is not an address; write host:port, such as 127.0.0.1:50064")
+        host, port = split_address(listen, "127.0.0.1:50064")
         registry = CollectorRegistry()
         registry.register(collector)
-        bare = host.strip("[]")
         try:
-            self._server = (_Server6 if ":" in bare else _Server)((bare, int(port)), _Handler)
+            self._server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
         except OSError as error:
             raise OSError(error.errno, f"cannot listen on {listen} for metrics: {error.strerror}") from error
         self._server.set_app(_only_metrics(make_wsgi_app(registry)))
-        self.address = f"{host}:{self._server.server_port}"
+        self.address = f"{listen.rpartition(':')[0]}:{self._server.server_port}"
         """host:port with the port in use."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()

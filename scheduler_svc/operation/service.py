@@ -34,6 +34,9 @@ FENCED = 3
 GRPC = ("listen", "admin_listen", "gateway_listen")
 """Settings of the addresses that front workers listen on."""
 
+_LONGEST_FOLDER = 99
+"""Bytes of the folder's path: with "/engine" it must fit into a Unix socket's address, 107."""
+
 log = structlog.get_logger()
 
 
@@ -58,7 +61,11 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
 
 def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) -> int:
     """Serves until a signal ends it; returns the exit status."""
-    with tempfile.TemporaryDirectory(prefix="roster-") as folder:
+    try:
+        socket_folder = _socket_folder()
+    except UnusableSettings as error:
+        return _complain(str(error))
+    with socket_folder as folder:
         try:
             check_tracing(settings)
             ServerCredentials.open(settings)  # reports an unusable file here rather than in each worker
@@ -95,6 +102,22 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
                 address.close()
     log.info("stopped")
     return FENCED if loop.fenced else 0
+
+
+def _socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """Makes the folder of the engine's socket, below TMPDIR or /tmp. Raises UnusableSettings."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="roster-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UnusableSettings(
+            f"the engine's socket needs a temporary folder ({error.strerror}): set TMPDIR to a writable one"
+        ) from error
+    if len(os.fsencode(folder.name)) > _LONGEST_FOLDER:
+        folder.cleanup()
+        raise UnusableSettings(
+            f"TMPDIR is {tempfile.gettempdir()!r}, which is too long for the path of a socket: set it to a shorter one"
+        )
+    return folder
 
 
 def _metrics_server(settings: SchedulerSettings, loop: EngineLoop) -> MetricsServer | None:

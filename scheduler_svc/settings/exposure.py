@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
+from roster_common.endpoints import is_loopback_host
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
@@ -37,13 +36,7 @@ def exposed(settings: SchedulerSettings) -> str:
 
 def is_loopback(address: str) -> bool:
     """Returns whether "host:port" is reachable from this machine only. Host names other than localhost are not."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback_host(address.rpartition(":")[0])
 
 
 def _sentence(setting: str, address: str, todo: str) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from runner_svc.gguf.tokenizer import AS_WRITTEN
 from runner_svc.model.tokenizer.parts import TokenizerParts, special_ids_of
 from runner_svc.model.tokenizer.tokenizer_keys import named_tokens
 
-AS_WRITTEN = "roster_as_written"
-"""Key of a tokenizer_config.json that Roster wrote itself: tokenizer.json is complete, and transformers isn't asked."""
+__all__ = ["AS_WRITTEN", "as_in_file", "original_tokenizer", "read_as_written"]
 
 
 def read_as_written(folder: Path, tokenizer_config: Mapping[str, Any]) -> TokenizerParts:

@@ -12,6 +12,8 @@ import socket
 import time
 from dataclasses import dataclass
 
+from roster_common.endpoints import split_address
+
 LETTING_GO_S = 4.0
 """Seconds for the workers of a killed scheduler to release its port."""
 
@@ -31,19 +33,16 @@ class ReservedAddress:
 
 def reserve(listen: str) -> ReservedAddress:
     """Binds `listen`: "host:port" or "[v6]:port", port 0 for any free one. Raises ValueError or OSError."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{listen!r} is not an address; write host:port, such as 127.0.0.1:50061")
-    bare = host.strip("[]")
-    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    host, port = split_address(listen, "127.0.0.1:50061")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        _await_free(family, bare, int(port))
+        _await_free(family, host, port)
         holder = socket.socket(family, socket.SOCK_STREAM)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((bare, int(port)))
+        holder.bind((host, port))
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from error
-    return ReservedAddress(f"{host}:{holder.getsockname()[1]}", holder)
+    return ReservedAddress(f"{listen.rpartition(':')[0]}:{holder.getsockname()[1]}", holder)
 
 
 def _await_free(family: socket.AddressFamily, host: str, port: int) -> None:

@@ -1,7 +1,7 @@
 """Special tokens can be written by the chat template, not by users: `<|im_end|>` inside a message stays text.
 
 `tokenizers` finds special tokens by their text, regardless of its origin. The front's tokenizer therefore knows each
-special token only by an *alias*, an unguessable name that is generated at start. Text from users is encoded unchanged
+special token only by an *alias*, an unguessable name generated at startup. Text from users is encoded unchanged
 and can't contain an alias. While a template renders, special tokens in the users' parts are replaced by *shields*,
 which are unguessable too. In the rendered text, the remaining special tokens are the template's own: they become
 aliases, and the shields become text again. This works whatever the template does with the parts (trims, joins, dumps as

@@ -65,7 +65,7 @@ class _Rule:
 
     def __init__(self, decoder: Mapping[str, Any] | None) -> None:
         self.strip = 0
-        """Most spaces to strip from the start of the whole text."""
+        """Maximum number of spaces to strip from the start of the whole text."""
         self.start_differs = decoder is None
         """Whether the first token of the text is converted differently."""
         self._stages: list[Callable[[str, bool], TokenText]] = []
@@ -169,7 +169,7 @@ class TokenTexts(dict[int, TokenText]):
         self._skip = skip_special_tokens
         self._rule = _Rule(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None)
         self.strip = self._rule.strip
-        """Most spaces to strip from the start of the whole text."""
+        """Maximum number of spaces to strip from the start of the whole text."""
         self.start_differs = self._rule.start_differs
         """Whether the first token that is not skipped adds `at_start` instead."""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from roster_common.distribution import distribution_version
+from roster_common.endpoints import proxy_options
 from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
@@ -28,10 +30,11 @@ class TracingUnavailable(ValueError):
 
 
 def check_tracing(settings: SchedulerSettings) -> None:
-    """Raises TracingUnavailable if tracing is on but its packages are missing.
+    """Raises TracingUnavailable if tracing is on but its packages are missing, ValueError for a wrong address.
 
-    The scheduler calls it at start, so that the error does not occur in each worker.
+    The scheduler calls this function at startup, so that the error is raised there and not in each worker.
     """
+    _channel_options(settings)
     if settings.otlp_endpoint and not _installed():
         raise TracingUnavailable(
             "otlp_endpoint requires OpenTelemetry: install it with `pip install 'roster-serve[tracing]'`, or remove "
@@ -64,7 +67,12 @@ class Tracing:
         resource = Resource.create({"service.name": "roster", "service.version": distribution_version()})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         insecure = not settings.otlp_endpoint.startswith("https:")
-        exporter = OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure, timeout=EXPORT_TIMEOUT_S)
+        exporter = OTLPSpanExporter(
+            endpoint=settings.otlp_endpoint,
+            insecure=insecure,
+            timeout=EXPORT_TIMEOUT_S,
+            channel_options=_channel_options(settings) or None,  # type: ignore[arg-type]
+        )
         provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)
 
@@ -76,6 +84,10 @@ class Tracing:
         """Exports the remaining spans. Blocks for up to `EXPORT_TIMEOUT_S`."""
         if self._provider is not None:
             self._provider.shutdown()
+
+
+def _channel_options(settings: SchedulerSettings) -> tuple[tuple[str, int], ...]:
+    return tuple(proxy_options(urlsplit(settings.otlp_endpoint).netloc))
 
 
 def _installed() -> bool:

@@ -1,0 +1,81 @@
+"""What an address says of the network: whether it is loopback, and whether ZeroMQ must speak IPv6 for it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv6Address, ip_address
+
+WITHOUT_PROXY = (("grpc.enable_http_proxy", 0),)
+"""gRPC channel option: `http_proxy`, `https_proxy` and `grpc_proxy` are ignored."""
+
+
+def is_loopback_host(host: str) -> bool:
+    """Returns whether a host, with or without brackets, is this machine. Names other than localhost are not."""
+    host = host.strip("[]").partition("%")[0]
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def split_address(address: str, example: str) -> tuple[str, int]:
+    """Returns host and port of "host:port" or "[v6]:port"; the host keeps no brackets.
+
+    `example`: an address of that kind, for the message. Raises ValueError.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise ValueError(f"{address!r} is not an address; write host:port, such as {example}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{address!r} is not an address; write IPv6 in brackets, such as [::1]:{port}")
+    return host.strip("[]"), int(port)
+
+
+def proxy_options(target: str) -> Sequence[tuple[str, int]]:
+    """Returns the channel options with which gRPC asks no proxy for a target on loopback; none for other targets.
+
+    `target`: "host:port" or a gRPC name such as "dns:///host:port". Raises ValueError for IPv6 without brackets.
+    """
+    hosts = [_host(address) for address in target.rpartition("/")[2].split(",")]
+    return WITHOUT_PROXY if all(map(_is_here, hosts)) else ()
+
+
+def _is_here(host: str) -> bool:
+    """Returns whether a client that dials this host reaches this machine: it may also be 0.0.0.0 or [::]."""
+    return is_loopback_host(host) or host.strip("[]") in ("0.0.0.0", "::")
+
+
+def _host(address: str) -> str:
+    address = address.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    if address.startswith("["):
+        return address.partition("]")[0]
+    host, _, port = address.rpartition(":")
+    if ":" in host and not address.startswith("unix"):
+        raise ValueError(f"{address!r} is not an address; write IPv6 in brackets, such as [::1]:{port}")
+    return host or address
+
+
+def needs_ipv6(endpoint: str) -> bool:
+    """Returns whether a ZeroMQ endpoint needs the socket option IPV6.
+
+    It is set only where it is needed: with it, ZeroMQ prefers the IPv6 address of a name that has both kinds, behind
+    which a peer that listens on 0.0.0.0 is not found. A name that does not resolve yet gets it, which finds either.
+    """
+    if not endpoint.startswith("tcp://"):
+        return False
+    host = endpoint.removeprefix("tcp://").rpartition(";")[2].rpartition(":")[0]
+    if "[" in host or ":" in host:
+        return True
+    if host in ("", "*") or host in {name for _, name in socket.if_nameindex()}:
+        return False
+    try:
+        found = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return True
+    return socket.AF_INET not in found

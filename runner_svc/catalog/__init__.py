@@ -1,0 +1,1 @@
+"""The models on this machine, and which of them can be served."""

@@ -1,0 +1,1 @@
+"""Models of a Hugging Face hub: names, the files that a runner reads, the cache, downloads."""

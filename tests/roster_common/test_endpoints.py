@@ -1,0 +1,78 @@
+"""Addresses: loopback, IPv6, and which targets gRPC dials without a proxy."""
+
+from __future__ import annotations
+
+import pytest
+
+from roster_common.endpoints import WITHOUT_PROXY, is_loopback_host, needs_ipv6, proxy_options, split_address
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"]
+)
+def test_loopback(host: str) -> None:
+    assert is_loopback_host(host)
+
+
+@pytest.mark.parametrize("host", ["", "*", "10.0.0.1", "::", "0.0.0.0", "example.org", "localhost.example.org", "::2"])
+def test_not_loopback(host: str) -> None:
+    assert not is_loopback_host(host)
+
+
+def test_addresses() -> None:
+    assert split_address("127.0.0.1:1", "x") == ("127.0.0.1", 1)
+    assert split_address("[::1]:50061", "x") == ("::1", 50061)
+    for wrong in ("nowhere", ":1", "host:", "host:x", "host:²"):
+        with pytest.raises(ValueError, match="write host:port, such as example:1"):
+            split_address(wrong, "example:1")
+    with pytest.raises(ValueError, match=r"write IPv6 in brackets, such as \[::1\]:50061"):
+        split_address("::1:50061", "x")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "127.0.0.1:1",
+        "localhost:1",
+        "[::1]:1",
+        "dns:///localhost:1",
+        "ipv4:127.0.0.1:1,127.0.0.2:1",
+        "0.0.0.0:1",
+        "[::]:1",
+    ],
+)
+def test_no_proxy_for_this_machine(target: str) -> None:
+    assert proxy_options(target) == WITHOUT_PROXY
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["models.example:1", "10.0.0.1:1", "dns:///models.example:1", "[fd00::2]:1", "unix:///a", ""],
+)
+def test_a_proxy_for_others(target: str) -> None:
+    assert proxy_options(target) == ()
+
+
+def test_a_target_without_brackets() -> None:
+    with pytest.raises(ValueError, match="write IPv6 in brackets"):
+        proxy_options("::1:50061")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "needed"),
+    [
+        ("tcp://[::1]:1", True),
+        ("tcp://[::]:*", True),
+        ("tcp://[fe80::1%eth0]:1", True),
+        ("tcp://no-such-name.invalid:1", True),
+        ("tcp://127.0.0.1:1", False),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://*:1", False),
+        ("tcp://lo:1", False),
+        ("tcp://127.0.0.1:0;127.0.0.1:1", False),
+        ("ipc:///tmp/a:b", False),
+        ("nowhere", False),
+    ],
+)
+def test_when_zeromq_speaks_ipv6(endpoint: str, needed: bool) -> None:
+    assert needs_ipv6(endpoint) is needed
