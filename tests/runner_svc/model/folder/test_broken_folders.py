@@ -14,9 +14,9 @@ import pytest
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.model import gguf_conversion
+from runner_svc.model.checkpoint.servable import why_not
 from runner_svc.model.folder import json_file
 from runner_svc.model.folder.cache_folder import writes_cache
-from runner_svc.model.servable import why_not
 from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.broken_folders import BROKEN, sharded
 from tests.support.in_this_process import run_runner
