@@ -31,8 +31,7 @@ from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import ExpertVariant
 from runner_svc.cuda.module import load
 from runner_svc.decoder.cuda_experts import grouped_product
-from runner_svc.interface.expert_launchers import FEW_ROWS
-from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertPlan
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 
 BF16 = torch.bfloat16

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.decoder.linear import Linear
-from runner_svc.decoder.mlp import DenseMlp, Mlp
+from runner_svc.decoder.mlp import DenseMlp, ExpertMlp, Mlp
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache

@@ -4,7 +4,7 @@ Per layer: the router's product with float32 logits; routing, which also sorts r
 that order, unless they are few; gate-up products with activation; down products; the weighted sum, which adds up each
 row's experts in the order of the router's logits. What depends on the routing stays on the device, so that steps can
 be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with a kernel
-for the activation. `experts` is the counterpart on the CPU.
+for the activation. `mlp` is the counterpart on the CPU.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertProductLauncher
-from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan, ExpertProductLauncher, RowNorm
 from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights

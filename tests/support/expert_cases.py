@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
-from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.interface.expert_launchers import ExpertPlan
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 
 QWEN = ExpertsConfig(16, 4, 64, softmax_first=True, normalize=True, activation="silu")

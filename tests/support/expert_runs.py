@@ -11,8 +11,8 @@ from runner_svc.interface.expert_launchers import (
     ExpertProductLauncher,
     ExpertRowsLauncher,
     RoutingLauncher,
+    RowNorm,
 )
-from runner_svc.interface.expert_plan import RowNorm
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from tests.support.expert_cases import ExpertTensors, check_plan
 

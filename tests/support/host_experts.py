@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.decoder.experts import gate_function, route
+from runner_svc.decoder.mlp import gate_function, route
 from runner_svc.decoder.norm import Norm
-from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
-from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
+from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, RowNorm
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 

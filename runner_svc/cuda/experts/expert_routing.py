@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
-from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
+from runner_svc.interface.expert_launchers import ExpertPlan, RowNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 _THREADS = 1024

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from runner_svc.decoder.experts import ExpertMlp
+from runner_svc.decoder.mlp import ExpertMlp
 from runner_svc.model.checkpoint.expert_reader import ExpertReader
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families import experts_config, mixtures

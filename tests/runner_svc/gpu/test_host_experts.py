@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
-from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
+from runner_svc.decoder.mlp import ExpertMlp
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
