@@ -34,8 +34,8 @@ from bench.steps.decoding import Decoding
 from bench.steps.floors import active_experts, experts_ms, products_ms
 from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, StepTimes, print_header, print_line
 from runner_svc.execution.runner import Runner
+from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.random_weights import random_weights
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 

@@ -16,8 +16,8 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.gpu.transformers_loading import load_on_gpu
+from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.random_weights import random_weights
 from runner_svc.weights.model_weights import ModelWeights
 
 BLOCK_SIZE = 16

@@ -26,8 +26,8 @@ from bench.steps.floors import products_ms
 from bench.steps.times import PROMPT
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import LaunchedPlan, Runner
+from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.random_weights import random_weights
 from runner_svc.weights.model_weights import ModelWeights
 
 DECODING = 32

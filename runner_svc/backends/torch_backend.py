@@ -25,13 +25,13 @@ from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
+from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.source import model_folder
-from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampling.sampler import SampledRows, Sampler
 
 log = structlog.get_logger()

@@ -18,12 +18,11 @@ from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
-from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.norm import AddRmsNorm, ResidualNorm
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
-from runner_svc.cuda.residual_norm import ResidualNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments

@@ -16,14 +16,14 @@ from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.served_config import ServedConfig
+from runner_svc.model.checkpoint.random_weights import random_weights
+from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
-from runner_svc.model.random_weights import random_weights
 from runner_svc.model.source import model_folder
-from runner_svc.model.weights import load_weights, weights_fingerprint
 
 
 @dataclass(frozen=True, slots=True)

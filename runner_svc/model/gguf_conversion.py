@@ -15,8 +15,8 @@ from runner_svc.gguf.parts import part_files
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.cache_folder import writes_cache
+from runner_svc.model.folder.file_samples import sample_bytes
 from runner_svc.model.gguf_servable import planned_conversion
-from runner_svc.model.weights import sample_bytes
 
 # Part of the cache folder's name. Increase it when a change invalidates older conversions.
 CONVERSION_VERSION = 4

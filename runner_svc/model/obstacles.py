@@ -22,7 +22,7 @@ CLASSES_FILE = Path(__file__).with_name("transformers_classes.json")
 
 # Modules that may be absent from a build: the rules for folders and for GGUF files, and the choice of a decoder.
 _PACKAGE = __package__.partition(".")[0]
-_RULES = f"{_PACKAGE}.model.servable"
+_RULES = f"{_PACKAGE}.model.checkpoint.servable"
 _GGUF_RULES = f"{_PACKAGE}.model.gguf_servable"
 _DECODER_CHOICE = f"{_PACKAGE}.model.decoder_choice"
 

@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 
 from runner_svc.interface.progress import Progress
+from runner_svc.model.checkpoint.weights import checkpoint_files
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.weights import checkpoint_files
 from runner_svc.transformers_decoder.cpu_check import check_on_cpu
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
 from runner_svc.transformers_decoder.linear_layers import swap_linear_layers, watched_layers

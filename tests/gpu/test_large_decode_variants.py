@@ -12,9 +12,9 @@ from runner_svc.gpu.capture import prepare_decode
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import read_json
-from runner_svc.model.weights import load_weights
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 if not torch.cuda.is_available():

@@ -12,8 +12,10 @@ from tests.support.norm_cases import EPS, NormCase, check_add, check_norm
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.norm import AddRmsNorm  # imports CuPy
-from runner_svc.cuda.residual_norm import ResidualNorm
+from runner_svc.cuda.norm import (
+    AddRmsNorm,  # imports CuPy
+    ResidualNorm,
+)
 
 DEVICE = torch.device("cuda")
 DTYPES = [torch.bfloat16, torch.float16]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runner_svc.cuda.activation import ActivationMul
-from runner_svc.cuda.residual_norm import ResidualNorm
+from runner_svc.cuda.norm import ResidualNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.model.families.description import NormKind, QkNorm

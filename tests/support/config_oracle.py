@@ -20,10 +20,10 @@ from torch import Tensor
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
-from runner_svc.model.weights import load_weights
 
 PROMPT = [37, *range(40, 70), 8, 9, 200]
 NEW_TOKENS = 8

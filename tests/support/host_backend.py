@@ -8,9 +8,9 @@ import torch
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.weights import load_weights
 from tests.support.host_device import HostDevice, HostLaunchers
 
 

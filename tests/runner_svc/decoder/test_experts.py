@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file
 
 from runner_svc.decoder.mlp import ExpertMlp
+from runner_svc.model.checkpoint.expert_reader import ExpertReader
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expert_reader import ExpertReader
 from runner_svc.model.families import experts_config, mixtures
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.family import Family

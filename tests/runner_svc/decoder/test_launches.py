@@ -15,9 +15,9 @@ from runner_svc.decoder.fusions import Adding, Fusions
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import read_json
-from runner_svc.model.weights import load_weights
 from tests.support.host_backend import no_progress
 from tests.support.tiny_models import make_tiny_model
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
+from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import NormKind, QkNorm
 from runner_svc.model.families.registry import ARCHITECTURES
-from runner_svc.model.layer_reader import LayerReader
 
 GEMMA3_1B: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],

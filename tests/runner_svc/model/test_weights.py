@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.weights.model_weights import ModelWeights
 from tests.support.tiny_models import make_tiny_model
 

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runner_svc.model.checkpoint.expected_tensors import expected_tensors
+from runner_svc.model.checkpoint.servable import why_not
+from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expected_tensors import expected_tensors
 from runner_svc.model.folder.checkpoint_files import checkpoint_tensors
 from runner_svc.model.folder.config_file import read_config
-from runner_svc.model.servable import why_not
-from runner_svc.model.weights import load_weights
 from runner_svc.weights.model_weights import ModelWeights
 from tests.support.config_oracle import compare
 from tests.support.thoroughness import choice

@@ -165,7 +165,7 @@ def test_a_folder_is_judged_without_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}))
     script = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from pathlib import Path; from runner_svc.model.servable import why_not\n"
+        "from pathlib import Path; from runner_svc.model.checkpoint.servable import why_not\n"
         f"print(why_not(Path({str(tmp_path)!r})))"
     )
     finished = subprocess.run(

@@ -261,7 +261,7 @@ def test_a_tokenizer_that_transformers_leaves_as_it_is_is_sent_as_the_file_has_i
 def test_a_tokenizer_that_roster_wrote_is_taken_as_it_is(folder: Path) -> None:
     """Such as one of a GGUF file, which transformers would build by its own rules."""
     templates = [{"name": "other", "template": "x"}, {"name": "default", "template": "{{ sep_token }}"}]
-    change(folder, "config.json", model_type="qwen2")
+    change(folder, "config.json", model_type="qwen2", num_key_value_heads=1)
     change(folder, "tokenizer_config.json", sep_token="<sep>", chat_template=templates)
     model = described(folder, folder.parent)  # in the cache folder
     change(folder, "tokenizer_config.json", roster_as_written=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Container, Sequence
 import torch
 from torch import Tensor
 
+from runner_svc.model.checkpoint.expert_reader import ExpertReader
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.expert_reader import ExpertReader
 from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights

@@ -11,8 +11,8 @@ from collections.abc import Callable, Container
 import torch
 from torch import Tensor
 
+from runner_svc.model.checkpoint.expected_experts import block_name
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expected_experts import block_name
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.tensor_names import ExpertNames
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights

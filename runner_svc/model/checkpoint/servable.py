@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.expected_tensors import check_tensors
 from runner_svc.model.folder.checkpoint_files import checkpoint_tensors
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.folder.errors import ModelNotFound, UnsupportedModel

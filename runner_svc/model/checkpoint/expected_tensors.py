@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 
+from runner_svc.model.checkpoint.expected_experts import expected_experts
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.expected_experts import expected_experts
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.errors import UnsupportedModel

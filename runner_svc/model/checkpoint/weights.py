@@ -17,17 +17,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from runner_svc.interface.progress import Progress
+from runner_svc.model.checkpoint.expected_tensors import check_tensors
+from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expected_tensors import check_tensors
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
-from runner_svc.model.layer_reader import LayerReader
+from runner_svc.model.folder.file_samples import sample_bytes
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
-
-# Number and size in bytes of the samples that a fingerprint reads of each file. This takes milliseconds, while reading
-# whole files takes seconds; any training step changes some of the samples.
-FINGERPRINT_SAMPLES = 256
-FINGERPRINT_SAMPLE_BYTES = 4096
 
 log = structlog.get_logger()
 
@@ -120,15 +116,3 @@ def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
     for path in checkpoint_files(folder):
         digest.update(sample_bytes(path))
     return digest.hexdigest()
-
-
-def sample_bytes(path: Path) -> bytes:
-    """Returns the file's size and evenly spaced samples, which include the first and the last bytes."""
-    size = path.stat().st_size
-    last = max(0, size - FINGERPRINT_SAMPLE_BYTES)
-    samples = [size.to_bytes(8, "little")]
-    with path.open("rb") as file:
-        for index in range(FINGERPRINT_SAMPLES):
-            file.seek(last * index // (FINGERPRINT_SAMPLES - 1))
-            samples.append(file.read(FINGERPRINT_SAMPLE_BYTES))
-    return b"".join(samples)
