@@ -75,15 +75,16 @@ struct Sorted {
     int job_rows; // most pairs of a job
 };
 
-// By a block.
-__device__ __forceinline__ void sort(const int* experts, int num_pairs, const Sorted& sorted) {
+// By a block. `expert_of(pair)` is a pair's expert.
+template <typename ExpertOf>
+__device__ __forceinline__ void sort(const ExpertOf& expert_of, int num_pairs, const Sorted& sorted) {
     __shared__ int counts[EXPERTS];
     __shared__ unsigned long long totals[2][kThreads];  // pairs in the upper half, jobs in the lower
     const int thread = threadIdx.x;
     if (thread < EXPERTS) counts[thread] = 0;
     __syncthreads();
 #pragma unroll 4
-    for (int pair = thread; pair < num_pairs; pair += kThreads) atomicAdd(&counts[__ldcg(experts + pair)], 1);
+    for (int pair = thread; pair < num_pairs; pair += kThreads) atomicAdd(&counts[expert_of(pair)], 1);
     __syncthreads();
     const int count = thread < EXPERTS ? counts[thread] : 0;
     const int own_jobs = (count + sorted.job_rows - 1) / sorted.job_rows;
@@ -109,7 +110,7 @@ __device__ __forceinline__ void sort(const int* experts, int num_pairs, const So
     __syncthreads();
 #pragma unroll 4
     for (int pair = thread; pair < num_pairs; pair += kThreads) {
-        const int place = atomicAdd(&counts[__ldcg(experts + pair)], 1);
+        const int place = atomicAdd(&counts[expert_of(pair)], 1);
         sorted.places[pair] = place;
         sorted.pairs[place] = pair;
     }
@@ -125,28 +126,38 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ int own[kWarps * TOP_K];  // experts of the block's rows
     if (row < num_rows) {
+        float sum = 0.0f;
+        if (squares) {
+            for (int i = lane; i < num_squares; i += 32) sum += squares[i * kSquaresPitch + row];
+        }
         const Choice choice(logits + static_cast<long long>(row) * stride, bias);
         if (lane < TOP_K) {
             experts[row * TOP_K + lane] = choice.expert;
             weights[row * TOP_K + lane] = choice.weight;
+            own[threadIdx.x / 32 * TOP_K + lane] = choice.expert;
         }
         if (squares) {
-            float sum = 0.0f;
-            for (int i = lane; i < num_squares; i += 32) sum += squares[i * kSquaresPitch + row];
             sum = lane_sum(sum, 32);
             if (lane == 0) scales[row] = rsqrtf(sum * inverse_width + eps);
         }
+    }
+    const Sorted sorted{places, pairs, ends, jobs, job_rows};
+    if (gridDim.x == 1) {
+        __syncthreads();
+        sort([&](int pair) { return own[pair]; }, num_rows * TOP_K, sorted);
+        return;
     }
     __shared__ bool is_last;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        is_last = gridDim.x == 1 || atomicAdd(arrived, 1) == static_cast<int>(gridDim.x) - 1;
+        is_last = atomicAdd(arrived, 1) == static_cast<int>(gridDim.x) - 1;
         if (is_last) *arrived = 0;
     }
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    sort(experts, num_rows * TOP_K, Sorted{places, pairs, ends, jobs, job_rows});
+    sort([&](int pair) { return __ldcg(experts + pair); }, num_rows * TOP_K, sorted);
 }

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.decoder.linear import Linear
-from runner_svc.decoder.logits import finish_logits
 from runner_svc.decoder.mlp import DenseMlp, Mlp
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
@@ -24,6 +23,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, MlpDescription
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights

@@ -23,11 +23,11 @@ from runner_svc.decoder.cuda_experts import ExpertSpace
 from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.decoder.logits import finish_logits
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.config import ModelConfig
+from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 

@@ -11,6 +11,15 @@ from runner_svc.gguf.keys import Keys
 from runner_svc.gguf.parts import Model
 from runner_svc.gguf.rope import rope_parameters
 
+# Keys of layers with a sliding window, which have no effect in models without such layers.
+_OF_WINDOWS = (
+    ".attention.sliding_window_pattern",
+    ".rope.freq_base_swa",
+    ".rope.dimension_count_swa",
+    ".attention.key_length_swa",
+    ".attention.value_length_swa",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -80,6 +89,9 @@ def read_config(keys: Keys, model: Model, sizes: Sizes) -> tuple[Family, dict[st
         family = WINDOWED_LLAMA
     if window and not family.has_window:
         raise keys.refuse(".attention.sliding_window", f"which the architecture {keys.architecture!r} does not have")
+    if window is None:
+        for key in _OF_WINDOWS:
+            keys.ignore(key)
     context = keys.integer(".context_length")
     config = {
         "architectures": [family.model],

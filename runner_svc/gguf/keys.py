@@ -14,22 +14,22 @@ from typing import Any
 from runner_svc.gguf.errors import GgufError
 
 HARMLESS = {
-    r"general\.(name|author|version|organization|finetune|basename|description|quantized_by|size_label)": "a name",
-    r"general\.(license(\.(name|link))?|url|doi|uuid|repo_url|source\..+|parameter_count)": "where it comes from",
-    r"general\.(base_model|dataset)\..+": "where it comes from",
-    r"general\.(tags|languages|datasets)": "what it is for",
-    r"general\.file_type": "what most tensors are stored as; each tensor says it of itself",
-    r"general\.sampling\..+": "how to sample, which a request says",
-    r"general\.alignment": "used in reading the header",
+    r"general\..+": "a description of the file; the few keys with an effect are read",
     r"split\.(no|count|tensors\.count)": "used in finding the parts",
-    r"quantize\.imatrix\..+": "how it was quantized",
-    r"mradermacher\..+": "how it was quantized, by a publisher",
     r"\{arch\}\.tensor_data_layout": "the origin of the order of rows, which the architecture fixes",
     r"\{arch\}\.rope\.scaling\.finetuned": "how it was trained",
     r"tokenizer\.ggml\.(fim_(pre|suf|mid|pad|rep|sep)|prefix|suffix|middle)_token_id": "tokens of infilling",
+    r"\{arch\}\.rope\.dimension_sections": "axes of positions, which are the same for a text",
     r"tokenizer\.ggml\.token_type_count": "a size of encoders",
 }
-"""Keys that change no answer, as patterns (`{arch}` is the model's architecture), with the reason."""
+"""Keys that change no answer, as patterns (`{arch}` is the model's architecture), with the reason.
+
+So are keys in namespaces of publishers, such as `mradermacher.quantize_version` and `quantize.imatrix.file`: all
+keys with an effect start with "general", "tokenizer", or the architecture.
+"""
+
+# Namespaces of files that are not models by themselves.
+_RESERVED = {"general", "tokenizer", "split", "adapter", "clip", "imatrix", "diffusion", "xielu"}
 
 # Values without effect of keys of the architecture. Any other value is refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -122,6 +122,10 @@ class Keys:
         """Returns an array of numbers, empty if absent."""
         return list(self._take(key, [], lambda value: _is_array(value, int, float), "an array of numbers"))
 
+    def ignore(self, key: str) -> None:
+        """Counts a key as read, whether present or not."""
+        self._taken.add(self._full(key))
+
     def matching(self, pattern: str) -> list[str]:
         """Returns the keys that match the whole pattern."""
         return [key for key in self._keys if re.fullmatch(pattern, key)]
@@ -138,6 +142,8 @@ class Keys:
             own = key.removeprefix(f"{self.architecture}.") if key.startswith(f"{self.architecture}.") else None
             spelled = key if own is None else f"{{arch}}.{own}"
             if any(re.fullmatch(pattern, spelled) for pattern in HARMLESS):
+                continue
+            if own is None and _is_foreign(key):
                 continue
             neutral = _NEUTRAL.get(own, ()) if own is not None else _NEUTRAL_TOKENIZER.get(key, ())
             if value not in neutral:
@@ -170,6 +176,13 @@ class Keys:
                 raise self.refuse(key, "which differs between layers; all must have the same")
             return value[0]
         return value
+
+
+def _is_foreign(key: str) -> bool:
+    from gguf.constants import MODEL_ARCH_NAMES
+
+    namespace = key.split(".")[0]
+    return "." in key and namespace not in _RESERVED and namespace not in MODEL_ARCH_NAMES.values()
 
 
 def _is_array(value: Any, *kinds: type) -> bool:

@@ -190,7 +190,7 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     """Returns the token ids of a configuration's field, which has one id, several or none."""
     if value is None:
         return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:

@@ -31,8 +31,9 @@ def describe_model(
     ModelNotFound if the folder has no tokenizer, UnsupportedModel if its tokenizer or ends of answers can't be served.
     """
     try:
+        ends, notes = _stated_ends(folder, config)
         parts = read_tokenizer(folder, cache_folder)
-        ends, notes = _ends(folder, config, parts)
+        ends += [token for token in _own_end(parts, config, notes) if token not in ends]
         tokenizer = parts.tokenizer
         if others := set(ends).difference(parts.special_ids):
             check_special_tokens(Tokenizer.from_str(tokenizer), others)
@@ -41,7 +42,7 @@ def describe_model(
         raise ModelNotFound(str(error)) from error
     except UnusableTokenizer as error:
         raise UnsupportedModel(str(error)) from error
-    for note in notes:
+    for note in (*parts.notes, *notes):
         log.info("tokenizer", note=note)
     return plan_pb2.Model(
         name=name,
@@ -66,20 +67,27 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UnsupportedModel(str(error)) from error
 
 
-def _ends(folder: Path, config: ServedConfig, parts: TokenizerParts) -> tuple[list[int], list[str]]:
-    """Returns the ids that end an answer, and sentences for the log."""
+def _stated_ends(folder: Path, config: ServedConfig) -> tuple[list[int], list[str]]:
+    """Returns the ids that end an answer by the configurations, and sentences for the log."""
     generation_config, raw = read_object(folder / "generation_config.json"), read_object(folder / "config.json")
-    notes = [*parts.notes, *check_generation_keys(generation_config)]
+    notes = check_generation_keys(generation_config)
     generation = stated_ends("generation_config.json", generation_config, config.vocab_size)
     stated = raw if "eos_token_id" in raw else raw.get("text_config") or {}
     of_config = stated_ends("config.json", stated, config.vocab_size)
     if "eos_token_id" not in stated and not generation:  # then transformers takes the default of the class
         of_config = tuple(token for token in config.eos_token_ids if token < config.vocab_size)
+    return list(dict.fromkeys((*generation, *of_config))), notes
+
+
+def _own_end(parts: TokenizerParts, config: ServedConfig, notes: list[str]) -> list[int]:
+    """Returns the tokenizer's own end, if the model can return it. Adds a sentence to `notes` otherwise."""
     own = parts.eos_token_id
-    if own is not None and own >= config.vocab_size:
-        notes.append(
-            f"The tokenizer's `eos_token` has the id {own}, but the model's ids are 0 to {config.vocab_size - 1}: the "
-            "model can't return it."
-        )
-        own = None
-    return list(dict.fromkeys((*generation, *of_config, *(() if own is None else (own,))))), notes
+    if own is None:
+        return []
+    if own < config.vocab_size:
+        return [own]
+    notes.append(
+        f"The tokenizer's `eos_token` has the id {own}, but the model's ids are 0 to {config.vocab_size - 1}: the "
+        "model can't return it."
+    )
+    return []

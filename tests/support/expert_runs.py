@@ -27,8 +27,13 @@ def run(
     rows: ExpertRowsLauncher,
     product: ExpertProductLauncher,
     stream: int = 0,
+    *,
+    plain: bool = True,
 ) -> Tensor:
-    """Fails where a part differs from torch; returns the rows' outputs, [rows, hidden]."""
+    """Fails where a part differs from torch; returns the rows' outputs, [rows, hidden].
+
+    Without `plain`, gate-up products are only tried with the rows' scales, of which there must be up to `MAX_ROWS`.
+    """
     case, config = tensors.case, tensors.case.config
     pairs = case.rows * config.top_k
     plan = tensors.plan(product.job_rows)
@@ -47,16 +52,20 @@ def run(
         x = poisoned(pairs, case.hidden)
         rows.gather(stream, tensors.x, plan, x)
         assert torch.equal(x, tensors.x[plan.pairs.long() // config.top_k])
-    activated = poisoned(pairs, config.width)
-    product.gated(stream, x, tensors.gate_up, tensors.gate_up_bias, plan, activated, is_sorted=is_sorted)
     experts = plan.experts.long()
-    torch.testing.assert_close(activated.float(), tensors.activated(plan.pairs, experts), **TOLERANCE)
+
+    def gated(scales: Tensor | None) -> Tensor:
+        out, bias = poisoned(pairs, config.width), tensors.gate_up_bias
+        product.gated(stream, x, tensors.gate_up, bias, plan, out, is_sorted=is_sorted, scaled=scales is not None)
+        torch.testing.assert_close(out.float(), tensors.activated(plan.pairs, experts, scales), **TOLERANCE)
+        return out
+
     if norm is not None:
         scales = torch.rsqrt(norm.squares.sum(dim=0)[: case.rows] / case.hidden + EPS)
         torch.testing.assert_close(plan.scales, scales, rtol=1e-4, atol=1e-5)
-        scaled = poisoned(pairs, config.width)
-        product.gated(stream, x, tensors.gate_up, tensors.gate_up_bias, plan, scaled, is_sorted=is_sorted, scaled=True)
-        torch.testing.assert_close(scaled.float(), tensors.activated(plan.pairs, experts, scales), **TOLERANCE)
+        activated = gated(scales)
+    if plain:
+        activated = gated(None)
     y = poisoned(pairs, case.hidden)
     product.store(stream, activated, tensors.down, plan, y)
     torch.testing.assert_close(y.float(), tensors.lowered(activated, plan.pairs, experts), **TOLERANCE)

@@ -128,7 +128,7 @@ def changed_keys(architecture: str) -> Iterator[GgufCase]:
 
 def added_keys(architecture: str) -> Iterator[GgufCase]:
     """Keys with an effect, with none, and unknown ones."""
-    for key, without, effect in _EFFECTS:
+    for key, without, effect in EFFECTS:
         if key in ARCHITECTURES[architecture].keys or (architecture == "gemma3" and key == "final_logit_softcapping"):
             continue  # it is computed: see `own_keys`
         if without is not None:
@@ -148,7 +148,9 @@ def added_keys(architecture: str) -> Iterator[GgufCase]:
             continue
         yield GgufCase(architecture, f"harmless {key}", _with(key.replace("{arch}", architecture), "x"))
     other = "qwen2" if architecture != "qwen2" else "llama"
-    for key in ("foo.bar", f"{architecture}.foo", f"{other}.rope.freq_base", "general.foo", "tokenizer.ggml.foo"):
+    for key in ("foo.bar", "general.foo"):
+        yield GgufCase(architecture, f"publisher's {key}", _with(key, 1))
+    for key in (f"{architecture}.foo", f"{other}.rope.freq_base", "tokenizer.ggml.foo"):
         yield GgufCase(architecture, f"foreign {key}", _with(key, 1), refused=f"Its key '{key}'")
     for key, value in (("type", "adapter"), ("type", "mmproj"), ("quantization_version", 1)):
         yield GgufCase(architecture, f"general.{key} = {value}", _with(f"general.{key}", value), refused="Its general")
@@ -192,9 +194,8 @@ def scaled_rope(architecture: str) -> Iterator[GgufCase]:
     yield case("factor below 1", {"scaling.factor": 0.5}, None, "less than 1")
     yield case("unknown", {"scaling.type": "su", "scaling.factor": 2.0}, None, "scaling.type is 'su'")
     yield case("longrope without factors", {"scaling.type": "longrope"}, None, "longrope, but it has no tensor")
-    yield case("sections", {"dimension_sections": [8, 8]}, None, "dimension_sections")
-    unknown = None if architecture == "gemma3" else "freq_base_swa"
-    yield case("base of windows", {"freq_base_swa": 1e4}, None, unknown)
+    yield case("sections", {"dimension_sections": [8, 8]}, None)
+    yield case("base of windows", {"freq_base_swa": 1e4}, None, "freq_base_swa" if architecture == "gemma2" else None)
 
 
 def factors(architecture: str) -> Iterator[GgufCase]:
@@ -250,8 +251,9 @@ def _long(architecture: str, count: int, has_type: bool) -> Change:
 def windows(architecture: str) -> Iterator[GgufCase]:
     """Sliding windows, which transformers' class must have."""
     key = f"{architecture}.attention.sliding_window"
-    yield _refused(architecture, "attention.sliding_window_pattern", [True, False], "sliding_window_pattern")
+    pattern = "attention.sliding_window_pattern"
     if architecture in ("gemma2", "gemma3"):
+        yield _refused(architecture, pattern, [True, False], "sliding_window_pattern")
         yield GgufCase(architecture, "another window", _with(key, 5), {"sliding_window": 5})
         yield GgufCase(architecture, "no window", _with(key, 0), refused="It has no .*sliding_window, which its layers")
         return
@@ -261,6 +263,7 @@ def windows(architecture: str) -> Iterator[GgufCase]:
     if architecture == "llama":
         window["config_class"] = transformers.MistralConfig
     yield GgufCase(architecture, "no window", _with(key, 0))
+    yield GgufCase(architecture, "a pattern of no windows", _with(f"{architecture}.{pattern}", [True, False]))
     lacks_windows = architecture in ("smollm3", "granite", "olmo2", "gemma")
     refused = "attention.sliding_window is 9, which" if lacks_windows else None
     yield GgufCase(architecture, "window", _with(key, 9), window, refused)
@@ -401,7 +404,7 @@ _MAKERS = (
 )
 
 # Of an architecture's keys: a value without an effect, and one with.
-_EFFECTS: list[tuple[str, Any, Any]] = [
+EFFECTS: list[tuple[str, Any, Any]] = [
     ("attention.causal", True, False),
     ("attention.clamp_kqv", 0.0, 8.0),
     ("attention.max_alibi_bias", 0.0, 8.0),
@@ -421,6 +424,30 @@ _EFFECTS: list[tuple[str, Any, Any]] = [
     ("use_parallel_residual", False, True),
     ("ssm.state_size", None, 8),
 ]
+DROPPED = (
+    r"general\.(type|quantization_version)|an adapter's key|experts",
+    r"rope (linear|factor|yarn|unknown|longrope)|rope_freqs|long",
+    r"no tokenizer (model|tokens|merges|scores)|tokenizer (bert|t5|rwkv|no_vocab)|tokenizer\.",
+    r"no such|pre of a stranger",
+    r"remove_extra_whitespaces|add_sep_token|precompiled_charsmap",
+    r"stray (output\.bias|.*scale|blk\.0\.attn_norm\.bias)|output bias|mlp bias",
+    r"attention\.(scale|value_length) = |rope\.dimension_count = 1000",
+)
+"""Refused cases in which transformers drops something with an effect, or fails later, in making the tokenizer.
+
+Its logits, equal to those of the unchanged file, are then wrong.
+"""
+
+REVIEWED = {
+    r"no context_length": "the longest text would be a guess",
+    r"no attention.layer_norm_rms_epsilon": "transformers' default is another number than that of most models",
+    r"no tokenizer pre": "the rule that splits a text would be a guess, and most models have another than GPT-2's",
+    r"foreign ": "an unknown key of the architecture or the tokenizer may have an effect",
+    r"stray ": "an unknown tensor may have an effect",
+    r"sliding_window_pattern": "which layers have windows would be a guess",
+}
+"""Refused cases that transformers answers like the unchanged file, and why they are refused."""
+
 HARMLESS_EXAMPLES = (
     "general.author",
     "general.license",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner_svc.model.families import cohere, gemma, glm, gpt2, granite, llama, mixtures, olmo2, opt
+from runner_svc.model.families import cohere, gemma, glm, granite, learned_positions, llama, mixtures, olmo2
 from runner_svc.model.families.family import Family
 
 ARCHITECTURES: dict[str, Family] = {
@@ -22,8 +22,8 @@ ARCHITECTURES: dict[str, Family] = {
     "Glm4ForCausalLM": glm.GLM4,
     "CohereForCausalLM": cohere.COHERE,
     "Cohere2ForCausalLM": cohere.COHERE2,
-    "GPT2LMHeadModel": gpt2.GPT2,
-    "OPTForCausalLM": opt.OPT,
+    "GPT2LMHeadModel": learned_positions.GPT2,
+    "OPTForCausalLM": learned_positions.OPT,
     "MixtralForCausalLM": mixtures.MIXTRAL,
     "Qwen2MoeForCausalLM": mixtures.QWEN2_MOE,
     "Qwen3MoeForCausalLM": mixtures.QWEN3_MOE,

@@ -39,8 +39,17 @@ MakeLauncher = Callable[[int, int, int], RotationLauncher]
 class _Rotation:
     """Stands for `apply_rotary_pos_emb` of one module."""
 
-    def __init__(self, original: Callable[..., Any], make: MakeLauncher, stream: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        make: MakeLauncher,
+        stream: Callable[[], int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.original = original
+        self._dtype = dtype
+        self._device = device
         self._make = make
         self._stream = stream
         self._launchers: dict[tuple[int, int, int], RotationLauncher | None] = {}
@@ -67,7 +76,10 @@ class _Rotation:
             or q.shape[3] != k.shape[3]
         ):
             return None
-        if len({each.dtype for each in (q, k, cos, sin)}) > 1 or q.stride(3) != 1 or k.stride(3) != 1:
+        # Other models of this process, a reference on the CPU for one, come here too.
+        if any(each.dtype is not self._dtype or each.device != self._device for each in (q, k, cos, sin)):
+            return None
+        if q.stride(3) != 1 or k.stride(3) != 1:
             return None
         if any(each.data_ptr() % 16 or any(step % 8 for step in each.stride()[1:3]) for each in (q, k)):
             return None
@@ -91,7 +103,7 @@ def swap_rotation(model: nn.Module, make: MakeLauncher, stream: Callable[[], int
         code = getattr(original, "__code__", None)
         if original is None or code is None or code.co_varnames[: code.co_argcount] != _PARAMETERS:
             continue
-        rotation = _Rotation(original, make, stream)
+        rotation = _Rotation(original, make, stream, dtype, device)
         if _is_alike(rotation, dtype, device):
             setattr(module, _NAME, rotation)
             swapped += 1

@@ -12,7 +12,7 @@ from runner_svc.gguf.keys import HARMLESS, Keys
 from tests.support.gguf_cases import HARMLESS_EXAMPLES
 
 # Keys that other tests have: of parts, of alignment, and of tokens for infilling.
-ELSEWHERE = ("split.no", "general.alignment", "tokenizer.ggml.fim_pre_token_id")
+ELSEWHERE = ("split.no", "{arch}.rope.dimension_sections", "general.alignment", "tokenizer.ggml.fim_pre_token_id")
 
 
 def keys(**more: Any) -> Keys:

@@ -26,6 +26,8 @@ from tests.support.thoroughness import choice
 from tests.support.tiny_models import FAMILIES, IN_CI, NUM_TOKENS, make_tiny_model
 
 BLOCK_SIZE = 8
+LIKE_GEMMA3 = {"gemma2", "glm4", "granite", "opt"}
+"""Families whose launches differ from those of gemma3, cohere and gpt2 in numbers only."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,9 @@ def torch_backend(folder: Path) -> TorchBackend:
     )
 
 
-@pytest.mark.parametrize("family", choice(list(FAMILIES), in_ci=IN_CI))
+@pytest.mark.parametrize(
+    "family", choice(list(FAMILIES), in_ci=[family for family in IN_CI if family not in LIKE_GEMMA3])
+)
 def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -125,7 +125,7 @@ def test_a_template_file_wins_over_the_configs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, "2", True, [], [3, -1], [3, "2"], 1.5, {"a": 1}, 10**6])
-@pytest.mark.parametrize("file", ["generation_config.json"])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_an_end_that_is_no_id_is_refused_in_one_sentence(folder: Path, file: str, value: object) -> None:
     change(folder, file, eos_token_id=value)
     with pytest.raises(UnsupportedModel, match=rf"{file} has .*`eos_token_id`") as caught:
