@@ -22,8 +22,8 @@ from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(3600)
 GROUPS = {"llama-like": FAMILIES, "others": OTHER_FAMILIES}
-CASES_IN_CI = 16
-WRONG_CASES, WRONG_CASES_IN_CI = 2000, 60
+CASES_IN_CI = 48
+WRONG_CASES, WRONG_CASES_IN_CI = 2000, 120
 
 REFUSED = {
     r"Activation '\w+' is not supported": "The decoders have six activations, which are nearly all that models have.",
