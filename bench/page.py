@@ -2,7 +2,7 @@
 
     python -m bench.page bench/results/DATE-CARD-kernels.json [--output FILE.html]
 
-Supports the results of `bench.steps` and `bench.kernels`. `roster bench report` makes pages about requests, from
+Supports the results of `bench.steps` and `bench.kernels`. `roster bench report` writes pages about requests, from
 records. Pages are not committed: bench/results keeps one as a sample.
 """
 

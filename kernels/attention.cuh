@@ -26,6 +26,15 @@ __device__ __forceinline__ float soft_capped(float score, float scale, float cap
     return cap * kLog2E * (1.0f - __fdividef(2.0f, 1.0f + doubled));
 }
 
+// A sink's weight in a softmax relative to `maximum`: it has a score, in log2 units, and no value.
+__device__ __forceinline__ float sink_weight(const float* __restrict__ sinks, int head, float maximum) {
+#if SINKS
+    return exp2_approx(__ldg(sinks + head) - maximum);
+#else
+    return 0.0f;
+#endif
+}
+
 template <typename Scalar>
 struct Tensor16;  // tensor-core operations of a 16-bit type
 

@@ -36,9 +36,10 @@ struct Merged {
         }
     }
 
-    // `unit` is the values' scale.
-    __device__ __forceinline__ void write(Scalar* target, float unit) const {
-        float inverse = sum == 0.0f ? 0.0f : unit / sum;
+    // `unit` is the values' scale; `sinks` are those of the segment's heads.
+    __device__ __forceinline__ void write(Scalar* target, float unit, const float* sinks, int head) const {
+        float total = sum + sink_weight(sinks, head, maximum);
+        float inverse = sum == 0.0f ? 0.0f : unit / total;
         *reinterpret_cast<uint2*>(target) = make_uint2(
             Tensor16<Scalar>::pack(output.x * inverse, output.y * inverse),
             Tensor16<Scalar>::pack(output.z * inverse, output.w * inverse));
@@ -84,15 +85,16 @@ __device__ __forceinline__ Merged merge_blocks(const Partial& partial, Split spl
 // at a (row, unit) merges the partial results and writes the output.
 __device__ __forceinline__ void finish_segment(
     const float* sums, const float2* stats, int* is_last, const Partial& partial, const Row& row, int unit, Split split,
-    int slot, Scalar* output, long long output_stride, float value_unit) {
+    int slot, Scalar* output, long long output_stride, float value_unit, const float* __restrict__ sinks) {
     bool whole = split.is_whole();
+    const float* unit_sinks = sinks + first_head(unit);
     Scalar* target = output + row.query * output_stride + first_head(unit) * HEAD_DIM;
     int quads = head_count(unit) * kQuads;
     __syncthreads();
     for (int quad = threadIdx.x; quad < quads; quad += WARPS * 32) {
         Merged merged = merge_warps(sums, stats, quad);
         if (whole) {
-            merged.write(target + quad * 4, value_unit);
+            merged.write(target + quad * 4, value_unit, unit_sinks, quad / kQuads);
             continue;
         }
         long long head = static_cast<long long>(slot) * kHeads + quad / kQuads;
@@ -112,6 +114,6 @@ __device__ __forceinline__ void finish_segment(
     if (!*is_last) return;
     __threadfence();
     for (int quad = threadIdx.x; quad < quads; quad += WARPS * 32) {
-        merge_blocks(partial, split, quad).write(target + quad * 4, value_unit);
+        merge_blocks(partial, split, quad).write(target + quad * 4, value_unit, unit_sinks, quad / kQuads);
     }
 }

@@ -17,6 +17,7 @@ struct Consumer {
     long long output_stride;
 
     const float* cache_scales;
+    const float* sinks;
     float scale;
 
     int index;  // of the warpgroup
@@ -87,6 +88,18 @@ struct Consumer {
             if (tile == first_tile) barrier_arrive(shared.queries().empty(query_ring.stage));
         }
         key_ring.advance();
+    }
+
+    // Adds the sink of the piece of this round to its sums, once its last tile is in them.
+    __device__ __forceinline__ void add_sink() {
+#if SINKS
+        int head = PieceRecord::load(shared.record(round)).head;
+        bool first = (threadIdx.x & 3) == 0;  // `write_output` adds up the sums of a quad
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (first) softmax.sum[r] += sink_weight(sinks, head, softmax.maximum[r] * softmax.unit());
+        }
+#endif
     }
 
     // Writes the outputs of the piece of this round.
@@ -163,6 +176,7 @@ struct Consumer {
 
     // Advances to the next piece's first tile. Returns false if there is no next piece.
     __device__ __forceinline__ bool next_piece(unsigned (&p)[kScores / 2]) {
+        add_sink();
         if (QUERY_STAGES == 1) {  // the next queries are copied during this piece's last product and output
             finish(p);
             write(round, softmax.sum);

@@ -24,7 +24,8 @@
 #include "decode_ring.cuh"
 
 // plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores; `soft_cap` is used if
-// SOFT_CAP is set; `cache_scales` [2, KV_HEADS] are the units of an FP8 cache's keys and values.
+// SOFT_CAP is set; `sinks`, by query head and in log2 units, if SINKS is set; `cache_scales` [2, KV_HEADS] are the units
+// of an FP8 cache's keys and values.
 //
 // With BESIDE_PREFILL the next kernel is a paged_prefill_hopper that runs on the multiprocessors without work in the
 // plan. It is released once everything it reads is written. Blocks come in pairs then, so that the remaining
@@ -37,7 +38,7 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,
     int table_stride, const int* __restrict__ plan, int batch, const float* __restrict__ cache_scales, float scale,
-    float soft_cap, float* partial_sums, float2* partial_stats, int* arrivals) {
+    float soft_cap, const float* __restrict__ sinks, float* partial_sums, float2* partial_stats, int* arrivals) {
     extern __shared__ __align__(128) char shared[];
     float* merge_sums = reinterpret_cast<float*>(shared + WARPS * STAGES * kStageBytes);
     float2* merge_stats = reinterpret_cast<float2*>(merge_sums + WARPS * kHeads * kMergePitch);
@@ -125,7 +126,7 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
         int slot = 2 * blockIdx.x + (flat == begin ? 0 : 1);
         Split split = flat == begin ? range.head : segment_end == end ? range.tail : Split{slot, slot >> 1};
         finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, split, slot, output, output_stride,
-                       value_unit);
+                       value_unit, sinks);
         flat = segment_end;
         row = next_row;
         unit = next_unit;

@@ -171,14 +171,15 @@ struct QueryRows {
         }
     }
 
-    // `unit` is the values' scale.
-    __device__ __forceinline__ void write(Scalar* target, long long stride, int rows, float unit, int lane) {
+    // `unit` is the values' scale; `sinks` are those of all heads.
+    __device__ __forceinline__ void write(
+        Scalar* target, long long stride, int rows, float unit, const float* __restrict__ sinks, int head, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float total = sum[r];
             total += __shfl_xor_sync(kFullWarp, total, 1);
             total += __shfl_xor_sync(kFullWarp, total, 2);
-            float inverse = unit / total;
+            float inverse = unit / (total + sink_weight(sinks, head, maximum[r]));
             int row = (lane >> 2) + r * 8;
             if (row >= rows) continue;
             Scalar* line = target + row * stride;
@@ -223,12 +224,13 @@ __device__ __forceinline__ void scale_and_mask(
 
 // plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Strides are in elements; `window` is the number of
 // positions that a query sees (a huge number for all). `scale` multiplies the scores; `soft_cap` is used if SOFT_CAP is
-// set; `cache_scales` [2, KV_HEADS] are the units of an FP8 cache's keys and values.
+// set; `sinks`, by query head and in log2 units, if SINKS is set; `cache_scales` [2, KV_HEADS] are the units of an FP8
+// cache's keys and values.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,
     int table_stride, const int* __restrict__ plan, int window, const float* __restrict__ cache_scales, float scale,
-    float soft_cap) {
+    float soft_cap, const float* __restrict__ sinks) {
     extern __shared__ __align__(128) char shared[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int pieces = __ldg(plan) * kHeads;
@@ -260,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
             query_rows.add_values(scores, keys_stage + kHalfStageBytes, lane);
         }
         query_rows.write(output + row * output_stride + head * HEAD_DIM, output_stride, rows,
-                         cached_unit(cache_scales, KV_HEADS + kv_head), lane);
+                         cached_unit(cache_scales, KV_HEADS + kv_head), sinks, head, lane);
         wait_copies<0>();
         __syncthreads();
     }

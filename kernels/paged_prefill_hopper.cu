@@ -44,13 +44,14 @@ static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "what 384 
 // are heads, and boxes have 16 rows.
 //
 // `values` is the tensor of value_map. Strides are in elements; `window` is the number of positions that a query sees
-// (a huge number for all); `scale` multiplies the scores; `soft_cap` is used if SOFT_CAP is set; `cache_scales`
-// [2, KV_HEADS] are the units of an FP8 cache's keys and values.
+// (a huge number for all); `scale` multiplies the scores; `soft_cap` is used if SOFT_CAP is set; `sinks`, by
+// query head and in log2 units, if SINKS is set; `cache_scales` [2, KV_HEADS] are the units of an FP8 cache's keys and
+// values.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) paged_prefill_hopper(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const char* __restrict__ values, Scalar* __restrict__ output,
     long long output_stride, const int* __restrict__ block_tables, int table_stride, const int* __restrict__ plan,
-    int window, const float* __restrict__ cache_scales, float scale, float soft_cap) {
+    int window, const float* __restrict__ cache_scales, float scale, float soft_cap, const float* __restrict__ sinks) {
     extern __shared__ __align__(1024) char shared_bytes[];
     Shared shared{shared_address(shared_bytes)};
     int pieces = __ldg(plan) * kHeads;
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) paged_prefill_hopper(
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         int index = warpgroup - 1, thread = threadIdx.x & 127;
         Consumer consumer{
-            shared, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
+            shared, window, soft_cap, output, output_stride, cache_scales, sinks, scale * kLog2E, index,
             thread == 0, index * 64 + thread / 32 * 16,
             matrix_descriptor(shared.queries().tile(0) + index * (64 * 128), 16),
             matrix_descriptor(shared.keys().tile(0), 16),

@@ -1,13 +1,19 @@
-// A layer's work between QKV product and attention in one pass: RMSNorm of each query and key head (if the model has
-// it), rotation of the first ROTARY_DIM dimensions of both, and the write of keys and values into the paged cache.
+// A layer's work between QKV product and attention in one pass: norm of queries and keys (if the model has it), rotation
+// of the first ROTARY_DIM dimensions of both, and the write of keys and values into the paged cache.
 //
 // There is a block per token. LANES lanes share a head, and a lane has two vectors of it: dimensions i and
 // i + ROTARY_DIM / 2, which rotate together, or two vectors that do not rotate.
 // Macros: SCALAR; HEADS, KV_HEADS, HEAD_DIM; ROTARY_DIM, even, 0 for no rotation; VECTOR, elements of a vector, a
 // divisor of ROTARY_DIM / 2 and (HEAD_DIM - ROTARY_DIM) / 2; LANES, a power of two, >= HEAD_DIM / (2 * VECTOR);
-// QK_NORM; FP8_CACHE, to store e4m3, divided by a scale per head.
+// QK_NORM, 1 for an RMS norm of each head, 2 for one of all query heads together and one of all key heads, 3 for a layer
+// norm of each head, without bias; QK_PLUS_ONE, for factors of 1 + weight; FP8_CACHE, to store e4m3, divided by a scale
+// per head.
 
 #include "vector.cuh"
+
+#ifndef QK_PLUS_ONE
+#define QK_PLUS_ONE 0
+#endif
 #if FP8_CACHE
 #include <cuda_fp8.h>
 using CACHED = __nv_fp8_e4m3;
@@ -35,13 +41,59 @@ __device__ inline float sum_of_squares(const Elements& elements) {
     return sum;
 }
 
+__device__ inline float factor(SCALAR weight) {
+#if QK_PLUS_ONE
+    return 1.0f + to_float(weight);
+#else
+    return to_float(weight);
+#endif
+}
+
 __device__ inline void normalise(Elements& elements, const SCALAR* weight, float scale) {
     const auto weights = load_vector<SCALAR, VECTOR>(weight);
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) {
-        elements[j] = from_float<SCALAR>(to_float(elements[j]) * scale * to_float(weights[j]));
+        elements[j] = from_float<SCALAR>(to_float(elements[j]) * scale * factor(weights[j]));
     }
 }
+
+#if QK_NORM == 2
+// 1 / rms of `width` elements that lie side by side, for all threads of the block.
+__device__ inline float projection_scale(const SCALAR* row, int width, float* scratch, float eps) {
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < width / VECTOR; i += blockDim.x) {
+        squares += sum_of_squares(load_vector<SCALAR, VECTOR>(row + i * VECTOR));
+    }
+    return rsqrtf(block_sum(squares, scratch) / width + eps);
+}
+#endif
+
+#if QK_NORM == 3
+__device__ inline float sum(const Elements& elements) {
+    float total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) total += to_float(elements[j]);
+    return total;
+}
+
+__device__ inline float sum_of_squares(const Elements& elements, float mean) {
+    float total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) {
+        const float centred = to_float(elements[j]) - mean;
+        total += centred * centred;
+    }
+    return total;
+}
+
+__device__ inline void normalise(Elements& elements, const SCALAR* weight, float mean, float scale) {
+    const auto weights = load_vector<SCALAR, VECTOR>(weight);
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) {
+        elements[j] = from_float<SCALAR>((to_float(elements[j]) - mean) * scale * to_float(weights[j]));
+    }
+}
+#endif
 
 __device__ inline void rotate(Elements& first, Elements& second, const float* cosines, const float* sines) {
     // Float vectors of more than 16 bytes are loaded in parts of 16.
@@ -66,8 +118,8 @@ extern "C" __global__ void rope_kv_write(
     const float* rotations,  // [rows, ROTARY_DIM]: cosines of the pairs, then their sines
     const int* rotation_rows, // [tokens] row of `rotations`: the position if that is a table over positions
     const int* slot_mapping, // [tokens] position in the cache
-    const SCALAR* q_norm,    // [HEAD_DIM]
-    const SCALAR* k_norm,    // [HEAD_DIM]
+    const SCALAR* q_norm,    // [HEAD_DIM], or [HEADS, HEAD_DIM] with QK_NORM 2 and 3
+    const SCALAR* k_norm,    // [HEAD_DIM], or [KV_HEADS, HEAD_DIM]
     const float* cache_scales, // [2, KV_HEADS] of keys and of values; FP8 elements are multiplied by it when read
     long long queries_stride, // elements between rows of `queries`
     long long values_offset, // elements from the cache's keys to its values
@@ -86,6 +138,12 @@ extern "C" __global__ void rope_kv_write(
     const float* cosines = rotations + static_cast<long long>(ROTARY_DIM ? rotation_rows[token] : 0) * ROTARY_DIM;
     const long long position = slot_mapping[token];
 
+#if QK_NORM == 2
+    __shared__ float scratch[2][32];
+    const SCALAR* row = qkv + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+    const float query_scale = projection_scale(row, HEADS * HEAD_DIM, scratch[0], eps);
+    const float key_scale = projection_scale(row + HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, scratch[1], eps);
+#endif
     const int heads_at_once = blockDim.x / LANES;
     // All lanes of a warp take part: a head beyond the last repeats the last and is not stored.
     for (int base = 0; base < HEADS + 2 * KV_HEADS; base += heads_at_once) {
@@ -95,7 +153,23 @@ extern "C" __global__ void rope_kv_write(
         Elements first = load_vector<SCALAR, VECTOR>(source + first_dim);
         Elements second = load_vector<SCALAR, VECTOR>(source + second_dim);
         const bool is_value = head >= HEADS + KV_HEADS;
-#if QK_NORM
+#if QK_NORM == 2
+        if (!is_value) {
+            const SCALAR* weight = head < HEADS ? q_norm + head * HEAD_DIM : k_norm + (head - HEADS) * HEAD_DIM;
+            const float scale = head < HEADS ? query_scale : key_scale;
+            normalise(first, weight + first_dim, scale);
+            normalise(second, weight + second_dim, scale);
+        }
+#elif QK_NORM == 3
+        const float mean = lane_sum(active ? sum(first) + sum(second) : 0.0f, LANES) / HEAD_DIM;
+        const float squares = active ? sum_of_squares(first, mean) + sum_of_squares(second, mean) : 0.0f;
+        const float scale = rsqrtf(lane_sum(squares, LANES) / HEAD_DIM + eps);
+        if (!is_value) {
+            const SCALAR* weight = head < HEADS ? q_norm + head * HEAD_DIM : k_norm + (head - HEADS) * HEAD_DIM;
+            normalise(first, weight + first_dim, mean, scale);
+            normalise(second, weight + second_dim, mean, scale);
+        }
+#elif QK_NORM
         const float squares = active ? sum_of_squares(first) + sum_of_squares(second) : 0.0f;
         const float scale = rsqrtf(lane_sum(squares, LANES) / HEAD_DIM + eps);
         if (!is_value) {

@@ -1,13 +1,17 @@
-// out = activation(gate) * up, from rows with gate and up side by side; 8 elements per thread.
+// out = activation(gate) * up, from rows with gate and up side by side; or activation(up); 8 elements per thread.
 //
 // Macros: SCALAR; SIZE, elements of a row of `out`, a multiple of 8; ACTIVATION, one of the functions of
-// activation.cuh.
+// activation.cuh; GATED, 0 for rows of up alone.
 
 #include "activation.cuh"
 #include "vector.cuh"
 
+#ifndef GATED
+#define GATED 1
+#endif
+
 extern "C" __global__ void activation_mul(
-    const SCALAR* gate_up, // [tokens, 2 * SIZE]
+    const SCALAR* gate_up, // [tokens, 2 * SIZE], or [tokens, SIZE]
     SCALAR* out,           // [tokens, SIZE]
     int num_tokens) {
     release_successors();
@@ -18,12 +22,21 @@ extern "C" __global__ void activation_mul(
     const long long first = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
     for (long long index = first; index < total; index += step) {
         const long long row = index / NUM_VECTORS;
-        const SCALAR* gate_address = gate_up + row * (2 * SIZE) + (index - row * NUM_VECTORS) * 8;
+        const SCALAR* gate_address = gate_up + row * ((1 + GATED) * SIZE) + (index - row * NUM_VECTORS) * 8;
         const auto gate = load_vector<SCALAR, 8>(gate_address);
+#if GATED
         const auto up = load_vector<SCALAR, 8>(gate_address + SIZE);
+#endif
         Vector<SCALAR, 8> result;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) result[j] = from_float<SCALAR>(ACTIVATION(to_float(gate[j])) * to_float(up[j]));
+        for (int j = 0; j < 8; ++j) {
+            const float activated = ACTIVATION(to_float(gate[j]));
+#if GATED
+            result[j] = from_float<SCALAR>(activated * to_float(up[j]));
+#else
+            result[j] = from_float<SCALAR>(activated);
+#endif
+        }
         store_vector(out + index * 8, result);
     }
 }

@@ -11,7 +11,7 @@
 #include "row_pass.cuh"
 
 constexpr int BINS = 2048;     // two per thread
-constexpr int CAPACITY = 4096; // most ids sorted in shared memory
+constexpr int CAPACITY = 4096; // maximum number of ids sorted in shared memory
 constexpr float LOWEST = -26.0f;
 constexpr float FIXED_ONE = 16777216.0f; // a weight of 1 relative to its bin, as an integer
 constexpr uint64 EVERYTHING = ~0ull;

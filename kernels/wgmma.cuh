@@ -1,4 +1,4 @@
-// Products of a warpgroup with a matrix in shared memory: m64nNk16 for N up to 256.
+// Products of a warpgroup with a matrix in shared memory: m64nNk16 for N from 8 to 256.
 #pragma once
 
 #include "hopper.cuh"
@@ -12,6 +12,9 @@
 #define WIDE_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define WIDE_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
+#define REGISTERS_WIDE_4 "%0, %1, %2, %3"
+#define REGISTERS_WIDE_8 REGISTERS_WIDE_4 ", %4, %5, %6, %7"
+#define REGISTERS_WIDE_16 WIDE_0
 #define REGISTERS_WIDE_32 WIDE_0 ", " WIDE_1
 #define REGISTERS_WIDE_48 REGISTERS_WIDE_32 ", " WIDE_2
 #define REGISTERS_WIDE_56 REGISTERS_WIDE_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
@@ -24,6 +27,9 @@
 #define ACCUMULATORS_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
+#define ACCUMULATORS_WIDE_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define ACCUMULATORS_WIDE_8(d) ACCUMULATORS_8(d, 0)
+#define ACCUMULATORS_WIDE_16(d) ACCUMULATORS_16(d, 0)
 #define ACCUMULATORS_WIDE_32(d) ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
 #define ACCUMULATORS_WIDE_48(d) ACCUMULATORS_WIDE_32(d), ACCUMULATORS_16(d, 32)
 #define ACCUMULATORS_WIDE_56(d) ACCUMULATORS_WIDE_48(d), ACCUMULATORS_8(d, 48)
@@ -69,6 +75,9 @@ struct Wgmma;
     DEFINE_WGMMA(__nv_bfloat16, "bf16", COUNT, N, __VA_ARGS__)   \
     DEFINE_WGMMA(__half, "f16", COUNT, N, __VA_ARGS__)
 
+DEFINE_WGMMAS(4, 8, 4, 5, 6, 7, 8, 9)
+DEFINE_WGMMAS(8, 16, 8, 9, 10, 11, 12, 13)
+DEFINE_WGMMAS(16, 32, 16, 17, 18, 19, 20, 21)
 DEFINE_WGMMAS(32, 64, 32, 33, 34, 35, 36, 37)
 DEFINE_WGMMAS(48, 96, 48, 49, 50, 51, 52, 53)
 DEFINE_WGMMAS(56, 112, 56, 57, 58, 59, 60, 61)

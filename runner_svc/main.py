@@ -103,6 +103,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         "ready",
         runner_id=runner.runner_id,
         model=backend.model.name,
+        decoder=backend.model.decoder or "none",
         device=backend.device,
         **choice.why,
         slots=backend.num_slots,

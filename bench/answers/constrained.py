@@ -193,7 +193,7 @@ def run_cost(answers: list[dict[str, Any]]) -> dict[str, Any]:
             "median": float(np.median(times[1:])),
             "rounds": times[1:],
         }  # the first round is the warm-up
-    print(f"ms a step of {DECODING} sequences: {result['step_ms']}")
+    print(f"ms per step of {DECODING} sequences: {result['step_ms']}")
     return result
 
 

@@ -1,4 +1,4 @@
-"""transformers' own continuous batching (`ContinuousBatchingManager`): paged attention, prompts packed beside decoding
+"""transformers' own continuous batching (`ContinuousBatchingManager`): paged attention, prompts packed with decoding
 rows, requests join and leave at every step.
 
 Attention is `sdpa`. On a GPU the library uses flash attention, but only if it is installed locally; otherwise the

@@ -64,7 +64,7 @@ def compared(sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     """Returns one row per measure and statistic, times in ms; `difference` is guidellm's / ours - 1.
 
     The clients' own TTFT and ITL decide the result; the wire's times and each client's excess over its wire are shown
-    beside them.
+    next to them.
     """
     measures: dict[str, Callable[[Side], list[float]]] = {
         "TTFT": lambda side: [one.ttft_s for one in side.answered],

@@ -55,12 +55,38 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 """Hugging Face configurations by name."""
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b": _COMMON
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 151_936,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
+}
+"""Those of mixtures of experts."""
+ALL_SHAPES = SHAPES | MIXTURES
 
 
 def write_folder(shape: str, folder: Path) -> None:
-    """Writes a model folder of the shape (a key of `SHAPES`), without weights."""
+    """Writes a model folder of the shape (a key of `ALL_SHAPES`), without weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = SHAPES[shape]
+    config = ALL_SHAPES[shape]
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     vocabulary = {f"t{token}": token for token in range(config["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
@@ -70,7 +96,7 @@ def write_folder(shape: str, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=sorted(ALL_SHAPES))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     write_folder(arguments.shape, arguments.folder)

@@ -11,7 +11,7 @@ giant prompt.
 
 | system | compared with `fcfs` it shows |
 |---|---|
-| `fcfs` | prompts in chunks of `--step-tokens` beside decoding rows |
+| `fcfs` | prompts in chunks of `--step-tokens` together with decoding rows |
 | `orca` | whole prompts: the effect of chunks |
 | `static` | request-level batches: the effect of joining at any step |
 | `transformers` | its own continuous batching, in a separate process after the runner has ended |

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.common.random_model import SHAPES
+from bench.common.random_model import ALL_SHAPES
 from bench.gpu_comparison.loads import GIANT, TRANSFORMERS, parse_cases
 from roster_client.bench.records.summary import Targets
 
@@ -25,7 +25,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m bench.gpu_comparison", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
+    what.add_argument("--shape", choices=sorted(ALL_SHAPES), help="random weights of this shape")
     what.add_argument("--model", help="a model's folder or name; needs --loads")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True, help="folder for runs.jsonl.gz and the reports")
@@ -39,7 +39,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     loads.add_argument(
         "--drain", type=float, default=8.0, help="seconds after the last arrival; then all requests are cancelled"
     )
-    loads.add_argument("--background", type=float, default=4.0, help="chats per second beside the giant prompt")
+    loads.add_argument("--background", type=float, default=4.0, help="chats per second in addition to the giant prompt")
     loads.add_argument("--giant", type=int, default=12_000, help="tokens of the giant prompt")
     loads.add_argument(
         "--giant-seconds", type=float, default=6.0, help="seconds of chats, with the giant prompt in the middle"

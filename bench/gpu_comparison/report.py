@@ -14,7 +14,7 @@ from roster_client.bench.report.html_report import write_report
 from roster_client.bench.report.plots import check_plots
 
 NOTES = (
-    "fcfs takes prompts in chunks beside decoding rows, orca takes whole prompts, static forms a batch and admits none "
+    "fcfs takes prompts in chunks with decoding rows, orca takes whole prompts, static forms a batch and admits none "
     "until all of it has ended: three policies of Roster on one runner, measured through gRPC. transformers is its own "
     "continuous batching in a process without a server, on the same card after the runner had ended.",
     "Requests that had not ended some seconds after the last arrival were cancelled (see Conditions), because an "

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.provenance import provenance, write_results
-from bench.common.random_model import SHAPES, write_folder
+from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
 from bench.gpu_serving.service import NoService, Scheduling, Service, card_of, parameters
@@ -128,7 +128,7 @@ def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, objec
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Runs all loads on one runner; reads the runner's record after it has ended."""
-    vocab_size = SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else TEST_VOCABULARY
+    vocab_size = ALL_SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else TEST_VOCABULARY
     loads, records = loads_of(arguments), list[ClientRecord]()
     service = Service(folder, runner_flags(arguments, folder), arguments.profile and arguments.device == "cuda")
     async with service:
@@ -188,7 +188,7 @@ def print_tables(shape: str, loads: list[dict[str, Any]]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="qwen3-0.6b")
     parser.add_argument(
         "--device",
         choices=("cuda", "hash", "null"),

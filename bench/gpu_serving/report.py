@@ -16,9 +16,9 @@ from scheduler_svc.simulator.cost_model import StepWork
 PERCENTILES = (50, 90, 99)
 SAMPLED_STEPS = 100
 
-VLLM_OFFLINE_S = {"llama-3.1-8b": 25.96, "qwen3-0.6b": 6.4}
+VLLM_OFFLINE_S = {"llama-3.1-8b": 25.96, "qwen3-0.6b": 6.4, "qwen3-30b-a3b": 23.9}
 """Seconds of vLLM 0.25.0 on another H200 for the same 512 requests, all at once."""
-OFFLINE_BAR_S = {"llama-3.1-8b": 23.0, "qwen3-0.6b": 5.0}
+OFFLINE_BAR_S = {"llama-3.1-8b": 23.0, "qwen3-0.6b": 5.0, "qwen3-30b-a3b": 18.0}
 VLLM_ONLINE_MS = {
     ("llama-3.1-8b", 8.0): (44, 212, 5.6, 68),
     ("llama-3.1-8b", 14.0): (69, 272, 6.4, 94),

@@ -143,7 +143,7 @@ class Service:
         return ClientRecord.load(record)
 
     def kernels(self) -> tuple[np.ndarray, list[str]]:
-        """Returns each kernel's begin and end in µs, [K, 2], and name, from the last profile; empty without one."""
+        """Returns each kernel's begin and end in µs, [K, 2], and name, from the last profile, if there is one."""
         if not (self._folder / "kernels.npz").exists():
             return np.zeros((0, 2)), []
         with np.load(self._folder / "kernels.npz") as arrays:

@@ -16,6 +16,7 @@ from bench.common.gpu_timing import graph_microseconds
 from bench.kernels.attention_cases import DECODE_CASES, PREFILL_CASES, Part, Shape
 from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import FP8, KVCache
 
 # Caches are copied until a graph reads this many bytes, more than any L2 holds.
@@ -45,10 +46,8 @@ class Bench:
         else:
             cache.data.normal_()
         block_tables = torch.from_numpy(tables).cuda()
-        windows = [shape.window] * copies
-        self.attention = CudaAttention(
-            cache, block_tables, shape.num_heads, windows, len(lengths), shape.dtype, soft_cap=shape.soft_cap
-        )
+        layers = [AttentionLayer(shape.window, soft_cap=shape.soft_cap)] * copies
+        self.attention = CudaAttention(cache, block_tables, shape.num_heads, layers, len(lengths), shape.dtype)
         self.rows = np.arange(len(lengths), dtype=np.int32)
 
     def tensors(self, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.interface.kv_cache import FP8
+from runner_svc.model.families.description import QkNorm
 
 _ROTATED_BYTES = 200_000_000
 _MAX_SETS = 24
@@ -88,8 +89,8 @@ def rope_cases() -> Iterator[Case]:
         (32, 8, False, False, 256), (32, 8, False, False, 8192), (32, 8, False, True, 64), (32, 8, False, True, 8192),
     ):  # fmt: skip
         kernel = RopeKvWrite(
-            num_heads=heads, num_kv_heads=kv_heads, head_dim=128, rotary_dim=128, dtype=BF16, eps=1e-6, qk_norm=qk_norm,
-            fp8_cache=fp8_cache,
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=128, rotary_dim=128, dtype=BF16, eps=1e-6,
+            qk_norm=QkNorm.HEAD if qk_norm else QkNorm.NONE, fp8_cache=fp8_cache,
         )  # fmt: skip
         scales = torch.ones(2, kv_heads, device="cuda") if fp8_cache else None
 

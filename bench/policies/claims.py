@@ -31,7 +31,7 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest
 Lengths = list[tuple[int, int]]
 """(prompt, output) tokens of each request."""
 LIMIT = 4
-"""Limit of vLLM's comparison, as a multiple of the latency per token of a request alone."""
+"""Limit of vLLM's comparison, as a multiple of an unloaded system's latency per token."""
 RATE_TOLERANCE = 1.06
 """Rates are determined to within this factor."""
 FIRST_RATE = 4.0
@@ -193,7 +193,7 @@ def vllm(bench: Bench) -> None:
     baseline reserves 2,048 tokens of KV memory for each sequence.
 
     Lengths are like ShareGPT's. The caches have 15,700 and 60,100 tokens, the paper's sizes for OPT-13B and 175B. The
-    mean latency per token is at most `LIMIT` times that of a request alone.
+    mean latency per token is at most `LIMIT` times that of an unloaded system.
     """
     lengths = sharegpt(bench.requests)
     limit_s = alone_s(lengths, bench.setup("orca", 8))

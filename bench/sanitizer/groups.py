@@ -36,7 +36,7 @@ class Group:
 
 
 GROUPS = {
-    "norm": Group(("add_rms_norm",), ("test_norm",)),
+    "norm": Group(("add_rms_norm", "residual_norm"), ("test_norm",)),
     "rope": Group(("rope_kv_write",), ("test_rope_kv",)),
     "gather": Group(("gather_inputs",), ("test_gather",)),
     "activation": Group(("activation_mul",), ("test_activation",)),

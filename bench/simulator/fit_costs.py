@@ -85,7 +85,7 @@ def prefill_work(prompts: int, length: int) -> StepWork:
 
 
 def runner_shape(shape: str, gib: int) -> RunnerShape:
-    """Returns a runner with default slots and step size, and an estimated KV cache beside bfloat16 weights."""
+    """Returns a runner with default slots and step size. Its KV cache is estimated for bfloat16 weights."""
     config = SHAPES[shape]
     width, layers, kv = config["hidden_size"], config["num_hidden_layers"], config["num_key_value_heads"]
     attention = width * config["head_dim"] * (2 * config["num_attention_heads"] + 2 * kv)

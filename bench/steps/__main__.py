@@ -28,22 +28,22 @@ import torch
 from bench.common.gpu_timing import card, copy_bandwidth
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
-from bench.common.random_model import SHAPES
+from bench.common.random_model import ALL_SHAPES, SHAPES
 from bench.steps.backend import DTYPE, VARIANTS, backend_of, no_progress
 from bench.steps.decoding import Decoding
-from bench.steps.floors import products_ms
+from bench.steps.floors import active_experts, experts_ms, products_ms
 from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, StepTimes, print_header, print_line
 from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 
 def measure(
     shape: str, variant: str, batches: Sequence[int], weights: ModelWeights, layers: list[LayerWeights], tb_s: float
 ) -> Iterator[StepTimes]:
     """Times the batches of one shape with one backend; `tb_s` is the copy bandwidth."""
-    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)), variant)
     runner, graphs = Runner(backend), backend.decode_graphs
     for batch in batches:
@@ -61,6 +61,10 @@ def measure(
                 timings.append(result.timings)
         step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
         products = products_ms(config, weights, layers, batch, batch)
+        if config.experts is not None:
+            active = active_experts(backend)
+            print(f"  {batch} rows: {active} experts active in the last layer of the last step", flush=True)
+            products += experts_ms(config, active, tb_s)
         context = PROMPT + (FIRST + LAST) / 2
         kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * DTYPE.itemsize * config.num_layers
         idle = np.array([timing.idle_ns for timing in timings]) / 1e3
@@ -89,7 +93,7 @@ def _free() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
+    parser.add_argument("--shapes", nargs="+", choices=sorted(ALL_SHAPES), default=sorted(SHAPES, reverse=True))
     parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     parser.add_argument("--output", type=Path)
@@ -99,7 +103,7 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     rows: list[StepTimes] = []
     for shape in arguments.shapes:
-        config = ModelConfig.from_hugging_face(SHAPES[shape])
+        config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
         with torch.no_grad():
             weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
             layers = list(weights.layers)

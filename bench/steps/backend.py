@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.common.random_model import SHAPES
+from bench.common.random_model import ALL_SHAPES
 from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
 from roster_protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
+from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
-from runner_svc.model.weights import ModelWeights
+from runner_svc.weights.model_weights import ModelWeights
 
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
+TRANSFORMERS = "transformers"
+"""The model's forward pass by transformers, with random weights of its own."""
 # Arguments of `CudaLaunchers`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "runner": {},
     "cublas": {"skinny_blocks": ()},
     "skinny-1": {"skinny_blocks": (1,)},
     "skinny-2": {"skinny_blocks": (2,)},
+    TRANSFORMERS: {},
 }
 
 
 def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
-    """Returns a backend of the shape (a key of `SHAPES`) with room for the largest batch."""
-    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for the largest batch."""
+    config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     largest = max(BATCHES)
     sizes = CudaSizes(
         num_slots=largest,
@@ -40,11 +46,25 @@ def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "
         num_blocks=-(-(PROMPT + LAST + 1) // BLOCK_SIZE) * largest,
     )
     model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)
-    if weights is None:
-        weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
     begin = time.perf_counter()
-    launchers = CudaLaunchers(config, DTYPE, **VARIANTS[variant])
-    backend = CudaBackend(model, config, weights, launchers, GpuDevice(), sizes, no_progress)
+    device = GpuDevice()
+    if variant == TRANSFORMERS:
+        served, launchers = load_on_gpu(
+            Path(), ALL_SHAPES[shape], DTYPE, device, MAX_STEP_TOKENS, no_progress, random_weights=True
+        )
+        backend = CudaBackend(model, served.config, lambda: served, launchers, device, sizes, no_progress)
+    else:
+        own = weights or random_weights(config, DTYPE, torch.device("cuda"), no_progress)
+        kernels = CudaLaunchers(config, DTYPE, **VARIANTS[variant])
+        backend = CudaBackend(
+            model,
+            config,
+            lambda: CudaDecoder(config, own, kernels.decoder(sizes.fp8_cache), sizes.max_step_tokens),
+            kernels,
+            device,
+            sizes,
+            no_progress,
+        )
     graphs = backend.decode_graphs
     print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
     for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:

@@ -6,14 +6,19 @@ import torch
 
 from bench.common.gpu_timing import graph_microseconds
 from bench.steps.backend import DTYPE
+from runner_svc.gpu.backend import CudaBackend
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 
 def products_ms(
     config: ModelConfig, weights: ModelWeights, layers: list[LayerWeights], positions: int, sampled: int
 ) -> float:
-    """Times, as one CUDA graph, the matrix products of a step with `positions` positions, `sampled` of them sampled."""
+    """Times, as one CUDA graph, the matrix products of a step with `positions` positions, `sampled` of them sampled.
+
+    Experts are left out, but not their routers.
+    """
 
     def rows(width: int) -> torch.Tensor:
         return torch.randn(positions, width, dtype=DTYPE, device="cuda")
@@ -23,10 +28,29 @@ def products_ms(
 
     def launch() -> None:
         for layer in layers:
-            torch.mm(hidden, layer.qkv.t())
-            torch.mm(attended, layer.output.t())
-            torch.mm(hidden, layer.gate_up.t())
-            torch.mm(activated, layer.down.t())
+            torch.mm(hidden, layer.qkv.weight.t())
+            torch.mm(attended, layer.output.weight.t())
+            if isinstance(layer.mlp, MlpWeights):
+                torch.mm(hidden, layer.mlp.gate_up.weight.t())
+                torch.mm(activated, layer.mlp.down.weight.t())
+            else:
+                torch.mm(hidden, layer.mlp.router.weight.t())
         torch.mm(hidden[:sampled], weights.head.t())
 
     return graph_microseconds([launch]) / 1e3
+
+
+def active_experts(backend: CudaBackend) -> int:
+    """Returns the experts that the last layer of the last step had rows for, padding included."""
+    experts = backend._decoder.workspace.experts
+    assert experts is not None, "only a mixture has experts"
+    torch.cuda.synchronize()
+    counts = experts.plan.ends.diff(prepend=experts.plan.ends.new_zeros(1))
+    return int((counts > 0).sum())
+
+
+def experts_ms(config: ModelConfig, active: int, tb_s: float) -> float:
+    """Returns the milliseconds to read `active` experts of each layer at `tb_s` TB/s."""
+    assert config.experts is not None, "only a mixture has experts"
+    layers = sum(isinstance(layer.mlp, ExpertsConfig) for layer in config.layers)
+    return layers * active * 3 * config.experts.width * config.hidden_size * DTYPE.itemsize / tb_s / 1e9

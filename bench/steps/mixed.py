@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bench.common.on_gpu import require_gpu
-from bench.common.random_model import SHAPES
+from bench.common.random_model import ALL_SHAPES
 from bench.steps.backend import DTYPE, backend_of, no_progress
 from bench.steps.decoding import Decoding
 from bench.steps.floors import products_ms
@@ -28,7 +28,7 @@ from roster_protos import plan_pb2
 from runner_svc.execution.runner import LaunchedPlan, Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
-from runner_svc.model.weights import ModelWeights
+from runner_svc.weights.model_weights import ModelWeights
 
 DECODING = 32
 """Decoding rows of a step."""
@@ -124,17 +124,17 @@ def _finished(launched: _Launched) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=sorted(ALL_SHAPES))
     parser.add_argument("chunks", type=int, nargs="*", default=[64, 128, 256, 512, 1024, 2048])
     arguments = parser.parse_args()
     require_gpu()
-    config = ModelConfig.from_hugging_face(SHAPES[arguments.shape])
+    config = ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape])
     weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
     layers = list(weights.layers)
     backend = backend_of(arguments.shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
     mixing = Mixing(Runner(backend), config.vocab_size)
     print(
-        f"{arguments.shape}, {DECODING} decoding rows and a chunk: ms a step\nchunk     wall      gpu     host products"
+        f"{arguments.shape}, {DECODING} decode rows and a chunk: ms per step\nchunk     wall      gpu     host products"
     )
     for chunk in arguments.chunks:
         mixing.measure(chunk)

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import DeviceType
 
 from bench.common.on_gpu import require_gpu
-from bench.common.random_model import SHAPES
+from bench.common.random_model import ALL_SHAPES
 from bench.steps.backend import backend_of
 from bench.steps.decoding import Decoding
 from bench.steps.mixed import DECODING, Mixing
@@ -31,13 +31,13 @@ _DECODE_STEPS, _MIXED_STEPS = 100, 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=sorted(ALL_SHAPES))
     parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
     parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of the chunks in mixed steps")
     arguments = parser.parse_args()
     require_gpu()
     runner = Runner(backend_of(arguments.shape))
-    vocab_size = ModelConfig.from_hugging_face(SHAPES[arguments.shape]).vocab_size
+    vocab_size = ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape]).vocab_size
     for batch in arguments.batches:
         print(f"{arguments.shape}, batch {batch}")
         for _ in range(2):
@@ -82,7 +82,7 @@ def print_profile(profiler: torch.profiler.profile) -> None:
         each, gap = np.median(times[name]), np.median(gaps[name])
         print(f"{len(times[name]) / _STEPS:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
     whole, idle = (last_end - kernels[0][0]) / _STEPS, sum(map(sum, gaps.values())) / _STEPS
-    print(f"whole: {whole:.1f} us a step, of which gaps {idle:.1f}")
+    print(f"whole: {whole:.1f} us per step, of which gaps {idle:.1f}")
 
 
 if __name__ == "__main__":

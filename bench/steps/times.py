@@ -13,9 +13,21 @@ PROMPT, FIRST, LAST = 512, 128, 256
 BATCHES = (1, 8, 64, 256)
 MAX_STEP_TOKENS = 8192
 # By batch: milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor.
-VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
-BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
-RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
+VLLM = {
+    "qwen3-0.6b": (1.75, 1.85, 3.35, 7.54),
+    "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2),
+    "qwen3-30b-a3b": (4.14, 9.2, 18.2, 22.0),
+}
+BARS = {
+    "qwen3-0.6b": (1.25, 1.3, 2.25, 6.2),
+    "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3),
+    "qwen3-30b-a3b": (2.4, 7.5, 17.2, 20.0),
+}
+RATIOS = {
+    "qwen3-0.6b": (1.32, 1.44, 1.13, 1.07),
+    "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06),
+    "qwen3-30b-a3b": (1.5, 1.25, 1.16, 1.13),
+}
 
 
 @dataclass(frozen=True, slots=True)

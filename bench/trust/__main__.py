@@ -1,4 +1,4 @@
-"""Tries each isolation guarantee and prints the measured figure beside the bar that it must meet.
+"""Tries each isolation guarantee and prints the measured figure and the bar that it must meet.
 
     python -m bench.trust [--quick] [--only NAME ...] [--json FILE]
 

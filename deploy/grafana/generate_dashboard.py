@@ -67,7 +67,7 @@ ROWS: dict[str, list[Panel]] = {
     "Now": [
         Panel("Runners", "Runners in service; without one, nothing is computed.",
               {"": f"sum({chosen('roster_runners')})"}, "none", 4, 4, "stat", thresholds={0: "red", 1: "green"}),
-        Panel("Running", "Sequences in slots, over all runners.",
+        Panel("Running", "Running sequences, over all runners.",
               {"": f"sum({of_runners('roster_running_sequences')})"}, "none", 4, 4, "stat"),
         Panel("Waiting", "Sequences that wait for a slot.",
               {"": f"sum({chosen('roster_waiting_sequences')})"}, "none", 4, 4, "stat"),
@@ -96,7 +96,7 @@ ROWS: dict[str, list[Panel]] = {
               percentiles("roster_request_duration_seconds"), "s"),
     ],
     "Roster": [
-        Panel("Running", "Sequences in slots, by runner, and the number of slots.",
+        Panel("Running", "Running sequences by runner, and the number of slots.",
               {"{{runner}}": f"sum by (runner) ({of_runners('roster_running_sequences')})",
                "slots": f"sum({of_runners('roster_slots')})"}, "none"),
         Panel("Waiting by tenant", "Sequences that have not started; the 20 largest tenants, and the others in one.",
@@ -126,7 +126,7 @@ ROWS: dict[str, list[Panel]] = {
               {"{{runner}}": of_runners("roster_oldest_plan_age_seconds")}, "s", 6, thresholds={0: "green", 10: "red"}),
     ],
     "Failures": [
-        Panel("Runners", "Runners in service, runners in quarantine because they lose every plan, and draining.",
+        Panel("Runners", "Runners in service, runners held back because they fail every plan, and draining.",
               {"{{instance}} runners": chosen("roster_runners"),
                "{{instance}} held back": chosen("roster_runners_held_back"),
                "{{instance}} draining": chosen("roster_draining")},

@@ -146,7 +146,10 @@ class RosterClient:
         return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
 
     def attach(self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None) -> EventStream:
-        """Resumes a request's stream after the `received` tokens of each choice (`EventStream.received`)."""
+        """Resumes a request's stream.
+
+        `received`: how many tokens of each choice the caller already has (`EventStream.received`).
+        """
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._caller.attach(request, deadline_s)
         return self._stream(call, Assembler(tuple(received)), None, deadline_s)

@@ -12,7 +12,7 @@ READINESS = "roster.v1.InferenceService"
 
 
 def check_health(channel: grpc.Channel, timeout_s: float, service: str = READINESS) -> str:
-    """Returns the name of the service's status, "SERVING" if healthy. Raises RosterError without an answer."""
+    """Returns the name of the service's status, "SERVING" if healthy. Raises RosterError if there is no answer."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)

@@ -36,7 +36,7 @@ class Message:
 
 
 class OnDisconnect(Enum):
-    """What the server does with a request when its stream is closed or breaks."""
+    """The server's action on a request whose stream is closed or breaks."""
 
     CANCEL = pb.ON_DISCONNECT_CANCEL
     KEEP = pb.ON_DISCONNECT_KEEP

@@ -101,7 +101,7 @@ class Resumption:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline, at least 0; None without one."""
+        """Seconds until the deadline, at least 0; None if there is no deadline."""
         if self._deadline_s is None:
             return None
         return max(0.0, self._begin_s + self._deadline_s - time.monotonic())

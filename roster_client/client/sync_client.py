@@ -134,7 +134,10 @@ class SyncRosterClient:
     def attach(
         self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None
     ) -> SyncEventStream:
-        """Resumes a request's stream after the `received` tokens of each choice (`SyncEventStream.received`)."""
+        """Resumes a request's stream.
+
+        `received`: how many tokens of each choice the caller already has (`SyncEventStream.received`).
+        """
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._caller.attach(request, deadline_s)
         return self._stream(call, Assembler(tuple(received)), None, deadline_s)

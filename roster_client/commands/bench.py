@@ -28,7 +28,8 @@ def serve(
         float, typer.Option("--jitter", min=0, help="Add U(0, this) seconds to arrivals (3 for Mooncake's grid).")
     ] = 0,
     sweep: Annotated[
-        str, typer.Option("--sweep", help="Rates to run in turn, such as 1,2,4; auto: from --rate up to saturation.")
+        str,
+        typer.Option("--sweep", help="Rates of the runs, such as 1,2,4; auto: from --rate up to saturation."),
     ] = "",
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="With --sweep: seconds per rate.")] = 60,
 ) -> None:
@@ -48,7 +49,7 @@ def serve(
         return
     arrivals = Arrivals(rate=rate, scale=rate_scale, jitter_s=jitter)
     if options.trace is None and rate is None:
-        raise ValueError("without --trace there are no arrival times: give --rate, or use `roster bench offline`")
+        raise ValueError("there are no arrival times: pass --trace or --rate, or use `roster bench offline`")
     publish(runs.one(arrivals), "Serving", options)
 
 

@@ -24,7 +24,7 @@ def calibrate(
     output: Annotated[Path, typer.Argument(help="File of the cost model, JSON; its stem is the cost model's name.")],
     model: Annotated[str | None, typer.Option("--model", help="Model of the runner (default: smollm2).")] = None,
     device: Annotated[str | None, typer.Option("--device", help="Device of the runner (default: auto).")] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Most sequences that run at once.")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Maximum number of running sequences.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=0, help="CPU threads of the runner.")] = None,
     listen: Annotated[
         str | None, typer.Option("--listen", help="Start no runner, but wait for one at this ZeroMQ endpoint.")
@@ -42,7 +42,7 @@ def calibrate(
     configure_logs("console", "warning")
     flags: dict[str, object] = {"model": model, "device": device, "slots": slots, "threads": threads}
     if listen is not None and any(value is not None for value in flags.values()):
-        raise ValueError("--listen waits for a runner that you start: give --model, --device and so on to that runner")
+        raise ValueError("--listen waits for a runner that you start: pass --model, --device and so on to that runner")
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         calibrator = Calibrator(listen or f"ipc://{folder}/link")

@@ -19,7 +19,7 @@ Model = Annotated[
     str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="Device of the runner (default of serve: auto).")]
-Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Most sequences that run at once.")]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Maximum number of running sequences.")]
 
 
 def serve(

@@ -34,10 +34,10 @@ class SimulateOptions:
         str | None, typer.Option("--compare", help="Policies to compare, separated by commas, instead of --policy.")
     ] = None
     runners: Annotated[int, typer.Option("--runners", min=1, help="Number of equal runners.")] = 1
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Most running sequences per runner.")] = None
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Maximum number of sequences per runner.")] = None
     kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", min=1, help="KV cache of a runner, in tokens.")] = None
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens per KV block.")] = None
-    step_tokens: Annotated[int | None, typer.Option("--step-tokens", min=1, help="Most tokens per step.")] = None
+    step_tokens: Annotated[int | None, typer.Option("--step-tokens", min=1, help="Maximum tokens per step.")] = None
     depth: Annotated[int, typer.Option("--depth", min=1, max=3, help="Plans in flight per runner.")] = 2
     plan_lead_ms: Annotated[
         float | None,

@@ -18,7 +18,7 @@ from roster_client.top.load import Load, RecentLooks, as_json, load_between
 from roster_client.top.screen import Screen
 
 MOST_LINES = 10_000
-"""Most lines of a frame that is not bounded by a screen."""
+"""Maximum number of lines of a frame that is not bounded by a screen."""
 
 
 def top(

@@ -17,7 +17,7 @@ _REPORT = (
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """A question and the most tokens of its answer."""
+    """A question and the maximum number of tokens in its answer."""
 
     question: str
     max_tokens: int

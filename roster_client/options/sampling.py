@@ -11,7 +11,9 @@ from roster_client.client.requests import Options
 Tenant = Annotated[str, typer.Option("--tenant", envvar="ROSTER_TENANT", help="Tenant of the request.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", "-m", min=1, help="Most tokens to generate (default: the rest of the context)."),
+    typer.Option(
+        "--max-tokens", "-m", min=1, help="Maximum number of tokens to generate (default: the rest of the context)."
+    ),
 ]
 Temperature = Annotated[
     float | None,

@@ -9,6 +9,18 @@ from rich.text import Text
 from roster_client.terminal.text import one_line
 from roster_protos import admin_pb2
 
+HEADINGS = (
+    "runner",
+    "device",
+    "model",
+    "decoder",
+    "slots in use",
+    "free blocks",
+    "block size",
+    "in flight",
+    "last plan",
+)
+
 
 def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
     """Returns a headline, one row per runner, and the counters since the start."""
@@ -36,20 +48,23 @@ def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
     else:
         chance = "computing a probe"
     reason = one_line(runner.reason)
-    return Text(f"{one_line(runner.id)} is held back: {runner.losses} losses in a row; {chance}; {reason}", style="red")
+    return Text(
+        f"{one_line(runner.id)} is held back: {runner.losses} consecutive losses; {chance}; {reason}", style="red"
+    )
 
 
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if not status.runners:
         return Text("no runner", style="red")
     table = Table()
-    for heading in ("runner", "device", "model", "slots in use", "free blocks", "block size", "in flight", "last plan"):
+    for heading in HEADINGS:
         table.add_column(heading)
     for runner in status.runners:
         table.add_row(
             runner.id,
             runner.device,
             runner.model,
+            runner.decoder or "-",
             f"{runner.running} / {runner.slots}",
             f"{runner.free_blocks:,} / {runner.blocks:,}",
             str(runner.block_size),

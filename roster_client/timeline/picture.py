@@ -19,7 +19,7 @@ from roster_client.timeline.recording import Recording, RowKind
 FORMATS = (".svg", ".png", ".pdf")
 WIDTH_IN = 12.0
 MOST_IN_LEGEND = 12
-"""Most requests of a legend; the colours of more would be too similar."""
+"""Maximum number of requests of a legend; the colours of more would be too similar."""
 LEGEND_COLUMNS = 4
 LABEL_SHARE = 0.018
 """Share of the width that a bar needs for its request's name; an empty stretch needs three times as much."""

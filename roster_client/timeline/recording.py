@@ -126,7 +126,7 @@ class RecordingWriter:
 
 @contextmanager
 def recording_writer(path: Path | None) -> Iterator[RecordingWriter | None]:
-    """Yields a writer to a new file, or None without a path. Raises WrongRecording if the file can't be written."""
+    """Yields a writer to a new file, or None if `path` is None. Raises WrongRecording if the file can't be written."""
     if path is None:
         yield None
         return

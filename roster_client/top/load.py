@@ -15,7 +15,7 @@ QUANTILES = (0.5, 0.99)
 
 @dataclass(slots=True, frozen=True)
 class Latency:
-    """Quantiles in seconds, interpolated in the histogram's buckets; None without measurements."""
+    """Quantiles in seconds, interpolated in the histogram's buckets; None if nothing was measured."""
 
     p50_s: float | None
     p99_s: float | None

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 
 # A row joins a group of longer rows while the group's padding stays within this many positions or a quarter of the
@@ -62,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowPlan:
-    """Positions that the queries of a step read in layers of one window."""
+    """Positions that the queries of a step read, in all layers with the same attention window."""
 
     groups: list[DecodeGroup]
     chunks: list[Chunk]
@@ -75,24 +76,25 @@ AttentionPlan = dict[int | None, WindowPlan]
 class CpuAttention:
     """Attention of all layers over one cache."""
 
-    def __init__(self, cache: KVCache, num_heads: int, num_kv_heads: int, windows: Sequence[int | None]) -> None:
+    def __init__(self, cache: KVCache, num_heads: int, num_kv_heads: int, layers: Sequence[AttentionLayer]) -> None:
         self._cache = cache
         self._num_kv_heads = num_kv_heads
         self._group_size = num_heads // num_kv_heads
-        self._windows = tuple(windows)
+        self._layers = tuple(layers)
 
     def plan(
         self, starts: NDArray[np.int32], counts: NDArray[np.int32], block_tables: NDArray[np.int32]
     ) -> AttentionPlan:
         """Plans a step: rows of `counts` [R] positions from `starts` [R], with `block_tables` [R, W]."""
-        return {window: self._plan_window(starts, counts, block_tables, window) for window in set(self._windows)}
+        windows = {layer.window for layer in self._layers}
+        return {window: self._plan_window(starts, counts, block_tables, window) for window in windows}
 
     def run(self, plan: AttentionPlan, layer: int, queries: Tensor) -> Tensor:
         """Attends with queries [T, num_heads, head_dim] over the cached positions of `layer`, this step's included.
 
         Returns [T, num_heads * head_dim].
         """
-        window_plan = plan[self._windows[layer]]
+        window_plan = plan[self._layers[layer].window]
         groups, chunks = window_plan.groups, window_plan.chunks
         if len(groups) == 1 and groups[0].queries is None:
             return self._run_group(layer, groups[0], queries)
@@ -111,9 +113,10 @@ class CpuAttention:
             gathered.view(-1, kv_heads * head_dim).index_fill_(0, group.beyond, 0.0)
         # [2, R, kv_heads, S, head_dim]
         seen = gathered.view(2, rows, -1, kv_heads, head_dim)[:, :, : group.length].transpose(2, 3)
-        attended = scaled_dot_product_attention(
-            queries.reshape(rows, kv_heads, -1, head_dim), seen[0], seen[1], attn_mask=group.mask
-        )
+        grouped = queries.reshape(rows, kv_heads, -1, head_dim)
+        described = self._layers[layer]
+        sinks = None if described.sinks is None else described.sinks.view(kv_heads, -1, 1)
+        attended = attend(grouped, seen[0], seen[1], group.mask, described, sinks)
         return attended.reshape(rows, -1)
 
     def _run_chunk(self, layer: int, chunk: Chunk, queries: Tensor) -> Tensor:
@@ -123,13 +126,10 @@ class CpuAttention:
         seen = gathered.view(2, -1, kv_heads, 1, head_dim)[:, chunk.seen]
         # [2, kv_heads, group_size, S, head_dim], where the stride of group_size is 0
         seen = seen.permute(0, 2, 3, 1, 4).expand(-1, -1, self._group_size, -1, -1)
-        attended = scaled_dot_product_attention(
-            queries.unflatten(1, (kv_heads, self._group_size)).permute(1, 2, 0, 3),
-            seen[0],
-            seen[1],
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-        )
+        grouped = queries.unflatten(1, (kv_heads, self._group_size)).permute(1, 2, 0, 3)
+        described = self._layers[layer]
+        sinks = None if described.sinks is None else described.sinks.view(kv_heads, -1, 1, 1)
+        attended = attend(grouped, seen[0], seen[1], chunk.mask, described, sinks, is_causal=chunk.mask is None)
         return attended.permute(2, 0, 1, 3).reshape(queries.shape[0], -1)
 
     def _plan_window(
@@ -212,6 +212,36 @@ class CpuAttention:
 
     def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(np.where(visible, np.float32(0), np.float32("-inf"))).to(self._cache.data.dtype)
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    layer: AttentionLayer,
+    sinks: Tensor | None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """Returns attention of queries [..., C, head_dim] over keys and values [..., S, head_dim], shaped as the queries.
+
+    `mask`, 0 or -inf, is added to the scores [..., C, S]; `is_causal` masks a square instead. `sinks` are the layer's,
+    in a shape that broadcasts to [..., C, 1].
+    """
+    if layer.soft_cap is None and sinks is None:
+        return scaled_dot_product_attention(queries, keys, values, mask, is_causal=is_causal, scale=layer.scale)
+    scale = queries.shape[-1] ** -0.5 if layer.scale is None else layer.scale
+    scores = queries @ keys.transpose(-1, -2) * scale
+    if layer.soft_cap is not None:
+        scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
+    if is_causal:
+        mask = torch.full(scores.shape[-2:], float("-inf"), dtype=scores.dtype).triu_(1)
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return scores.softmax(-1)[..., : values.shape[-2]] @ values
 
 
 def _gathered_indices(beyond: NDArray[np.bool_], gathered_length: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 A step uses it as follows (arrays are numpy int32 on the host; T positions, R rows):
 
-    attention = CudaAttention(cache, block_tables, num_heads, windows, max_batch=256)
+    attention = CudaAttention(cache, block_tables, num_heads, layers, max_batch=256)
     # A step of decode rows only, padded to a bucket's `batch`:
     words = attention.decode_plan_words(batch)                    # size of its part of the step's packed buffer
     attention.plan_decode(lengths, table_rows, buffer[a : a + words], batch=batch)   # lengths: start + 1
@@ -28,6 +28,7 @@ A step uses it as follows (arrays are numpy int32 on the host; T positions, R ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,6 +43,7 @@ from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.cuda.module import DTYPE_DEFINES
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 
 _NO_WINDOW = 2**30
@@ -57,34 +59,47 @@ class CudaAttention:
         cache: KVCache,
         block_tables: Tensor,
         num_heads: int,
-        windows: Sequence[int | None],
+        layers: Sequence[AttentionLayer],
         max_batch: int,
         dtype: torch.dtype | None = None,
-        scale: float | None = None,
-        soft_cap: float | None = None,
     ) -> None:
-        """Compiles the kernels for `cache`.
+        """Compiles the kernels for `cache`, whose layers attend as `layers` say.
 
-        `max_batch` is the most rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
-        required for an FP8 cache. `scale` of the scores defaults to 1 / sqrt(head_dim).
+        `max_batch`: maximum rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
+        required for an FP8 cache.
 
-        Raises ValueError for a head size, block size or dtype that the kernels do not support.
+        Raises ValueError for a head size, block size or dtype that the kernels do not support, and for layers of which
+        only some have a soft cap.
         """
         dtype = dtype or cache.data.dtype
         _, _, _, block_size, num_kv_heads, head_dim = cache.data.shape
         if dtype not in (torch.bfloat16, torch.float16) or (cache.scales is None and cache.data.dtype is not dtype):
             raise ValueError(f"the GPU kernels do not support {dtype} queries with a {cache.data.dtype} KV cache")
         self._shape = AttentionShape(
-            DTYPE_DEFINES[dtype], head_dim, num_heads, num_kv_heads, block_size, soft_cap, cache.scales is not None
+            DTYPE_DEFINES[dtype],
+            head_dim,
+            num_heads,
+            num_kv_heads,
+            block_size,
+            _common_soft_cap(layers),
+            fp8_cache=cache.scales is not None,
+            has_sinks=any(layer.sinks is not None for layer in layers),
         )
-        self._scale = head_dim**-0.5 if scale is None else scale
-        self._soft_cap = soft_cap or 0.0
+        self._sinks = [_sinks_of(layer, num_heads, cache.data.device) for layer in layers]
+        self._softmax = [
+            (
+                head_dim**-0.5 if layer.scale is None else layer.scale,
+                layer.soft_cap or 0.0,
+                sinks.data_ptr() if self._shape.has_sinks else 0,
+            )
+            for layer, sinks in zip(layers, self._sinks, strict=True)
+        ]
         self._layers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.data]
         self._cache_scales = cache.scale_addresses()
         self._tables, self._table_stride = block_tables.data_ptr(), block_tables.stride(0)
         self._owned = (cache, block_tables)  # their memory must outlive the pointers
-        self._windows = tuple(dict.fromkeys(windows))
-        self._window_of_layer = [self._windows.index(window) for window in windows]
+        self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
+        self._window_of_layer = [self._windows.index(layer.window) for layer in layers]
         self._max_batch = max_batch
         self._compile(cache, block_tables)
 
@@ -98,7 +113,7 @@ class CudaAttention:
         )
         self._small_decode = DecodeKernel(DecodeVariant.choose(self._shape, shared, True), self._windows)
         self._large_decode = DecodeKernel(DecodeVariant.choose(self._shape, shared, False), self._windows)
-        self._prefill = compile_prefill(self._shape, cache, block_tables, self._scale, self._soft_cap)
+        self._prefill = compile_prefill(self._shape, cache, block_tables, self._softmax)
         self._prefill_planners = [
             PrefillPlanner(self._prefill.tile_rows, window, self._prefill.grid) for window in self._windows
         ]
@@ -168,8 +183,7 @@ class CudaAttention:
             plan + 4 * part * decode.planners(batch)[part].words,
             batch,
             self._cache_scales[layer],
-            self._scale,
-            self._soft_cap,
+            *self._softmax[layer],
             *self._workspace,
         )
 
@@ -230,7 +244,7 @@ class CudaAttention:
     def run_mixed(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
     ) -> None:
-        """Launches a layer's decode and prefill attention with the plan at this device address."""
+        """Launches a layer's decode and prefill attention; `plan` is the device address of the plan."""
         prefill_plan = plan + 4 * self._mixed_decode_words(batch, prefill_words)
         beside = self._beside(batch, prefill_words)
         if beside is not None:
@@ -248,3 +262,18 @@ class CudaAttention:
     def _beside(self, batch: int, prefill_words: int) -> DecodeKernel | None:
         """Returns the decode kernel that runs beside prefill if the step has both kinds and the GPU supports it."""
         return self._decode_beside if batch and prefill_words else None
+
+
+def _common_soft_cap(layers: Sequence[AttentionLayer]) -> float | None:
+    """Returns a cap if all layers have one, whatever its value, or None. Raises ValueError if only some have a cap."""
+    caps = {layer.soft_cap for layer in layers}
+    if None in caps and len(caps) > 1:
+        raise ValueError("the GPU kernels do not support a soft cap in some of the layers")
+    return layers[0].soft_cap
+
+
+def _sinks_of(layer: AttentionLayer, num_heads: int, device: torch.device) -> Tensor:
+    """Returns the layer's sinks in log2 units, float32 [num_heads]; minus infinity for a layer without sinks."""
+    if layer.sinks is None:
+        return torch.full((num_heads,), -math.inf, device=device)
+    return (layer.sinks.to(device=device, dtype=torch.float32) * math.log2(math.e)).contiguous()

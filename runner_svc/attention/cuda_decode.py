@@ -20,8 +20,8 @@ class DecodeKernel:
             load("paged_decode", variant.defines),
             "paged_decode",
             # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
-            # workspace
-            "PqPqPPPiPiPffPPP",
+            # sinks, workspace
+            "PqPqPPPiPiPffPPPP",
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=True,

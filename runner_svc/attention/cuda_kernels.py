@@ -42,11 +42,15 @@ class AttentionShape:
     block_size: int
     soft_cap: float | None
     fp8_cache: bool = False
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
-        if self.head_dim % 32 or not 32 <= self.head_dim <= 256:
+        step = 32 if self.fp8_cache else 16
+        if self.head_dim % step or not 16 <= self.head_dim <= 256:
+            cache = " with an FP8 cache" if self.fp8_cache else ""
             raise ValueError(
-                f"unsupported attention heads of {self.head_dim} elements: must be a multiple of 32, up to 256"
+                f"unsupported attention heads of {self.head_dim} elements{cache}: must be a multiple of {step}, "
+                "up to 256"
             )
         if self.block_size % TILE:
             raise ValueError(f"unsupported KV blocks of {self.block_size} tokens: must be a multiple of {TILE}")
@@ -70,6 +74,7 @@ class AttentionShape:
             "KV_HEADS": self.num_kv_heads,
             "BLOCK_SIZE": self.block_size,
             "SOFT_CAP": int(self.soft_cap is not None),
+            "SINKS": int(self.has_sinks),
             "FP8_CACHE": int(self.fp8_cache),
         }
 
@@ -127,7 +132,7 @@ class DecodeVariant:
 
     @property
     def heads(self) -> int:
-        """Most query heads in a unit."""
+        """Maximum number of query heads in a unit."""
         return min(self.shape.group_size, self.columns)
 
     @property
@@ -191,7 +196,8 @@ class PrefillVariant:
     @property
     def keys(self) -> int:
         """Keys of a stage: as many as registers allow, in whole copies of 16 bytes per thread."""
-        if self.shape.head_dim <= 128 or (self.shape.fp8_cache and self.shape.head_dim % 64):
+        whole_copies_of_64_only = self.shape.head_dim % (64 if self.shape.fp8_cache else 32) != 0
+        if self.shape.head_dim <= 128 or whole_copies_of_64_only:
             return 64
         return 32
 

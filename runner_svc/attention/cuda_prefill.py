@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -29,19 +30,22 @@ class Prefill(Protocol):
     def __call__(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
     ) -> None:
-        """Launches one layer with the plan at this device address.
+        """Launches one layer; `plan` is the device address of the plan.
 
         With `beside`, it runs concurrently with the decode kernel launched just before.
         """
 
 
 def compile_prefill(
-    shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
+    shape: AttentionShape, cache: KVCache, block_tables: Tensor, softmax: Sequence[tuple[float, float, int]]
 ) -> Prefill:
-    """Compiles the fastest kernel that the GPU, the head size and the cache's dtype allow."""
+    """Compiles the fastest kernel that the GPU, the head size and the cache's dtype allow.
+
+    `softmax` has each layer's scale, soft cap and address of sinks.
+    """
     if is_hopper() and HopperPrefillVariant.fits(shape):
-        return HopperPrefill(shape, cache, block_tables, scale, soft_cap)
-    return PortablePrefill(shape, cache, block_tables, scale, soft_cap)
+        return HopperPrefill(shape, cache, block_tables, softmax)
+    return PortablePrefill(shape, cache, block_tables, softmax)
 
 
 class PortablePrefill:
@@ -50,15 +54,16 @@ class PortablePrefill:
     runs_beside_decode = False
 
     def __init__(
-        self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
+        self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, softmax: Sequence[tuple[float, float, int]]
     ) -> None:
         variant = PrefillVariant(shape)
         self.tile_rows = variant.tile_rows
         self._kernel = Kernel(
             load("paged_prefill", variant.defines),
             "paged_prefill",
-            # queries, stride, output, stride, keys, values, tables, stride, plan, window, cache scales, scale, cap
-            "PqPqPPPiPiPff",
+            # queries, stride, output, stride, keys, values, tables, stride, plan, window, cache scales, scale, cap,
+            # sinks
+            "PqPqPPPiPiPffP",
             variant.threads,
             shared_bytes=variant.shared_bytes,
         )
@@ -66,7 +71,7 @@ class PortablePrefill:
         self._layers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.data]
         self._cache_scales = cache.scale_addresses()
         self._tables = (block_tables.data_ptr(), block_tables.stride(0))
-        self._scales = (scale, soft_cap)
+        self._softmax = softmax
 
     def __call__(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
@@ -83,7 +88,7 @@ class PortablePrefill:
             plan,
             window,
             self._cache_scales[layer],
-            *self._scales,
+            *self._softmax[layer],
         )
 
 
@@ -93,7 +98,7 @@ class HopperPrefill:
     runs_beside_decode = True
 
     def __init__(
-        self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
+        self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, softmax: Sequence[tuple[float, float, int]]
     ) -> None:
         variant = HopperPrefillVariant(shape)
         self.tile_rows = variant.tile_rows
@@ -104,8 +109,8 @@ class HopperPrefill:
                 module,
                 "paged_prefill_hopper",
                 # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
-                # scale, cap
-                "128s128s128sPPqPiPiPff",
+                # scale, cap, sinks
+                "128s128s128sPPqPiPiPffP",
                 variant.threads,
                 shared_bytes=variant.shared_bytes,
                 overlap=overlap,
@@ -129,7 +134,7 @@ class HopperPrefill:
         ]
         self._cache_scales = cache.scale_addresses()
         self._tables = (block_tables.data_ptr(), block_tables.stride(0))
-        self._scales = (scale, soft_cap)
+        self._softmax = softmax
         self._query_map = lru_cache(_MAX_QUERY_MAPS)(self._make_query_map)
 
     def _make_query_map(self, address: int, rows: int, row_stride: int) -> bytes:
@@ -150,5 +155,5 @@ class HopperPrefill:
             plan,
             window,
             self._cache_scales[layer],
-            *self._scales,
+            *self._softmax[layer],
         )

@@ -29,7 +29,7 @@ _TILE_START, _COST_START, _TILES, _COST = range(4)
 
 @dataclass(frozen=True)
 class DecodePlanner:
-    """Makes the plans for one bucket's batch size and layers of one window."""
+    """Makes the decode plans for one bucket's batch size, for all layers with the same attention window."""
 
     batch: int
     # Thread blocks that run at once, and the least cost of a range: one tile per warp.

@@ -1,9 +1,11 @@
-"""How decode and prefill attention of one step share the multiprocessors.
+"""Plans how the decode and prefill attention of one step share the GPU's multiprocessors.
 
-Decode is bound by memory, prefill by the tensor cores: run in turn, each leaves idle what the other needs. Run
-concurrently, each has multiprocessors of its own, split such that the later of the two ends as early as possible.
-Prefill's pieces are few and large, so that one multiprocessor fewer may cost a whole round of pieces. In that case
-decode gets all multiprocessors, and prefill's blocks begin where decode's end. No CUDA is imported here.
+Decode is limited by memory bandwidth and prefill by the tensor cores: if they run one after the other, each leaves idle
+what the other needs. If they run concurrently, each gets its own multiprocessors, divided so that the later of the two
+ends as early as possible. Prefill consists of few, large pieces (one per tile and query head), so with one
+multiprocessor less it may take one more round of pieces. If sharing is not predicted to be faster, both use all
+multiprocessors in turn: a prefill block starts on a multiprocessor when its decode block has ended. No CUDA is imported
+here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _READING_SHARE, _READING_SHARE_FP8 = 0.43, 0.8
 
 @dataclass(frozen=True, slots=True)
 class MixedPlanner:
-    """Makes the plans of both kinds for layers of one window; `heads` is the number of query heads."""
+    """Makes the plans of both kinds for all layers with the same window; `heads` is the number of query heads."""
 
     decode: DecodePlanner
     prefill: PrefillPlanner

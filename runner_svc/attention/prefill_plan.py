@@ -24,7 +24,7 @@ KEYS = 128
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlanner:
-    """Makes prefill plans for layers of one window."""
+    """Makes the prefill plans of all layers with the same attention window (`window`; None: no limit)."""
 
     tile_rows: int
     window: int | None

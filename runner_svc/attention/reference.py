@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from runner_svc.interface.attention_layer import AttentionLayer
+
 
 def paged_attention(
     queries: Tensor,
@@ -17,15 +19,18 @@ def paged_attention(
     block_tables: list[list[int]],
     window: int | None,
     scales: Tensor | None = None,
+    layer: AttentionLayer | None = None,
 ) -> Tensor:
     """Attends with queries [T, heads, head_dim] over one layer's cache.
 
     keys and values are [blocks, block_size, kv_heads, head_dim]. Row r has `counts[r]` queries at positions from
     `starts[r]`. Each query sees the positions up to its own, or only the last `window` of them. The keys and values of
-    an FP8 cache are multiplied by `scales` [2, kv_heads]. Returns float64 [T, heads * head_dim].
+    an FP8 cache are multiplied by `scales` [2, kv_heads]. `layer` gives scale, soft
+    cap and sinks, and its window is ignored. Returns float64 [T, heads * head_dim].
     """
     num_queries, num_heads, head_dim = queries.shape
     group_size = num_heads // keys.shape[2]
+    layer = layer or AttentionLayer()
     output = torch.zeros(num_queries, num_heads, head_dim, dtype=torch.float64)
     query_index = 0
     for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
@@ -38,16 +43,20 @@ def paged_attention(
             for head in range(num_heads):
                 seen = slice(first, position + 1), head // group_size
                 query = queries[query_index, head].double()
-                output[query_index, head] = _attend(query, row_keys[seen], row_values[seen])
+                output[query_index, head] = _attend(query, row_keys[seen], row_values[seen], layer, head)
             query_index += 1
     return output.reshape(num_queries, -1)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, head: int) -> Tensor:
     """Attends with one query [head_dim] over keys and values [seen, head_dim]. Returns [head_dim]."""
-    scores = keys @ query / math.sqrt(len(query))
-    weights = torch.exp(scores - scores.max())
-    return weights / weights.sum() @ values
+    scores = keys @ query * (1 / math.sqrt(len(query)) if layer.scale is None else layer.scale)
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    sink = scores.new_tensor([-math.inf if layer.sinks is None else float(layer.sinks[head])])
+    most = torch.cat((scores, sink)).max()
+    weights = torch.exp(scores - most)
+    return weights / (weights.sum() + torch.exp(sink - most)) @ values
 
 
 def _cached(cache: Tensor, block_table: list[int], length: int) -> Tensor:

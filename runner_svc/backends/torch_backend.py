@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,16 +20,21 @@ from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
+from runner_svc.decoder.served_decoder import ServedDecoder
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
+from runner_svc.model.description import describe_model
+from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampling.sampler import SampledRows, Sampler
+
+log = structlog.get_logger()
 
 
 class TorchBackend:
@@ -39,7 +45,7 @@ class TorchBackend:
     def __init__(
         self,
         model: plan_pb2.Model,
-        decoder: Decoder,
+        decoder: ServedDecoder,
         *,
         num_blocks: int,
         block_size: int,
@@ -56,9 +62,9 @@ class TorchBackend:
         self.max_step_tokens = max_step_tokens
         self.host_slots = HostSlots(num_slots, model.context_length, block_size)
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
-        self.fingerprints = fingerprints(config.rope, device, torch.float32, torch.float32)
+        self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
         self._decoder = decoder
-        self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.windows)
+        self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.attention_layers)
         self._sampler = Sampler(config.vocab_size, device)
 
     @classmethod
@@ -72,18 +78,17 @@ class TorchBackend:
         block_size: int,
         num_slots: int,
         max_step_tokens: int,
+        decoder: DecoderSetting = "auto",
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU.
 
         Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
         """
         folder = model_folder(name, cache_folder, progress)
-        config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
-        model = describe_model(name, folder, config, weights_fingerprint(folder, torch.float32))
-        decoder = Decoder(config, load_weights(folder, config, torch.float32, torch.device("cpu"), progress))
+        loaded = load_decoder(folder, decoder, progress)
         return cls(
-            model,
-            decoder,
+            describe_model(name, folder, loaded.config, weights_fingerprint(folder, torch.float32), cache_folder),
+            loaded,
             num_blocks=num_blocks,
             block_size=block_size,
             num_slots=num_slots,
@@ -183,6 +188,28 @@ class TorchBackend:
                 scored.append(self._sampler.prompt_logprobs(logits, batch, row))
             offset += count
         return scored
+
+
+def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress) -> ServedDecoder:
+    """Loads the model of `folder` into the decoder that `choose_decoder` chooses.
+
+    Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
+    """
+    raw = read_config(folder)
+    choice = choose_decoder(raw, asked)
+    if choice.config is not None:
+        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress)
+        return Decoder(choice.config, weights)
+    from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
+
+    try:
+        decoder = load_transformers_decoder(folder, raw, torch.float32, progress)
+    except UnsupportedModel as error:
+        if choice.has_own_class:
+            raise UnsupportedModel(f"{choice.why_not_own} Through transformers: {error}") from error
+        raise
+    log.info("transformers computes the model", why=choice.why_not_own, architecture=decoder.config.architecture)
+    return decoder
 
 
 def _int64(array: NDArray[np.integer]) -> Tensor:

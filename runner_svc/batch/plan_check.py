@@ -30,7 +30,7 @@ class Limits:
 
     @property
     def max_table(self) -> int:
-        """Most blocks of one sequence."""
+        """Maximum number of blocks of one sequence."""
         return -(-self.context_length // self.block_size)
 
 

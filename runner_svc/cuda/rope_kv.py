@@ -9,6 +9,10 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load
+from runner_svc.model.families.description import QkNorm
+
+QK_NORMS = {QkNorm.NONE: 0, QkNorm.HEAD: 1, QkNorm.PROJECTION: 2, QkNorm.LAYER_HEAD: 3}
+"""The kernel's QK_NORM."""
 
 _MAX_THREADS = 512
 
@@ -25,11 +29,12 @@ class RopeKvWrite:
         rotary_dim: int,
         dtype: torch.dtype,
         eps: float = 0.0,
-        qk_norm: bool = False,
+        qk_norm: QkNorm = QkNorm.NONE,
+        plus_one: bool = False,
         fp8_cache: bool = False,
         overlap: bool = False,
     ) -> None:
-        """Raises ValueError for unsupported dimensions."""
+        """`plus_one`: factors of the norm of each head are 1 + weight. Raises ValueError for unsupported dimensions."""
         vector, lanes = _vectors(head_dim, rotary_dim)
         threads = min(_MAX_THREADS, -(-(num_heads + 2 * num_kv_heads) * lanes // 32) * 32)
         defines: dict[str, int | str] = {
@@ -40,7 +45,8 @@ class RopeKvWrite:
             "ROTARY_DIM": rotary_dim,
             "VECTOR": vector,
             "LANES": lanes,
-            "QK_NORM": int(qk_norm),
+            "QK_NORM": QK_NORMS[qk_norm],
+            **({"QK_PLUS_ONE": 1} if plus_one else {}),
             "FP8_CACHE": int(fp8_cache),
         }
         module = load("rope_kv_write", defines)
@@ -66,7 +72,7 @@ class RopeKvWrite:
         row stride; the first columns of `qkv` may be passed to rotate in place. `cache`: the layer's [2, num_blocks +
         1, block_size, num_kv_heads, head_dim], float8_e4m3fn with fp8_cache. `rotations`: float32 [rows, rotary_dim],
         cosines of the pairs, then sines. `rotation_rows`, `slot_mapping`: int32 [T]. `cache_scales`: float32
-        [2, num_kv_heads], only with fp8_cache.
+        [2, num_kv_heads], only with fp8_cache. `q_norm`, `k_norm`: as `QkNorm` says.
         """
         self._kernel(
             stream,

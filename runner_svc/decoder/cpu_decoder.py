@@ -1,25 +1,32 @@
 """One decoder for all supported models, over ragged batches: T concatenated positions of any sequences.
 
-Per layer: RMSNorm, one QKV product, QK-norm and RoPE, KV write, paged attention, output product, RMSNorm, one gate-up
-product, SiLU times up, down product. Logits are a separate call: only sampling rows need them, and the product with the
-vocabulary is the largest.
+Per layer, as its description says: norm, one QKV product, QK-norm and RoPE, KV write, paged attention, output product,
+norm, MLP. Logits are a separate call: only sampling rows need them, and the product with the vocabulary is the largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.decoder.linear import Linear
+from runner_svc.decoder.mlp import DenseMlp, Mlp
+from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.model.families.description import LayerDescription, MlpDescription
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.sampling.logit_scaling import finish_logits
+from runner_svc.weights.expert_weights import ExpertWeights
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 # Layers with at most this many weights in total (1 GiB in float32) are kept in a plain copy too, which is faster for a
 # single sequence.
@@ -45,64 +52,64 @@ class DecoderInputs:
     prompt_lens: Tensor
 
 
-ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "relu": functional.relu,
-}
-
-
 class DecoderLayer:
     """Attention and MLP of one layer."""
 
     def __init__(self, config: ModelConfig, index: int, weights: LayerWeights) -> None:
+        described = config.layers[index]
         self._index = index
-        self._eps = config.rms_norm_eps
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
-        self._rotates = config.rotary_layers[index]
-        self._activation = ACTIVATION_FUNCTIONS[config.activation]
-        self._attention_norm = weights.attention_norm
-        self._mlp_norm = weights.mlp_norm
-        self._q_norm = weights.q_norm
-        self._k_norm = weights.k_norm
+        self._rope = described.rope
+        self._is_parallel = described.parallel
+        self._multiplier = described.multiplier
+
+        def norm(weights: Tensor | None) -> Callable[[Tensor], Tensor]:
+            return Norm(described.norm, weights, config.norm_eps) if weights is not None else _unchanged
+
+        def head_norm(weights: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+            if weights is None:
+                return None
+            return HeadNorm(described.qk_norm, described.norm, weights, config.norm_eps)
+
+        self._attention_norm, self._attention_post_norm = (
+            norm(weights.attention_norm),
+            norm(weights.attention_post_norm),
+        )
+        self._mlp_norm, self._mlp_post_norm = norm(weights.mlp_norm), norm(weights.mlp_post_norm)
+        self._q_norm, self._k_norm = head_norm(weights.q_norm), head_norm(weights.k_norm)
         keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS
-        self._qkv = Linear(weights.qkv, weights.qkv_bias, keep_plain=keep_plain)
-        self._output = Linear(weights.output, weights.output_bias, keep_plain=keep_plain)
-        self._gate_up = Linear(weights.gate_up, weights.gate_up_bias, keep_plain=keep_plain)
-        self._down = Linear(weights.down, weights.down_bias, keep_plain=keep_plain)
+        self._qkv = Linear(weights.qkv, keep_plain=keep_plain)
+        self._output = Linear(weights.output, keep_plain=keep_plain)
+        self._mlp = make_mlp(described, weights, keep_plain=keep_plain)
 
     def forward(
-        self, hidden: Tensor, slot_mapping: Tensor, rotation: Rotation, cache: KVCache, attention: LayerAttention
+        self,
+        hidden: Tensor,
+        slot_mapping: Tensor,
+        rotations: Sequence[Rotation],
+        cache: KVCache,
+        attention: LayerAttention,
     ) -> Tensor:
         """Returns the residual stream [T, hidden_size] after this layer."""
-        normed = functional.rms_norm(hidden, self._attention_norm.shape, self._attention_norm, self._eps)
-        queries = self._project(normed, slot_mapping, rotation, cache)
-        hidden = hidden + self._output(attention(self._index, queries))
-        normed = functional.rms_norm(hidden, self._mlp_norm.shape, self._mlp_norm, self._eps)
-        gate, up = self._gate_up(normed).chunk(2, dim=-1)
-        return hidden + self._down(self._activation(gate).mul_(up))
+        normed = self._attention_norm(hidden)
+        queries = self._project(normed, slot_mapping, rotations, cache)
+        attended = self._attention_post_norm(self._output(attention(self._index, queries)))
+        hidden = torch.add(hidden, attended, alpha=self._multiplier)
+        if not self._is_parallel:
+            normed = self._mlp_norm(hidden)
+        return torch.add(hidden, self._mlp_post_norm(self._mlp(normed)), alpha=self._multiplier)
 
-    def _project(self, normed: Tensor, slot_mapping: Tensor, rotation: Rotation, cache: KVCache) -> Tensor:
+    def _project(self, normed: Tensor, slot_mapping: Tensor, rotations: Sequence[Rotation], cache: KVCache) -> Tensor:
         """Writes the step's keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
         heads, kv_heads = self._num_heads, self._num_kv_heads
         qkv = self._qkv(normed).view(-1, heads + 2 * kv_heads, self._head_dim)
         rotated = qkv[:, : heads + kv_heads]  # queries and keys are adjacent: one rotation for both
         if self._q_norm is not None and self._k_norm is not None:
-            shape = (self._head_dim,)
-            rotated = torch.cat(
-                (
-                    functional.rms_norm(rotated[:, :heads], shape, self._q_norm, self._eps),
-                    functional.rms_norm(rotated[:, heads:], shape, self._k_norm, self._eps),
-                ),
-                dim=1,
-            )
-        if self._rotates:
-            rotated = rotation.apply(rotated)
+            rotated = torch.cat((self._q_norm(rotated[:, :heads]), self._k_norm(rotated[:, heads:])), dim=1)
+        if self._rope is not None:
+            rotated = rotations[self._rope].apply(rotated)
         cache.write(self._index, rotated[:, heads:].flatten(1), qkv[:, heads + kv_heads :].flatten(1), slot_mapping)
         return rotated[:, :heads]
 
@@ -111,22 +118,45 @@ class Decoder:
     """The model: embeddings, layers, final norm, head."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
-        self.config = config
         self._embeddings = weights.embeddings
-        self._layers = [DecoderLayer(config, index, layer) for index, layer in enumerate(weights.layers)]
-        self._norm = weights.norm
-        self._head = Linear(weights.head)
-        self._rope = RotaryEmbedding(config.rope, weights.embeddings.device)
+        self._positions = weights.positions
+        self._layers: list[DecoderLayer] = []
+        sinks: list[Tensor | None] = []
+        for index, layer in enumerate(weights.layers):
+            self._layers.append(DecoderLayer(config, index, layer))
+            sinks.append(layer.sinks)
+        self.config = replace(config, sinks=tuple(sinks))
+        self._norm = Norm(config.norm, weights.norm, config.norm_eps)
+        self._head = Linear(LinearWeights(weights.head))
+        self._ropes = [RotaryEmbedding(rope, weights.embeddings.device) for rope in config.ropes]
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the residual stream [T, hidden_size], which `logits` reads."""
         hidden = functional.embedding(inputs.tokens, self._embeddings)
-        rotation = self._rope.rotation(inputs.positions, inputs.prompt_lens)
+        if self.config.model.embedding_scale != 1.0:
+            hidden = hidden * self.config.model.embedding_scale
+        if self._positions is not None:
+            hidden = hidden + functional.embedding(inputs.positions, self._positions)
+        rotations = [rope.rotation(inputs.positions, inputs.prompt_lens) for rope in self._ropes]
         for layer in self._layers:
-            hidden = layer.forward(hidden, inputs.slot_mapping, rotation, cache, attention)
+            hidden = layer.forward(hidden, inputs.slot_mapping, rotations, cache, attention)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [L, vocab_size] for L positions of the residual stream, [L, hidden_size]."""
-        normed = functional.rms_norm(hidden, self._norm.shape, self._norm, self.config.rms_norm_eps)
-        return self._head(normed).float()
+        logits = self._head(self._norm(hidden)).float()
+        finish_logits(logits, self.config.model)
+        return logits
+
+
+def make_mlp(described: LayerDescription, weights: LayerWeights, *, keep_plain: bool) -> Mlp:
+    """Returns the MLP of a layer. Raises TypeError for weights of another kind than the description's."""
+    if isinstance(described.mlp, ExpertsConfig) and isinstance(weights.mlp, ExpertWeights):
+        return ExpertMlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+    if isinstance(described.mlp, MlpDescription) and isinstance(weights.mlp, MlpWeights):
+        return DenseMlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+    raise TypeError("the layer's weights are not of the kind that its description says")
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

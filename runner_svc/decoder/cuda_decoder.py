@@ -1,9 +1,10 @@
 """The decoder on a GPU: matrix products by cuBLAS through torch, everything else by the launchers of `runner_svc.cuda`.
 
-Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
-RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms or by
-the products before them, so that an addition never needs its own pass. The activation may be fused into a custom
-product (`decoder.fusions`). `decoder.cpu_decoder` is the counterpart on a CPU.
+Per layer, for a description like Llama's: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged
+attention; output product; add + RMSNorm; gate-up product; activation times up; down product. The residual stream is
+updated in place by the norms or by the products before them, so that an addition never needs its own pass. The
+activation may be fused into a custom product (`decoder.fusions`). A norm after a product is part of the launch that
+adds it. `decoder.cpu_decoder` is the counterpart on a CPU.
 
 Launches do not depend on values, and all intermediate tensors are in one workspace at fixed addresses. A forward pass
 can therefore be captured in a CUDA graph, and tensor maps of the attention kernels remain valid.
@@ -12,19 +13,22 @@ can therefore be captured in a CUDA graph, and tensor maps of the attention kern
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from runner_svc.decoder.cuda_experts import ExpertSpace
+from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
-from runner_svc.decoder.step_rotations import StepRotations, StepRows
+from runner_svc.decoder.hidden import Hidden
+from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.sampling.logit_scaling import finish_logits
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 
 class StepAttention(Protocol):
@@ -32,13 +36,6 @@ class StepAttention(Protocol):
 
     def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
         """Fills `output` from `queries`, both [T, num_heads * head_dim]; the row stride of queries is free."""
-
-
-class Mlp(Protocol):
-    """An MLP of a layer."""
-
-    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        """Adds the MLP of `normed` [T, hidden_size] to `hidden`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,35 +46,8 @@ class DeviceInputs:
     positions: Tensor
     # Cache position of each position's keys and values: block * block_size + offset.
     slot_mapping: Tensor
-    # float32 [rows, rotary_dim], cosines of the pairs, then their sines; and each position's row in it, int32 [T].
-    rotations: Tensor
-    rotation_rows: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Hidden:
-    """The residual stream and, if the norms do the addition, the last product, which is not yet added."""
-
-    residual: Tensor  # [T, hidden_size]
-    last: Tensor | None  # [T, hidden_size]
-
-    def add(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Adds x W^T + b, or leaves it to the next norm."""
-        if self.last is not None:
-            multiply(x, weight, bias, self.last)
-            return
-        self.residual.addmm_(x, weight.t())
-        if bias is not None:
-            self.residual.add_(bias)
-
-    def select(self, index: Tensor) -> Hidden:
-        """Returns a copy of the positions at `index`, int32 [L]."""
-        last = self.last.index_select(0, index) if self.last is not None else None
-        return Hidden(self.residual.index_select(0, index), last)
-
-    def slice(self, begin: int, end: int) -> Hidden:
-        """Returns a copy of the positions from `begin` to `end`."""
-        return Hidden(self.residual[begin:end].clone(), self.last[begin:end].clone() if self.last is not None else None)
+    # Of each rotary embedding of the model.
+    rotations: Sequence[StepRotation]
 
 
 class Workspace:
@@ -93,54 +63,83 @@ class Workspace:
         self.product = empty(config.hidden_size)  # of the output or down matrix
         self.qkv = empty(query_width + 2 * config.num_kv_heads * config.head_dim)
         self.attended = empty(query_width).zero_()  # attention does not write padding rows
-        self.gate_up = empty(2 * config.intermediate_size)
+        self.gate_up = empty(max((1 + layer.mlp.gated) * layer.mlp.width for layer in config.layers))
         self.activated = empty(config.intermediate_size)
+        self.experts: ExpertSpace | None = None
+        if config.experts is not None:
+            self.experts = ExpertSpace(config.experts, config.hidden_size, max_tokens, dtype, device)
 
 
 class CudaDecoder:
     """Embeddings, layers, final norm, head; weights are [out, in] on one device, in one dtype."""
 
+    may_not_be_captured = False
+
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
     ) -> None:
-        """`max_tokens` is the most positions of a forward pass."""
-        self.config = config
+        """`max_tokens` is the maximum number of positions of a forward pass."""
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings
         self.layers: Sequence[LayerWeights] = list(weights.layers)
+        self.config = replace(config, sinks=tuple(layer.sinks for layer in self.layers))
         self.norm_weight = weights.norm
         self.head = weights.head
         self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
         self._launchers = launchers
-        self._rope = StepRotations(config, max_tokens, self.device)
+        self._mlps = [
+            make_cuda_mlp(described.mlp, layer.mlp, launchers, self.workspace)
+            for described, layer in zip(config.layers, self.layers, strict=True)
+        ]
+        self._positions = weights.positions
+        self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
+        self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
 
     @property
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
-        gated = self._launchers.gated
-        fits = gated is not None and all(
-            layer.gate_up_bias is None and gated.fits(layer.gate_up) for layer in self.layers
-        )
+        norms_only = any(described.post_norms for described in self.config.layers)
         return [
             Fusions(adding, activating)
-            for activating in (Activating if fits else [Activating.KERNEL])
-            for adding in Adding
+            for activating in self._activating
+            for adding in ([Adding.NORMS] if norms_only else Adding)
         ]
+
+    @property
+    def _activating(self) -> Sequence[Activating]:
+        experts, gated = self._launchers.experts, self._launchers.gated
+        if experts is not None:
+            return list(Activating) if experts.has_grouped else [Activating.PRODUCT]
+        fits = gated is not None and all(
+            isinstance(layer.mlp, MlpWeights)
+            and described.mlp.gated
+            and layer.mlp.gate_up.bias is None
+            and gated.fits(layer.mlp.gate_up.weight)
+            for described, layer in zip(self.config.layers, self.layers, strict=True)
+        )
+        return list(Activating) if fits else [Activating.KERNEL]
+
+    @property
+    def mlps(self) -> Sequence[CudaMlp]:
+        """The layers' MLPs."""
+        return self._mlps
 
     def compile_products(self, max_tokens: int) -> None:
         """Compiles the custom gate-up products for up to `max_tokens` positions, so that no step waits for it."""
-        if self._launchers.gated is not None:
-            self._launchers.gated.prepare(max_tokens, self.layers[0].gate_up)
+        mlp = self.layers[0].mlp
+        if self._launchers.gated is not None and isinstance(mlp, MlpWeights):
+            self._launchers.gated.prepare(max_tokens, mlp.gate_up.weight)
 
     @property
     def weights(self) -> ModelWeights:
         """The weights, from which another decoder of the same model can be made."""
-        return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
+        return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers), self._positions)
 
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""
-        return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
+        rotations = [rope(positions, rows) for rope in self._ropes] or [StepRotation(self._no_table, positions)]
+        return DeviceInputs(tokens, positions, slot_mapping, rotations)
 
     def forward(
         self,
@@ -149,47 +148,78 @@ class CudaDecoder:
         cache: KVCache,
         attention: StepAttention,
         fusions: Fusions,
-        mlp: Mlp | None = None,
+        mlps: Sequence[CudaMlp] | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass.
 
-        `fusions` is one of `self.fusions`. `mlp` replaces the layers' MLP.
+        `fusions` is one of `self.fusions`. `mlps` replace the layers' own.
         """
         num_tokens = inputs.tokens.shape[0]
         space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
-        normed, qkv = space.normed[:num_tokens], space.qkv[:num_tokens]
-        attended, mlp = space.attended[:num_tokens], mlp or partial(self._mlp, fusions.activating)
-        torch.index_select(self.embeddings, 0, inputs.tokens, out=hidden.residual)
-        for index, layer in enumerate(self.layers):
+        qkv, attended = space.qkv[:num_tokens], space.attended[:num_tokens]
+        self._embed(inputs, hidden.residual)
+        last_post_norm: Tensor | None = None
+        for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
             if index == 0:
-                self._launchers.norm.norm(stream, hidden.residual, layer.attention_norm, normed)
+                normed = self._first_norm(stream, hidden, layer.attention_norm, space.normed[:num_tokens])
             else:
-                self._norm(stream, hidden, layer.attention_norm, normed)
-            multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+                normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, space.normed[:num_tokens])
+            layer.qkv.multiply(normed, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
-            hidden.add(attended, layer.output, layer.output_bias)
-            self._norm(stream, hidden, layer.mlp_norm, normed)
-            mlp(stream, layer, normed, hidden)
+            if self.config.layers[index].parallel:
+                hidden.add_now(attended, layer.output)
+            else:
+                hidden.add(attended, layer.output)
+                normed = self._norm(
+                    stream, hidden, layer.attention_post_norm, layer.mlp_norm, space.normed[:num_tokens]
+                )
+            mlp(stream, normed, hidden, fusions.activating)
+            last_post_norm = layer.mlp_post_norm
         return hidden
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
         space = self.workspace
         last = space.product[:num_tokens] if adding is Adding.NORMS else None
-        return Hidden(space.residual[:num_tokens], last)
+        return Hidden(space.residual[:num_tokens], last, self.config.multiplier)
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
-        self._norm(stream, hidden, self.norm_weight, normed)
+        self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
         self.multiply_head(normed, out)
+        finish_logits(out, self.config.model)
 
-    def _norm(self, stream: int, hidden: Hidden, weight: Tensor, out: Tensor) -> None:
-        """Fills `out` with the norm of the residual stream, after adding the last product to it."""
+    def _embed(self, inputs: DeviceInputs, out: Tensor) -> None:
+        """Fills `out` [T, hidden_size] with the embeddings of tokens and of learned positions."""
+        torch.index_select(self.embeddings, 0, inputs.tokens, out=out)
+        if self.config.model.embedding_scale != 1.0:
+            out.mul_(self.config.model.embedding_scale)
+        if self._positions is not None:
+            positions = self.workspace.product[: len(out)]
+            torch.index_select(self._positions, 0, inputs.positions, out=positions)
+            out.add_(positions)
+
+    def _first_norm(self, stream: int, hidden: Hidden, weight: Tensor | None, out: Tensor) -> Tensor:
+        """Returns the next product's input: `out` with the normed residual stream, or that itself without a norm."""
+        if weight is None:
+            return hidden.residual
+        self._launchers.norm.norm(stream, hidden.residual, weight, out)
+        return out
+
+    def _norm(
+        self, stream: int, hidden: Hidden, post_norm: Tensor | None, weight: Tensor | None, out: Tensor
+    ) -> Tensor:
+        """Adds the last product, normed with `post_norm`, to the residual stream; then as `_first_norm`."""
         if hidden.last is None:
-            self._launchers.norm.norm(stream, hidden.residual, weight, out)
-        else:
+            return self._first_norm(stream, hidden, weight, out)
+        if post_norm is not None:
+            self._launchers.norm.add_normed(stream, hidden.last, hidden.residual, post_norm, weight, out)
+        elif weight is not None:
             self._launchers.norm.add(stream, hidden.last, hidden.residual, weight, out)
+        else:
+            raise ValueError("a layer without norms has no kernel")
+        return out if weight is not None else hidden.residual
 
     def multiply_head(self, normed: Tensor, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size], from the last norm's rows."""
@@ -211,35 +241,19 @@ class CudaDecoder:
         """Does a layer's work between QKV product and output product; fills `attended`, the output product's input."""
         config, layer = self.config, self.layers[index]
         queries = qkv[:, : config.num_heads * config.head_dim]
-        launcher = self._launchers.rotating if config.rotary_layers[index] else self._launchers.plain
+        rope = config.layers[index].rope
+        launcher = self._launchers.plain if rope is None else self._launchers.rotating[rope]
+        rotation = inputs.rotations[rope or 0]
         launcher(
             stream,
             qkv,
             queries,
             cache.data[index],
-            inputs.rotations,
-            inputs.rotation_rows,
+            rotation.table,
+            rotation.rows,
             inputs.slot_mapping,
             layer.q_norm,
             layer.k_norm,
             cache.layer_scales(index),
         )
         attention(stream, index, queries, attended)
-
-    def _mlp(self, activating: Activating, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        activated = self.workspace.activated[: len(normed)]
-        if activating is Activating.PRODUCT and self._launchers.gated is not None:
-            self._launchers.gated(stream, normed, layer.gate_up, activated)
-        else:
-            gate_up = self.workspace.gate_up[: len(normed)]
-            multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
-            self._launchers.activation(stream, gate_up, activated)
-        hidden.add(activated, layer.down, layer.down_bias)
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Computes out = x W^T + b, with W [out, in]."""
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)

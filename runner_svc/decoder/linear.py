@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.weights.linear_weights import LinearWeights
+
 # Rows that the packed layout is chosen for.
 PACKED_ROWS = 16
 
 
 class Linear:
-    """y = x W^T + b, with W [out, in] and b [out] or None."""
+    """y = x W^T + b."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, keep_plain: bool = False) -> None:
+    def __init__(self, weights: LinearWeights, *, keep_plain: bool = False) -> None:
         """`keep_plain` keeps the plain copy of a packed weight too, for single rows."""
-        self._bias = bias
+        weight, self._bias = weights.weight, weights.bias
         self._packed: Any = None
         if can_pack(weight):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)

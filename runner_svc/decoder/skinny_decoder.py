@@ -3,28 +3,34 @@
 `cuda_decoder` is the same pass with cuBLAS's products, for any number of positions. Here RMSNorm is split between the
 products around it. The first adds to the residual stream, multiplies by the norm's weight and stores sums of squares.
 The next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
-attention; output product with addition; gate-up product with activation; down product with addition.
+attention; output product with addition; gate-up product with activation; down product with addition. In a layer with
+experts, the last two are the router's product; routing; the experts' products; weighted sum, addition and norm in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, StepAttention
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_experts import CudaExpertMlp
+from runner_svc.decoder.fusions import Activating
+from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ProductLauncher, ScaledRows, SkinnyLaunchers
-from runner_svc.model.weights import LayerWeights
+from runner_svc.model.families.description import MlpDescription
+from runner_svc.weights.model_weights import MlpWeights
 
 
 class SkinnyDecoder:
-    """Decode passes with the weights and the workspace of a `CudaDecoder` without biases."""
+    """Decode passes with the weights and the workspace of a `CudaDecoder` of a plain model."""
 
     def __init__(self, decoder: CudaDecoder, launchers: SkinnyLaunchers) -> None:
         self._decoder = decoder
         self._launchers = launchers
+        self._attention_norms = [layer.attention_norm for layer in decoder.layers if layer.attention_norm is not None]
+        self._eps = decoder.config.norm_eps
+        self._mlp_norms = [layer.mlp_norm for layer in decoder.layers if layer.mlp_norm is not None]
         # One row for each tile of an output or down matrix; tiles have at least 64 rows.
         tiles = -(-decoder.config.hidden_size // 64)
         self._squares = torch.zeros(tiles, MAX_ROWS, dtype=torch.float32, device=decoder.device)
@@ -38,21 +44,21 @@ class SkinnyDecoder:
         residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
         attended, activated = space.attended[:num_tokens], space.activated[:num_tokens]
         qkv = space.qkv[:num_tokens]
-        first_norm = decoder.layers[0].attention_norm
+        first_norm = self._attention_norms[0]
         x = self._launchers.embed(stream, inputs.tokens, decoder.embeddings, first_norm, residual, normed, squares)
-        for index, (layer, next_norm) in enumerate(zip(decoder.layers, self._next_norms(), strict=True)):
-            products.store(stream, x, layer.qkv, qkv)
+        norms = zip(self._mlp_norms, (*self._attention_norms[1:], decoder.norm_weight), strict=True)
+        for index, (layer, mlp, (mlp_norm, next_norm)) in enumerate(
+            zip(decoder.layers, decoder.mlps, norms, strict=True)
+        ):
+            products.store(stream, x, layer.qkv.weight, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
-            x = products.add(stream, attended, layer.output, residual, layer.mlp_norm, normed, squares)
-            products.gated(stream, x, layer.gate_up, activated)
-            x = products.add(stream, activated, layer.down, residual, next_norm, normed, squares)
+            x = products.add(stream, attended, layer.output.weight, residual, mlp_norm, normed, squares)
+            if isinstance(mlp, CudaExpertMlp):
+                x = mlp.add_and_norm(stream, x, products, residual, next_norm, normed, self._eps)
+            elif isinstance(layer.mlp, MlpWeights):
+                products.gated(stream, x, layer.mlp.gate_up.weight, activated)
+                x = products.add(stream, activated, layer.mlp.down.weight, residual, next_norm, normed, squares)
         products.store(stream, x, decoder.head, logits)
-
-    def _next_norms(self) -> Iterator[Tensor]:
-        """Yields the weight of the norm after each layer."""
-        for following in self._decoder.layers[1:]:
-            yield following.attention_norm
-        yield self._decoder.norm_weight
 
 
 class SkinnyMlp:
@@ -62,27 +68,46 @@ class SkinnyMlp:
     The only gain is then the saved launch.
     """
 
-    def __init__(self, decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> None:
+    def __init__(self, decoder: CudaDecoder, weights: MlpWeights, products: ProductLauncher, *, own_down: bool) -> None:
         self._workspace = decoder.workspace
+        self._weights = weights
         self._products = products
         self._own_down = own_down
 
-    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        """Like `cuda_decoder.Mlp`, for at most MAX_ROWS positions. The next norm adds a skinny down product."""
+    def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
+        """Like `CudaMlp`, for at most MAX_ROWS positions. The next norm adds a skinny down product."""
         activated = self._workspace.activated[: len(normed)]
-        self._products.gated(stream, ScaledRows(normed, None), layer.gate_up, activated)
+        self._products.gated(stream, ScaledRows(normed, None), self._weights.gate_up.weight, activated)
         if self._own_down and hidden.last is not None:
-            self._products.store(stream, ScaledRows(activated, None), layer.down, hidden.last)
+            self._products.store(stream, ScaledRows(activated, None), self._weights.down.weight, hidden.last)
         else:
-            hidden.add(activated, layer.down, None)
+            hidden.add(activated, self._weights.down)
+
+
+def skinny_mlps(decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> list[SkinnyMlp]:
+    """Returns the MLPs of all layers."""
+    return [SkinnyMlp(decoder, mlp, products, own_down=own_down) for mlp in dense_mlps(decoder)]
+
+
+def dense_mlps(decoder: CudaDecoder) -> list[MlpWeights]:
+    """Returns the weights of all MLPs but experts."""
+    return [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MlpWeights)]
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
-    """Returns all matrices of a pass, or None for a model with biases, which these products do not support."""
-    found = [decoder.head]
-    for layer in decoder.layers:
-        biases = (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias)
-        if any(bias is not None for bias in biases):
-            return None
-        found += [layer.qkv, layer.output, layer.gate_up, layer.down]
+    """Returns the matrices that these products would multiply with, or None where they support none.
+
+    That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
+    """
+    config = decoder.config
+    dense = all(
+        isinstance(layer.mlp, MlpDescription) and layer.mlp.gated and not layer.mlp.bias for layer in config.layers
+    )
+    if not dense and not config.is_plain:
+        return None
+    found = [matrix.weight for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
+    if config.is_plain:
+        found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+        found += [mlp.router for mlp in decoder.mlps if isinstance(mlp, CudaExpertMlp)]
+        found.append(decoder.head)
     return found

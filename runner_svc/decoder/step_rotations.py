@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.rope import RotaryEmbedding
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.rope_config import RopeType
+from runner_svc.model.rope_config import RopeConfig, RopeType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,26 +24,33 @@ class StepRows:
     prompt_lens: Tensor  # int32 [rows]
 
 
-class StepRotations:
-    """cos and sin of a model's positions."""
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRotation:
+    """One rotary embedding of a step's positions."""
 
-    def __init__(self, config: ModelConfig, max_tokens: int, device: torch.device) -> None:
-        self._rope = RotaryEmbedding(config.rope, device)
-        self._is_dynamic = config.rope.type is RopeType.DYNAMIC
+    # float32 [N, rotary_dim], cosines of the pairs, then their sines; and each position's row in it, int32 [T].
+    table: Tensor
+    rows: Tensor
+
+
+class StepRotations:
+    """cos and sin of positions, for one rotary embedding."""
+
+    def __init__(self, rope: RopeConfig, context_length: int, max_tokens: int, device: torch.device) -> None:
+        """`max_tokens` is the most positions of a step."""
+        self._rope = RotaryEmbedding(rope, device)
+        self._is_dynamic = rope.type is RopeType.DYNAMIC
         self._indexes = torch.arange(max_tokens, dtype=torch.int32, device=device)
-        positions = torch.arange(0 if self._is_dynamic else config.context_length, device=device)
+        positions = torch.arange(0 if self._is_dynamic else context_length, device=device)
         self._table = self._rotations(positions, torch.zeros_like(positions))
 
-    def __call__(self, positions: Tensor, rows: StepRows) -> tuple[Tensor, Tensor]:
-        """Returns rotations, float32 [N, rotary_dim], cosines of the pairs, then sines; and each position's row in it.
-
-        The rows are int32 [T].
-        """
+    def __call__(self, positions: Tensor, rows: StepRows) -> StepRotation:
+        """Returns the rotations of a step's positions, int32 [T]."""
         if not self._is_dynamic:
-            return self._table, positions
+            return StepRotation(self._table, positions)
         indexes = self._indexes[: len(positions)]
         row_of_position = torch.searchsorted(rows.offsets[1:], indexes, right=True).clamp(max=len(rows.prompt_lens) - 1)
-        return self._rotations(positions, rows.prompt_lens[row_of_position]), indexes
+        return StepRotation(self._rotations(positions, rows.prompt_lens[row_of_position]), indexes)
 
     def _rotations(self, positions: Tensor, prompt_lens: Tensor) -> Tensor:
         rotation = self._rope.rotation(positions, prompt_lens)

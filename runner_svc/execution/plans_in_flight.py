@@ -39,7 +39,7 @@ class LaunchedPlan:
         mask_words: int,
         outlived: Callable[[AppliedPlan, NDArray[np.intp]], NDArray[np.bool_]],
     ) -> None:
-        """`finish` makes the result from the outputs of the forward pass and of the rows that waited, None without any.
+        """`finish` makes the result from the outputs of the forward pass and of the rows that waited (None: no row).
 
         `faulting` turns exceptions raised within it into PlanFault. `mask_words` is the size of a mask in uint32.
         `outlived` is that of `BatchState`.

@@ -75,6 +75,8 @@ class Runner:
             max_step_tokens=backend.max_step_tokens,
             tile_tokens=backend.tile_tokens,
             max_depth=self.max_depth,
+            # Layers with pools and block tables of their own (hybrid models) would be further groups.
+            cache_groups=1,
             model=backend.model,
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
@@ -165,7 +167,7 @@ class Runner:
     def _finish(
         self, applied: AppliedPlan, output: StepOutput, masked: StepOutput | None, timings: plan_pb2.Timings
     ) -> plan_pb2.Result:
-        """Makes the result. `masked` is the output of rows that waited; None without any, or if they were abandoned."""
+        """Makes the result. `masked`: output of the rows that waited; None if there are none or they were abandoned."""
         if masked is not None:
             output.add(masked)
         self._state.record(applied, output, None if self._overlapping is not None else _waiting(applied))

@@ -10,16 +10,19 @@ Buffers of fixed size are allocated first; the KV pool takes the memory that the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.decoder.cuda_decoder import CudaDecoder, Hidden
+from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.decoder.hidden import Hidden
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs
@@ -34,14 +37,16 @@ from runner_svc.interface.device import Device, Event, Replay
 from runner_svc.interface.kv_cache import FP8, KVCache
 from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.served_config import ServedConfig
 from runner_svc.interface.step import StepBatch, StepOutput
-from runner_svc.model.config import ModelConfig
 from runner_svc.model.fingerprints import fingerprints
-from runner_svc.model.weights import ModelWeights
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
-# Most steps that are launched but not yet waited for.
+log = structlog.get_logger()
+
+# Maximum number of steps that are launched but not yet waited for.
 MAX_IN_FLIGHT = 4
 # Room for a step's slot changes and sampling records; data that does not fit is copied separately.
 TAIL_WORDS = 1 << 17
@@ -61,7 +66,7 @@ class CudaSizes:
 
     @property
     def max_table(self) -> int:
-        """Most blocks of one sequence."""
+        """Maximum number of blocks of one sequence."""
         return -(-self.context_length // self.block_size)
 
 
@@ -73,14 +78,17 @@ class CudaBackend:
     def __init__(
         self,
         model: plan_pb2.Model,
-        config: ModelConfig,
-        weights: ModelWeights,
+        config: ServedConfig,
+        make_decoder: Callable[[], CudaDecoder | TransformersCudaDecoder],
         launchers: Launchers,
         device: Device,
         sizes: CudaSizes,
         progress: Progress,
     ) -> None:
-        """Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels do not support."""
+        """`make_decoder` is called on the device's stream.
+
+        Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels do not support.
+        """
         self.model = model
         self.device = str(device.device)
         self.block_size = sizes.block_size
@@ -90,7 +98,7 @@ class CudaBackend:
         self._launchers = launchers
         self._sizes = sizes
         with device.stream(), torch.no_grad():
-            self._decoder = CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens)
+            self._decoder = make_decoder()
             self._slots = DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
             self._copy = launchers.copy()
             self._scatter = launchers.scatter()
@@ -98,15 +106,12 @@ class CudaBackend:
             self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
-            self.fingerprints = fingerprints(config.rope, device.device, self._decoder.dtype, self._cache_dtype)
+            self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
-            self._graphs = capture_decode_steps(self._steps, self._slots, device, sizes.context_length, progress)
-            self._mixed_graphs = capture_mixed_steps(
-                self._steps, self._slots, device, sizes.context_length, sizes.max_step_tokens, progress
-            )
+            self._graphs, self._mixed_graphs = self._captured(progress)
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
@@ -281,18 +286,37 @@ class CudaBackend:
             tail_words=TAIL_WORDS,
         )
 
+    def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
+        """Returns the graphs of decode and of mixed steps: none of a model whose forward pass waits for the GPU."""
+        steps, slots, device, sizes = self._steps, self._slots, self._device, self._sizes
+        try:
+            return (
+                capture_decode_steps(steps, slots, device, sizes.context_length, progress),
+                capture_mixed_steps(steps, slots, device, sizes.context_length, sizes.max_step_tokens, progress),
+            )
+        except RuntimeError as error:
+            if not self._decoder.may_not_be_captured or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            log.info("steps are launched one kernel after another: they can't be captured", reason=reason)
+            device.synchronize()
+            slots.words.zero_()
+            steps.packed.zero_()
+            return StepGraphs([]), StepGraphs([])
+
     def _mixed_replay(self, bucket: int | None) -> Replay | None:
         return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
 
     def _calibrated_scales(self, progress: Progress) -> Tensor:
         progress("calibrating the FP8 cache", 0.0)
         max_tokens = min(self.max_step_tokens, self._sizes.context_length)
+        assert isinstance(self._decoder, CudaDecoder), "FP8 caches are refused for others"
         scales = calibrated_scales(self._decoder, self._launchers, self._device, max_tokens)
         progress("calibrating the FP8 cache", 1.0)
         return scales
 
     def _fitting_blocks(self, progress: Progress) -> int:
-        """Returns the number of blocks that fit beside the largest step, which runs over a cache of the dummy block."""
+        """Returns the number of blocks that fit next to the largest step, which runs with only the dummy block."""
         progress("profiling the largest step", 0.0)
         config, sizes = self._decoder.config, self._sizes
         cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)

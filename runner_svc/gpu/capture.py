@@ -42,7 +42,10 @@ def capture_decode_steps(
 
 
 def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
-    """Gives each slot its own blocks and tokens: equal rows would draw less power and favour other products."""
+    """Gives each slot its own blocks and random tokens.
+
+    With identical rows the GPU would draw less power, and the timing would favour other variants of the products.
+    """
     slots.spread(num_positions, steps.cache)
     slots.tokens.random_(steps.logits.shape[1])
 
@@ -80,7 +83,7 @@ def capture_mixed_steps(
 
     progress("timing mixed steps", 0.0)
     timed: dict[int, dict[Fusions, float]] = {}
-    for size in timed_positions(max_step_tokens):
+    for size in timed_positions(max_step_tokens, steps.has_experts):
         _fill(slots, steps, size)
         prepare_mixed(steps, context_length, size)
         replays = {fusions: device.capture(partial(run, size, fusions)) for fusions in steps.mixed_fusions()}

@@ -18,15 +18,18 @@ from collections.abc import Mapping
 from runner_svc.decoder.fusions import Activating, Fusions
 
 _TIMED_POSITIONS = (64, 256, 1024)
+# Grouped products of experts gain on Roster's with the rows of an expert.
+_TIMED_OF_EXPERTS = (*_TIMED_POSITIONS, 4096)
 # From this number of positions on, products reach the power limit.
 _LARGE = 1024
 # Largest ratio to the fastest time at which more fusions are preferred for a large step.
 _TOLERANCE = 1.03
 
 
-def timed_positions(max_step_tokens: int) -> list[int]:
+def timed_positions(max_step_tokens: int, has_experts: bool = False) -> list[int]:
     """Returns the sizes of the steps to time, in positions, ascending."""
-    return [size for size in _TIMED_POSITIONS if size <= max_step_tokens] or [max_step_tokens]
+    sizes = _TIMED_OF_EXPERTS if has_experts else _TIMED_POSITIONS
+    return [size for size in sizes if size <= max_step_tokens] or [max_step_tokens]
 
 
 class FusionChoice:

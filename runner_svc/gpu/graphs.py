@@ -18,7 +18,7 @@ from runner_svc.interface.device import Launch, Replay
 Prepare = Callable[[int, int], None]
 """Called with a size and a number of rows; sets the input of a step of these rows, padded to the size."""
 
-# Most rows of a captured batch. The GPU computes larger steps for longer than launching their kernels takes.
+# Maximum number of rows of a captured batch. Larger steps keep the GPU busy for longer than their launches take.
 LARGEST_BUCKET = 512
 # Variants within this factor of the fastest are timed again: the difference may be noise.
 _CLOSE = 1.05

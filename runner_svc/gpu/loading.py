@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from runner_svc.cuda.device import GpuDevice
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
+from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
+from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
@@ -32,6 +39,19 @@ class GpuOptions:
     num_blocks: int | None
     gpu_memory: float
     fp8_cache: bool = False
+    decoder: DecoderSetting = "auto"
+
+    def sizes(self, context_length: int) -> CudaSizes:
+        """Returns the backend's sizes for a model of this context length."""
+        return CudaSizes(
+            num_slots=self.num_slots,
+            block_size=self.block_size,
+            max_step_tokens=self.max_step_tokens,
+            context_length=min(self.context_length or context_length, context_length),
+            num_blocks=self.num_blocks,
+            gpu_memory=self.gpu_memory,
+            fp8_cache=self.fp8_cache,
+        )
 
 
 def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progress: Progress) -> CudaBackend:
@@ -40,35 +60,76 @@ def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progre
     Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model, and OutOfMemory.
     """
     folder = model_folder(name, cache_folder, progress)
-    raw = read_json(folder / "config.json")
-    config = ModelConfig.from_hugging_face(raw)
-    dtype = options.dtype or stored_dtype(raw)
-    device = GpuDevice()
-    context_length = min(options.context_length or config.context_length, config.context_length)
+    raw = read_config(folder)
+    choice = choose_decoder(raw, options.decoder)
+    architecture = choice.config.architecture if choice.config is not None else str(raw.get("architectures"))
+    try:
+        if choice.config is not None:
+            return _own(name, folder, choice.config, raw, cache_folder, options, progress)
+        return _transformers(name, folder, raw, cache_folder, options, progress)
+    except ValueError as error:  # a size that the kernels do not support
+        if isinstance(error, UnsupportedModel):
+            raise
+        raise UnsupportedModel(f"{architecture} can't be served on a GPU: {error}.") from error
+
+
+def _own(
+    name: str,
+    folder: Path,
+    config: ModelConfig,
+    raw: Mapping[str, Any],
+    cache_folder: Path,
+    options: GpuOptions,
+    progress: Progress,
+) -> CudaBackend:
+    device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     if options.random_weights:
-        version = f"random-{dtype}"
         weights = random_weights(config, dtype, device.device, progress)
     else:
-        version = weights_fingerprint(folder, dtype)
         weights = load_weights(folder, config, dtype, device.device, progress)
-    model = describe_model(name, folder, config, version)
-    model.context_length = context_length
-    sizes = CudaSizes(
-        num_slots=options.num_slots,
-        block_size=options.block_size,
-        max_step_tokens=options.max_step_tokens,
-        context_length=context_length,
-        num_blocks=options.num_blocks,
-        gpu_memory=options.gpu_memory,
-        fp8_cache=options.fp8_cache,
+    launchers = CudaLaunchers(config, dtype)
+    return CudaBackend(
+        _described(name, folder, config, dtype, cache_folder, options),
+        config,
+        lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),
+        launchers,
+        device,
+        sizes,
+        progress,
     )
-    try:
-        return CudaBackend(model, config, weights, CudaLaunchers(config, dtype), device, sizes, progress)
-    except ValueError as error:  # a size that the kernels do not support
-        raise UnsupportedModel(f"{config.architecture} can't be served on a GPU: {error}.") from error
 
 
-def stored_dtype(config: dict[str, object]) -> torch.dtype:
+def _transformers(
+    name: str, folder: Path, raw: Mapping[str, Any], cache_folder: Path, options: GpuOptions, progress: Progress
+) -> CudaBackend:
+    if options.fp8_cache:
+        raise UnsupportedModel("A KV cache in FP8 needs Roster's own decoder: set kv_cache_dtype to 'auto'.")
+    device, dtype = GpuDevice(), options.dtype or stored_dtype(raw)
+    decoder, launchers = load_on_gpu(
+        folder, raw, dtype, device, options.max_step_tokens, progress, random_weights=options.random_weights
+    )
+    config = decoder.config
+    return CudaBackend(
+        _described(name, folder, config, dtype, cache_folder, options),
+        config,
+        lambda: decoder,
+        launchers,
+        device,
+        options.sizes(config.context_length),
+        progress,
+    )
+
+
+def _described(
+    name: str, folder: Path, config: ServedConfig, dtype: torch.dtype, cache_folder: Path, options: GpuOptions
+) -> Any:
+    version = f"random-{dtype}" if options.random_weights else weights_fingerprint(folder, dtype)
+    model = describe_model(name, folder, config, version, cache_folder)
+    model.context_length = options.sizes(config.context_length).context_length
+    return model
+
+
+def stored_dtype(config: Mapping[str, object]) -> torch.dtype:
     """Returns the configuration's type of the weights if the kernels support it, otherwise bfloat16."""
     name = config.get("dtype") or config.get("torch_dtype")
     return torch.float16 if name == "float16" else torch.bfloat16

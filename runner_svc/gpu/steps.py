@@ -11,7 +11,7 @@ head, whose number of rows varies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
-from runner_svc.decoder.skinny_decoder import SkinnyDecoder, SkinnyMlp, matrices
+from runner_svc.decoder.hidden import Hidden
+from runner_svc.decoder.skinny_decoder import SkinnyDecoder, matrices, skinny_mlps
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
@@ -33,9 +35,13 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.interface.step import StepBatch
+from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 FEW_ROWS = 64
 """Up to this number of rows, decode passes gain nothing from fusions or Roster's products of many rows: not timed."""
+
+GROUPED_ROWS = 512
+"""From this number of rows on, torch's grouped products of experts may be faster than Roster's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class CudaSteps:
 
     def __init__(
         self,
-        decoder: CudaDecoder,
+        decoder: CudaDecoder | TransformersCudaDecoder,
         cache: KVCache,
         slots: DeviceSlots,
         launchers: Launchers,
@@ -77,7 +83,7 @@ class CudaSteps:
         """The fusions of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
-        self._attention = launchers.attention(cache, slots.tables, num_slots)
+        self._attention = launchers.attention(cache, slots.tables, num_slots, decoder.config.attention_layers)
         self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
         self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
@@ -99,16 +105,20 @@ class CudaSteps:
         """
         variants: list[Variant] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
-            variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
-            for products, mlp in part.mlps.items():
+            if part.decoder is not None:
+                variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
+            for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
         for fusions in self._decode_fusions(bucket):
             variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
         return variants
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
+        if self.has_experts:
+            own, grouped = Fusions(activating=Activating.PRODUCT), Fusions()
+            return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
             return [Fusions()]
         return [
@@ -118,11 +128,15 @@ class CudaSteps:
         ]
 
     def _run_decode(
-        self, current_stream: Callable[[], int], bucket: int, fusions: Fusions, mlp: Mlp | None = None
+        self,
+        current_stream: Callable[[], int],
+        bucket: int,
+        fusions: Fusions,
+        mlps: Sequence[CudaMlp] | None = None,
     ) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlp)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlps)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
     def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
@@ -178,6 +192,11 @@ class CudaSteps:
         shape = self._captured_shape(bucket)
         self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether layers of the model are mixtures of experts."""
+        return isinstance(self._decoder, CudaDecoder) and self._decoder.config.experts is not None
+
     def mixed_fusions(self) -> list[Fusions]:
         """Returns the fusions available to mixed steps."""
         return self._decoder.fusions
@@ -198,7 +217,7 @@ class CudaSteps:
         return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
-        """Returns the most plan words of any batch: a small batch may be planned differently and need more."""
+        """Returns the maximum plan words of any batch: a small batch may be planned differently and need more."""
         attention = self._attention
         prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
         batches = range(1, self.num_slots + 1)
@@ -247,22 +266,26 @@ class _SkinnyParts:
     """Replacements built from one variant of the products for few rows: the whole decoder, or its MLPs."""
 
     name: str
-    decoder: SkinnyDecoder
-    mlps: dict[str, SkinnyMlp]  # by the products that they replace
+    decoder: SkinnyDecoder | None  # only for plain models
+    mlps: dict[str, Sequence[CudaMlp]]  # by the products that they replace
 
 
-def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
+def _skinny_parts(decoder: CudaDecoder | TransformersCudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
     """Returns [] for models that the products do not support."""
+    if not isinstance(decoder, CudaDecoder):
+        return []
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
     return [
         _SkinnyParts(
             each.name,
-            SkinnyDecoder(decoder, each),
+            SkinnyDecoder(decoder, each) if decoder.config.is_plain else None,
             {
-                "gate-up and down": SkinnyMlp(decoder, each.products, own_down=True),
-                "gate-up": SkinnyMlp(decoder, each.products, own_down=False),
-            },
+                "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
+                "gate-up": skinny_mlps(decoder, each.products, own_down=False),
+            }
+            if decoder.config.experts is None
+            else {},
         )
         for each in found
     ]

@@ -28,7 +28,7 @@ class Backend(Protocol):
     block_size: int  # tokens per KV block
     num_blocks: int  # plans use blocks 1 to num_blocks; block 0 is the backend's dummy block
     num_slots: int  # plans use slots 0 to num_slots - 1
-    max_step_tokens: int  # most positions of one batch
+    max_step_tokens: int  # maximum number of positions of one batch
     tile_tokens: int  # positions that are multiplied at once; a partly filled tile takes as long as a full one
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:

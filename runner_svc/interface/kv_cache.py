@@ -67,7 +67,7 @@ class KVCache:
         return None if self.scales is None else self.scales[layer]
 
     def scale_addresses(self) -> list[int]:
-        """Returns the device address of each layer's scales; 0 without scales."""
+        """Returns the device address of each layer's scales; 0 if it has none."""
         if self.scales is None:
             return [0] * len(self.data)
         return [layer.data_ptr() for layer in self.scales]

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.interface.attention_launcher import AttentionLauncher
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
@@ -68,7 +69,9 @@ class Launchers(Protocol):
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]: ...
 
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> AttentionLauncher: ...
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
 
 
 class NormLauncher(Protocol):
@@ -13,13 +16,11 @@ class NormLauncher(Protocol):
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
+    def add_normed(
+        self, stream: int, hidden: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, out: Tensor
+    ) -> None: ...
+
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
-
-
-class ActivationLauncher(Protocol):
-    """Implemented by `runner_svc.cuda.activation.ActivationMul`."""
-
-    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
 
 
 class GatedLauncher(Protocol):
@@ -58,6 +59,9 @@ class DecoderLaunchers:
     activation: ActivationLauncher
     # None: not available on this GPU.
     gated: GatedLauncher | None
-    rotating: RopeKvLauncher
+    # By rotary embedding of the model.
+    rotating: Sequence[RopeKvLauncher]
     # For layers without rotary embedding, as in SmolLM3.
     plain: RopeKvLauncher
+    # None for a model without experts.
+    experts: ExpertLaunchers | None = None

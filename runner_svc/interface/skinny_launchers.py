@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 MAX_ROWS = 128
-"""Most rows of a pass."""
+"""Maximum number of rows of a pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

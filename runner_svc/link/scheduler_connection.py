@@ -63,7 +63,7 @@ class SchedulerConnection:
             self._poller.register(socket, zmq.POLLIN)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes the sockets; `linger_ms`: the most time for sent frames to be transmitted."""
+        """Closes the sockets; `linger_ms`: maximum time to transmit frames already sent."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)

@@ -2,100 +2,92 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import structlog
+from tokenizers import Tokenizer
+
 from roster_protos import plan_pb2
-from runner_svc.model.config import ModelConfig, token_ids
-from runner_svc.model.errors import ModelNotFound
-from runner_svc.model.rope_config import RopeType
+from runner_svc.interface.served_config import ServedConfig
+from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.tokenizer.ends import stated_ends
+from runner_svc.model.tokenizer.errors import MissingTokenizer, UnusableTokenizer
+from runner_svc.model.tokenizer.generation_keys import check_generation_keys
+from runner_svc.model.tokenizer.json_files import read_object
+from runner_svc.model.tokenizer.kept import read_tokenizer
+from runner_svc.model.tokenizer.likeness import check_special_tokens
+from runner_svc.model.tokenizer.parts import TokenizerParts, with_special
 
-# Vocabularies in formats older than tokenizer.json, which transformers converts.
-_OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+log = structlog.get_logger()
 
 
-def describe_model(name: str, folder: Path, config: ModelConfig, weights_version: str) -> plan_pb2.Model:
-    """Returns the model's description; `name` is the runner's setting `model`.
+def describe_model(
+    name: str, folder: Path, config: ServedConfig, weights_version: str, cache_folder: Path | None = None
+) -> plan_pb2.Model:
+    """Returns what the scheduler needs to know of the model.
 
-    Raises ModelNotFound if the folder has no tokenizer.
+    `name`: the runner's setting `model`. `cache_folder`: keeps the tokenizer there for the next start. Raises
+    ModelNotFound if the folder has no tokenizer, UnsupportedModel if its tokenizer or ends of answers can't be served.
     """
-    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    try:
+        ends, notes = _stated_ends(folder, config)
+        parts = read_tokenizer(folder, cache_folder)
+        ends += [token for token in _own_end(parts, config, notes) if token not in ends]
+        tokenizer = parts.tokenizer
+        if others := set(ends).difference(parts.special_ids):
+            check_special_tokens(Tokenizer.from_str(tokenizer), others)
+            tokenizer = with_special(tokenizer, others)
+    except MissingTokenizer as error:
+        raise ModelNotFound(str(error)) from error
+    except UnusableTokenizer as error:
+        raise UnsupportedModel(str(error)) from error
+    for note in (*parts.notes, *notes):
+        log.info("tokenizer", note=note)
     return plan_pb2.Model(
         name=name,
         architecture=config.architecture,
         weights_version=weights_version,
         vocab_size=config.vocab_size,
         context_length=config.context_length,
-        eos_token_ids=_eos_token_ids(folder, config),
-        tokenizer=_tokenizer_json(folder),
-        chat_template=_chat_template(folder, tokenizer_config),
-        special_tokens=_special_tokens(folder, tokenizer_config),
-        prefix_positions=config.rope.original_positions if config.rope.type is RopeType.DYNAMIC else None,
+        eos_token_ids=ends,
+        tokenizer=tokenizer.encode(),
+        chat_template=parts.chat_template,
+        special_tokens=parts.special_tokens,
+        prefix_positions=config.prefix_positions,
+        decoder=config.decoder,
     )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the file's JSON object, or {} if the file does not exist."""
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
-def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:
-    """Returns the ids of generation_config.json, as chat models have several end tokens, then those of the config."""
-    generation = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
-    return list(dict.fromkeys((*generation, *config.eos_token_ids)))
-
-
-def _tokenizer_json(folder: Path) -> bytes:
-    """Returns tokenizer.json without truncation and padding, which training scripts leave in it."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        content = path.read_bytes()
-    else:
-        content = _converted_tokenizer(folder)
-    parsed = json.loads(content)
-    if parsed.get("truncation") is None and parsed.get("padding") is None:
-        return content
-    return json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False).encode()
-
-
-def _converted_tokenizer(folder: Path) -> bytes:
-    """Returns a tokenizer in an older format, converted by transformers."""
-    # Checked first, because transformers makes an empty tokenizer from an empty folder.
-    if not any((folder / name).is_file() for name in _OLDER_VOCABULARIES):
-        raise ModelNotFound(f"{folder} has no tokenizer: no tokenizer.json, {' or '.join(_OLDER_VOCABULARIES)}.")
-    from transformers import AutoTokenizer
-
+    """Returns the file's object, {} if there is no such file. Raises UnsupportedModel for anything else."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        return str(tokenizer.backend_tokenizer.to_str()).encode()
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelNotFound(f"The tokenizer in {folder} can't be converted to tokenizer.json: {error}") from error
+        return read_object(path)
+    except UnusableTokenizer as error:
+        raise UnsupportedModel(str(error)) from error
 
 
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
-    """Returns chat_template.jinja or the template in tokenizer_config.json; of several templates, "default"."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template") or ""
-    if isinstance(template, list):
-        by_name = {entry["name"]: entry["template"] for entry in template}
-        template = by_name.get("default", "")
-    return str(template)
+def _stated_ends(folder: Path, config: ServedConfig) -> tuple[list[int], list[str]]:
+    """Returns the ids that end an answer by the configurations, and sentences for the log."""
+    generation_config, raw = read_object(folder / "generation_config.json"), read_object(folder / "config.json")
+    notes = check_generation_keys(generation_config)
+    generation = stated_ends("generation_config.json", generation_config, config.vocab_size)
+    stated = raw if "eos_token_id" in raw else raw.get("text_config") or {}
+    of_config = stated_ends("config.json", stated, config.vocab_size)
+    if "eos_token_id" not in stated and not generation:  # then transformers takes the default of the class
+        of_config = tuple(token for token in config.eos_token_ids if token < config.vocab_size)
+    return list(dict.fromkeys((*generation, *of_config))), notes
 
 
-def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    merged = {**read_json(folder / "special_tokens_map.json"), **tokenizer_config}
-    tokens = {}
-    for key in _SPECIAL_TOKENS:
-        value = merged.get(key)
-        if isinstance(value, dict):  # a serialized AddedToken
-            value = value.get("content")
-        if value:
-            tokens[key] = str(value)
-    return tokens
+def _own_end(parts: TokenizerParts, config: ServedConfig, notes: list[str]) -> list[int]:
+    """Returns the tokenizer's own end, if the model can return it. Adds a sentence to `notes` otherwise."""
+    own = parts.eos_token_id
+    if own is None:
+        return []
+    if own < config.vocab_size:
+        return [own]
+    notes.append(
+        f"The tokenizer's `eos_token` has the id {own}, but the model's ids are 0 to {config.vocab_size - 1}: the "
+        "model can't return it."
+    )
+    return []

@@ -1,9 +1,5 @@
-"""Errors of loading a model."""
+"""Errors of loading a model, from `runner_svc.model.folder.errors`, which the readers of folders raise too."""
 
+from runner_svc.model.folder.errors import BrokenModel, ModelNotFound, UnsupportedModel
 
-class UnsupportedModel(ValueError):
-    """The model can't be served; the message says why and what is supported."""
-
-
-class ModelNotFound(ValueError):
-    """There is no model of that name, or a file of it is missing; the message says which and what to give."""
+__all__ = ["BrokenModel", "ModelNotFound", "UnsupportedModel"]

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import torch
 
-from runner_svc.model.rope_config import RopeConfig
+from runner_svc.interface.served_config import ServedConfig
 
 
-def fingerprints(rope: RopeConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype) -> dict[str, str]:
-    """Returns the fingerprints for a compute type and a KV type. That of the weights is in plan.proto's Model."""
-    return {
-        "rope": f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions",
-        "kv": _name(cached),
-        "numerics": f"{_processor(device)} {_name(computed)}",
-    }
+def fingerprints(
+    config: ServedConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype
+) -> dict[str, str]:
+    """Returns those of a model that is computed in one dtype, with KV in another. Model has that of the weights."""
+    numerics = f"{_processor(device)} {_name(computed)}"
+    if config.decoder != "roster":  # which rounds at other places
+        numerics += f" {config.decoder}"
+    values = {"kv": _name(cached), "numerics": numerics}
+    if config.rope_fingerprint is not None:
+        values["rope"] = config.rope_fingerprint
+    return values
 
 
 def _processor(device: torch.device) -> str:

@@ -1,6 +1,7 @@
 """Parameters of rotary position embeddings, from either form of a Hugging Face configuration.
 
-transformers 5 writes `rope_parameters`; older files have `rope_theta` and `rope_scaling`. Both become a `RopeConfig`.
+transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and `rope_scaling`. Both become a
+`RopeConfig`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class RopeConfig:
         )
 
     def context_length(self, max_positions: int) -> int:
-        """Returns the most positions of a sequence: `max_position_embeddings`, scaled if it is the unscaled context."""
+        """Returns the maximum sequence length: `max_position_embeddings`, scaled if that is the unscaled context."""
         if self.type in (RopeType.LINEAR, RopeType.DYNAMIC):
             return int(max_positions * self.factor)
         if self.type is RopeType.YARN:

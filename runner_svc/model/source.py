@@ -13,13 +13,13 @@ from runner_svc.hub.cache import snapshot_folder
 from runner_svc.hub.download import hub_model
 from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import MAIN, HubError, HubName
-from runner_svc.hub.needed_files import CONFIG
 from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
+from runner_svc.model.folder.config_file import CONFIG_FILE
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.model.obstacles import obstacle_before_weights
-from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
@@ -73,7 +73,7 @@ def _refuse_unservable(folder: Path) -> None:
 
 
 def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
-    if (folder / CONFIG).exists() or (folder / CONFIG).is_symlink():
+    if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
         return folder
     snapshot = snapshot_folder(folder, MAIN)
     if snapshot is not None:  # a repository's folder in the hub's cache

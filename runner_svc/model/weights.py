@@ -7,77 +7,50 @@ never exists.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.expected_tensors import check_tensors
+from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
+from runner_svc.model.layer_reader import LayerReader
+from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 # Number and size in bytes of the samples that a fingerprint reads of each file. This takes milliseconds, while reading
 # whole files takes seconds; any training step changes some of the samples.
 FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """Weights of one layer; matrices are [out, in], as for torch.nn.functional.linear."""
-
-    attention_norm: Tensor  # [hidden_size]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
-    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    qkv_bias: Tensor | None
-    output: Tensor  # [hidden_size, num_heads * head_dim]
-    output_bias: Tensor | None
-    mlp_norm: Tensor  # [hidden_size]
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden_size, intermediate_size]
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelWeights:
-    """Weights of a whole model."""
-
-    embeddings: Tensor  # [vocab_size, hidden_size]
-    head: Tensor  # [vocab_size, hidden_size]; the same tensor as the embeddings if they are tied
-    norm: Tensor  # [hidden_size]
-    # Can be iterated over once.
-    layers: Iterator[LayerWeights]
+log = structlog.get_logger()
 
 
 class Checkpoint:
     """The tensors of a folder's safetensors files, by name."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises what `checkpoint_tensors` does."""
+        self.tensors = checkpoint_tensors(folder)
         self._folder = folder
         self._open_files: dict[Path, Any] = {}
-        self._file_of = {name: path for path in checkpoint_files(folder) for name in self._open(path).keys()}  # noqa: SIM118
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self.tensors
 
     def read(self, name: str) -> Tensor:
         """Returns the tensor as stored. Raises UnsupportedModel if there is no tensor of that name."""
-        if name not in self._file_of:
+        if name not in self.tensors:
             raise UnsupportedModel(
                 f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json requires."
             )
-        tensor: Tensor = self._open(self._file_of[name]).get_tensor(name)
+        tensor: Tensor = self._open(self.tensors[name].path).get_tensor(name)
         return tensor
 
     def _open(self, path: Path) -> Any:
@@ -86,81 +59,57 @@ class Checkpoint:
         return self._open_files[path]
 
 
-def pickled_weights_sentence(folder: Path) -> str:
-    """Returns a sentence that names a pickle file in the folder, which could run code when loaded; "" without one."""
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED_SUFFIXES)
-    if not pickled:
-        return ""
-    return f" {pickled[0]} is a pickle file, which could run code when loaded; convert it to safetensors."
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Returns the folder's safetensors files, sorted. Raises ModelNotFound if a file is missing."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        paths = [folder / name for name in names]
-    else:
-        paths = [folder / SINGLE_FILE]
-    for path in paths:
-        if not path.is_file():
-            raise ModelNotFound(
-                f"{path} is missing; a model's folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
-                f"{pickled_weights_sentence(folder)}"
-            )
-    return paths
-
-
 def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
     checkpoint = Checkpoint(folder)
+    check_tensors(checkpoint.tensors, config)
 
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    embeddings = read("model.embed_tokens.weight")
-    if embeddings.shape != (config.vocab_size, config.hidden_size):
-        raise UnsupportedModel(
-            f"The checkpoint's embeddings have the shape {tuple(embeddings.shape)}, but its config.json requires "
-            f"{(config.vocab_size, config.hidden_size)}."
-        )
+    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors)
+    embeddings, head = _ends(
+        checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
+    )
     return ModelWeights(
         embeddings=embeddings,
-        head=embeddings if config.tied_embeddings else read("lm_head.weight"),
-        norm=read("model.norm.weight"),
-        layers=_layers(read, config, progress),
+        head=head,
+        norm=reader.norm(config.names.norm, config.norm),
+        layers=_layers(reader, progress),
+        positions=reader.positions(),
     )
 
 
-def _layers(read: Callable[[str], Tensor], config: ModelConfig, progress: Progress) -> Iterator[LayerWeights]:
-    for index in range(config.num_layers):
-        yield _layer(read, config, f"model.layers.{index}")
-        progress("loading weights", (index + 1) / config.num_layers)
+def _ends(
+    checkpoint: Checkpoint, config: ModelConfig, read: Callable[[str], Tensor], first: str, last: str
+) -> tuple[Tensor, Tensor]:
+    """Returns the embeddings and the head by their names, tied or not as transformers decides.
 
-
-def _layer(read: Callable[[str], Tensor], config: ModelConfig, prefix: str) -> LayerWeights:
-    def merged(module: str, whole: str, parts: tuple[str, ...], kind: str) -> Tensor:
-        names = (whole,) if config.merged_weights else parts
-        return torch.cat([read(f"{prefix}.{module}.{name}.{kind}") for name in names])
-
-    qkv = ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj"))
-    gate_up = ("mlp", "gate_up_proj", ("gate_proj", "up_proj"))
-    return LayerWeights(
-        attention_norm=read(f"{prefix}.input_layernorm.weight"),
-        q_norm=read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-        k_norm=read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-        qkv=merged(*qkv, "weight"),
-        qkv_bias=merged(*qkv, "bias") if config.qkv_bias else None,
-        output=read(f"{prefix}.self_attn.o_proj.weight"),
-        output_bias=read(f"{prefix}.self_attn.o_proj.bias") if config.output_bias else None,
-        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=merged(*gate_up, "weight"),
-        gate_up_bias=merged(*gate_up, "bias") if config.mlp_bias else None,
-        down=read(f"{prefix}.mlp.down_proj.weight"),
-        down_bias=read(f"{prefix}.mlp.down_proj.bias") if config.mlp_bias else None,
+    Tied ones may have either name. Where both are there and differ, the checkpoint counts and not the configuration.
+    """
+    if first not in checkpoint or last not in checkpoint:
+        tied = read(first if first in checkpoint else last)
+        return tied, tied
+    embeddings, head = read(first), read(last)
+    if not config.tied_embeddings:
+        return embeddings, head
+    if torch.equal(embeddings, head):
+        return embeddings, embeddings
+    log.warning(
+        "config.json ties the head to the embeddings, but the checkpoint has another one, which is used",
+        tensor=last,
+        hint="set tie_word_embeddings to false in config.json",
     )
+    return embeddings, head
+
+
+def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
+    num_layers = reader.config.num_layers
+    for index in range(num_layers):
+        yield reader.layer(index)
+        progress("loading weights", (index + 1) / num_layers)
 
 
 def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:

@@ -146,7 +146,10 @@ def _all_finite(logits: Tensor) -> Tensor:
 
 
 def _likeliest(values: Tensor, count: int) -> Tensor:
-    """Returns the ids of the `count` largest of `values` [V], largest first, equal ones by id: int64 [count]."""
+    """Returns the ids of the `count` largest `values` [V], as int64 [count], in descending order of value.
+
+    Equal values are in ascending order of id.
+    """
     if count >= len(values):
         return values.sort(descending=True, stable=True).indices
     least = values.topk(count).values[-1]

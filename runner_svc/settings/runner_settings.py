@@ -83,6 +83,12 @@ class RunnerSettings(ServiceSettings):
         "The CPU computes in float32.",
         json_schema_extra=EVERYONE,
     )
+    decoder: Literal["auto", "roster", "transformers"] = Field(
+        "auto",
+        description="What computes the model; auto: Roster's own decoder where it covers the architecture, else "
+        "transformers' forward pass over Roster's cache and attention.",
+        json_schema_extra=tuning("a model's answers are to be compared between the two"),
+    )
     weights: CliSuppress[Literal["checkpoint", "random"]] = Field(
         "checkpoint",
         description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",
@@ -91,7 +97,7 @@ class RunnerSettings(ServiceSettings):
         None,
         ge=1,
         le=4096,
-        description="Most sequences that run at once; default: 256 on a GPU, otherwise 8.",
+        description="Maximum number of sequences that run at once; default: 256 on a GPU, otherwise 8.",
         json_schema_extra=EVERYONE,
     )
     block_size: int = Field(
@@ -125,13 +131,13 @@ class RunnerSettings(ServiceSettings):
     max_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
+        description="Maximum number of tokens computed in one step; default: 8192 on a GPU, otherwise 512.",
         json_schema_extra=tuning("steps with prompts take too long or need too much memory"),
     )
     context_length: int | None = Field(
         None,
         ge=2,
-        description="Most tokens of one sequence, prompt and output together; default: the model's context length.",
+        description="Maximum number of tokens of one sequence, prompt and output; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
     threads: int = Field(
@@ -142,7 +148,8 @@ class RunnerSettings(ServiceSettings):
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models and of runner names; default: roster in the user's cache folder.",
+        description="Folder of converted models, tokenizers and runner names; "
+        "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
     silence_s: float = Field(

@@ -56,7 +56,12 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> 
         return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
-        return _cpu_backend(settings, progress)
+        try:
+            return _cpu_backend(settings, progress)
+        except MemoryError as error:
+            raise UnusableSettings(
+                "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
+            ) from error
     return _test_backend(settings, device)
 
 
@@ -118,6 +123,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         block_size=settings.block_size,
         num_slots=sizes.slots,
         max_step_tokens=sizes.max_step_tokens,
+        decoder=settings.decoder,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)
@@ -143,6 +149,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         num_blocks=sizes.num_blocks(settings.block_size),
         gpu_memory=settings.gpu_memory,
         fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
+        decoder=settings.decoder,
     )
     try:
         return load_cuda_backend(settings.model, settings.cache_dir, options, progress)

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, frozen=True)
 class _Problem:
-    """Why a request's sequences have no matchers."""
+    """The reason why a request's sequences have no matchers."""
 
     message: str
     field: str = ""

@@ -29,9 +29,9 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 SAMPLED = 256
 """Maximum number of sequences sampled to estimate how many are ahead and how long they take."""
 HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
-"""Optimistic assumptions: the part of the wait that counts, and the quantile of the answer's duration."""
+"""Optimistic assumptions: the fraction of the wait that counts, and the quantile of the answer's duration."""
 TOLD = 0.75
-"""Part of the expected time to acceptance after which a client may retry; its promised place covers the rest."""
+"""Fraction of the expected time to acceptance after which a client may retry; its promised place covers the rest."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 LONGEST_LEAD_S = 600.0
 """Maximum number of seconds by which a promised place precedes the arrival of the refused request."""

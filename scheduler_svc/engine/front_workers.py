@@ -10,7 +10,10 @@ from scheduler_svc.requests.requests import Requests
 
 
 class FrontWorkers:
-    """Knows each worker by its number in the service and by its ZeroMQ identity, which is new for each process."""
+    """Registry of the front workers: sends them the model state and handles their loss.
+
+    A worker has a number in the service and a ZeroMQ identity that is new for each process.
+    """
 
     def __init__(
         self,

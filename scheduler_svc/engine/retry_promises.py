@@ -20,9 +20,9 @@ from scheduler_svc.model.sequence import Request
 
 MOST_PROMISES = 4096
 PROMISED_PART = 0.5
-"""Part of the slots' capacity that promises may take."""
+"""Fraction of the slots' capacity that promises may take."""
 COUNTED = 100
-"""Number of ended promises from which the claimed part is estimated."""
+"""Number of ended promises from which the claimed fraction is estimated."""
 
 
 class RetryPromises:

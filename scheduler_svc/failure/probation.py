@@ -92,7 +92,7 @@ class Probation:
         return any(held.hello.runner_id == runner_id for held in self._held.values())
 
     def held_back(self) -> list[Illness]:
-        """Returns the records of runners that lost plans several times in a row and do not serve, connected or not."""
+        """Returns the records of runners that are held back after consecutive losses, connected or not."""
         self._forget()
         serving = {scheduler.hello.runner_id for scheduler in self._pool.schedulers.values()}
         return [illness for illness in self.illness if illness.is_held and illness.runner_id not in serving]
@@ -107,10 +107,10 @@ class Probation:
     # ------------------------------------------------------------------ runners
 
     def takes(self, session: int, hello: plan_pb2.Hello) -> bool:
-        """Puts a welcomed runner on probation if it must compute a probe first; returns whether it must.
+        """Puts a welcomed runner on probation if it must compute a probe before it may serve. Returns whether it did.
 
-        While any runner has recent losses, new runners must too: a faulty machine may return under a new name each
-        time.
+        While any runner has a recent loss, unknown runners must also compute a probe: a faulty machine may return under
+        a new name each time.
         """
         self._forget()
         illness = self.illness.of(hello.runner_id)

@@ -33,7 +33,7 @@ class Illness:
     session: int = 0
     """The last of them in which plans of requests were in flight, not only a probe."""
     reason: str = ""
-    """Why the last one ended, as a sentence."""
+    """The reason why the last one ended, as a sentence."""
 
     @property
     def hold_s(self) -> float:

@@ -217,9 +217,9 @@ class RunnerLifecycle:
         for sequence in self._placement.given_up(self._quarantine.session):
             tokens = f"that can hold its {sequence.limit} tokens (prompt and max_tokens)"
             ill = self._pool.expects(sequence.limit)
-            message = f"the runner {tokens} loses every plan" if ill else f"no runner {tokens} joined in time"
+            message = f"the runner {tokens} fails every plan" if ill else f"no runner {tokens} joined in time"
             self._requests.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
         alone_since_at = self.alone_since_at
         if alone_since_at is not None and now_s - alone_since_at > self._no_runner_s:
-            none = "all connected runners lose every plan" if self._probation.active else "no runner joined in time"
+            none = "all connected runners fail every plan" if self._probation.active else "no runner joined in time"
             self._requests.finish_all(End(FinishReason.UNAVAILABLE, message=none))

@@ -14,7 +14,7 @@ from roster_protos import engine_pb2
 NAME_BYTES = 8
 """Length of the published prefix of a block's name: subscribers identify blocks by an int64."""
 CHUNK_BLOCKS = 1024
-"""Most blocks of a snapshot in one message to a subscriber: about 60 KB with 16 tokens per block."""
+"""Maximum number of blocks of a snapshot in one message to a subscriber: about 60 KB with 16 tokens per block."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -30,7 +30,7 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 LINGER_S = 60.0
 """Seconds for which recording continues without a subscriber."""
 KEPT_BLOCKS = 1 << 16
-"""Most blocks in the kept changes: 6 MB, or 60 MB if each change has one block."""
+"""Maximum number of blocks in the kept changes: 6 MB, or 60 MB if each change has one block."""
 
 log = structlog.get_logger()
 

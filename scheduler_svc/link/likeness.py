@@ -26,7 +26,7 @@ _FLAGS = {
 
 
 class Likeness:
-    """What the runners of one service have in common: the first one's model, and every fingerprint reported since."""
+    """Common properties of the runners of one service: the first one's model, and every fingerprint reported since."""
 
     def __init__(self) -> None:
         self._model: plan_pb2.Model | None = None
@@ -58,7 +58,7 @@ class Likeness:
             )
 
     def doubt(self, hello: plan_pb2.Hello) -> str:
-        """Returns how its answers may differ by rounding, as a sentence; "" if they don't or it is unknown."""
+        """Returns a sentence that says how its answers may differ by rounding; "" if they don't or it is unknown."""
         theirs, ours = hello.fingerprints.get("numerics"), self._fingerprints.get("numerics")
         if theirs is None or ours is None or theirs == ours:
             return ""

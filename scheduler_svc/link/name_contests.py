@@ -97,7 +97,10 @@ class NameContests:
         self._send(newcomer.identity, rejection.SerializeToString())  # a send error is ignored: the newcomer is gone
 
     def decided(self, now_s: float) -> list[Newcomer]:
-        """Returns the newcomers that need not wait any more: the holder is gone or did not answer in time."""
+        """Drops holders that did not answer in time; removes and returns the newcomers whose holder is gone.
+
+        Pings holders that could not be pinged before.
+        """
         if not self._waiting:
             return []
         free = []

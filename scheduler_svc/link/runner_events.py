@@ -11,7 +11,7 @@ from scheduler_svc.link.terms import Term
 
 
 class Loss(Enum):
-    """Why a session ended."""
+    """The cause of a session's end."""
 
     LEFT = "left"
     """It announced that it leaves."""

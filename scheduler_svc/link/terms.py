@@ -1,9 +1,9 @@
 """Terms order schedulers: a term is a pair of a number and the random id of a process.
 
 The number is one more than the greatest that any runner has reported, so that no clock is needed. A starting scheduler
-may meet its predecessor's runners one after another: a greater term then shows only that it has not met them all, and
-it raises its own. Once it has sent a plan, a greater term belongs to a successor and fences it. The ids decide between
-two schedulers that start at once and reach the same number.
+may meet its predecessor's runners one after another. A greater term then shows only that it has not met all of them, so
+it raises its own term. Once it has sent a plan, a greater term belongs to a successor and fences it. The ids decide
+between two schedulers that start at once and reach the same number.
 
 Schedulers before this feature used the nanosecond in which they met their first runner; numbers continue from it.
 """

@@ -53,13 +53,22 @@ class RosterCollector(Collector):
 
 def _queue(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("roster_waiting_sequences", "Sequences waiting for a slot.", snapshot.waiting)
-    yield _gauge("roster_waiting_tokens", "Tokens of the waiting sequences.", snapshot.waiting_tokens)
     yield _gauge(
-        "roster_waiting_sequences_limit", "Limit on waiting sequences; more are refused.", snapshot.waiting_limit
+        "roster_waiting_tokens",
+        "Known tokens of waiting sequences: prompts, and outputs of preempted ones.",
+        snapshot.waiting_tokens,
     )
-    text = "Limit on waiting prompt tokens; more are refused."
+    yield _gauge(
+        "roster_waiting_sequences_limit",
+        "Maximum number of waiting sequences; requests beyond it are refused.",
+        snapshot.waiting_limit,
+    )
+    text = "Maximum of roster_waiting_tokens; requests beyond it are refused."
     yield _gauge("roster_waiting_tokens_limit", text, snapshot.waiting_tokens_limit)
-    text = f"Sequences not started yet, of the {TENANTS_SHOWN} tenants with the most; other tenants are summed."
+    text = (
+        f"Waiting sequences that have not started, for each of the {TENANTS_SHOWN} tenants with the most; "
+        "others are summed."
+    )
     family = GaugeMetricFamily("roster_tenant_waiting_sequences", text, labels=["tenant"])
     shown = heapq.nlargest(TENANTS_SHOWN, snapshot.tenants, key=lambda item: item[1])
     for tenant, waiting in shown:
@@ -87,15 +96,19 @@ def _work(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _latencies(snapshot: Snapshot) -> Iterator[Metric]:
     yield _histogram(
-        "roster_time_to_first_token_seconds", "From a sequence's arrival to its first token.", snapshot.ttft_s
+        "roster_time_to_first_token_seconds", "Time from the arrival of a sequence to its first token.", snapshot.ttft_s
     )
-    yield _histogram("roster_inter_token_latency_seconds", "From a sequence's token to its next.", snapshot.itl_s)
-    text = "From arrival to the end, of sequences that ended by stop or length."
+    yield _histogram(
+        "roster_inter_token_latency_seconds", "Time from one token of a sequence to the next.", snapshot.itl_s
+    )
+    text = "Time from arrival to the end; only sequences that ended with stop or length."
     yield _histogram("roster_request_duration_seconds", text, snapshot.e2e_s)
 
 
 def _time(snapshot: Snapshot) -> Iterator[Metric]:
-    yield _histogram("roster_step_duration_seconds", "Runner time of a step, transport included.", snapshot.step_s)
+    yield _histogram(
+        "roster_step_duration_seconds", "Time that a step takes on its runner, including transport.", snapshot.step_s
+    )
     yield _histogram("roster_step_rows", "Sequences in a step's batch.", snapshot.step_rows)
     yield _histogram("roster_step_positions", "Token positions computed by a step.", snapshot.step_positions)
     phases = {phase.name.lower(): snapshot.phases_s[phase] for phase in StepPhase}
@@ -109,8 +122,8 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
     runners = snapshot.status.runners
     yield _gauge("roster_runners", "Runners that serve.", len(runners))
     families = {
-        "roster_running_sequences": ("Sequences in slots.", lambda r: r.running),
-        "roster_slots": ("Slots: limit on running sequences.", lambda r: r.slots),
+        "roster_running_sequences": ("Running sequences: those that have a slot.", lambda r: r.running),
+        "roster_slots": ("Slots: maximum number of running sequences.", lambda r: r.slots),
         "roster_plans_in_flight": ("Plans sent and not yet answered.", lambda r: r.plans_in_flight),
         "roster_kv_blocks": ("KV blocks.", lambda r: r.blocks),
         "roster_kv_free_blocks": ("KV blocks that can be allocated, cached ones included.", lambda r: r.free_blocks),
@@ -128,7 +141,11 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
         family.add_metric([runner_id], age_s)
     yield family
     held_back = snapshot.status.held_back
-    yield _gauge("roster_runners_held_back", "Runners that lost every plan and receive only probes.", len(held_back))
+    yield _gauge(
+        "roster_runners_held_back",
+        "Runners held back after consecutive losses with a plan in flight; they receive only probes.",
+        len(held_back),
+    )
     text = "Consecutive losses of a runner that is held back; 0 for runners that serve."
     family = GaugeMetricFamily("roster_runner_losses_in_a_row", text, labels=["runner"])
     for runner in runners:
@@ -145,7 +162,7 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     family.add_metric([], {"policy": status.policy, "parameters": status.policy_parameters})
     yield family
     yield _counter("roster_policy_changes", "Policies put in force while serving.", status.totals.policy_changes)
-    text = "Decisions taken by the defaults because the policy failed."
+    text = "Decisions made by the default policy because the configured one failed."
     yield _counter("roster_policy_failures", text, status.totals.policy_failures)
     text = "Calls of the policy that took longer than its timeout."
     yield _counter("roster_policy_timeouts", text, status.totals.policy_overruns)

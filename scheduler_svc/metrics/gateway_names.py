@@ -21,14 +21,22 @@ def gateway_families(snapshot: Snapshot) -> Iterator[Metric]:
     used = blocks - sum(runner.free_blocks for runner in runners)
     gauges = (
         ("vllm:num_requests_waiting", "Sequences waiting for a slot.", snapshot.waiting),
-        ("vllm:num_requests_running", "Sequences in slots.", sum(runner.running for runner in runners)),
-        ("vllm:kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.", used / blocks if blocks else 0.0),
+        (
+            "vllm:num_requests_running",
+            "Running sequences: those that have a slot.",
+            sum(runner.running for runner in runners),
+        ),
+        ("vllm:kv_cache_usage_perc", "Fraction of the KV blocks in use, 0 to 1.", used / blocks if blocks else 0.0),
     )
     for name, text, value in gauges:
         family = GaugeMetricFamily(name, text, labels=labels)
         family.add_metric([snapshot.model], value)
         yield family
-    config = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=["block_size", "num_gpu_blocks"])
+    config = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "Labels: block size and number of blocks of the KV cache.",
+        labels=["block_size", "num_gpu_blocks"],
+    )
     if runners:
         config.add_metric([str(runners[0].block_size), str(blocks)], 1)
     yield config

@@ -23,7 +23,7 @@ class Snapshot:
     """Waiting sequences, in any queue."""
     waiting_tokens: int
     waiting_limit: int
-    """Limit on waiting sequences; more are refused."""
+    """Maximum number of waiting sequences; requests beyond it are refused."""
     waiting_tokens_limit: int
     oldest_plans_s: dict[str, float]
     """Runner id -> age in seconds of the oldest plan that it has not answered; 0 if there is none."""

@@ -9,7 +9,7 @@ KEPT_S = 10.0
 ROUNDING_S = 0.001
 """Tolerance for retry times, which clients receive in whole milliseconds."""
 SAME_TIMEOUT = 0.95
-"""Part of the first timeout that a repeated request must have: the deadline of a call varies between attempts."""
+"""Fraction of the first timeout that a repeated request must have: the deadline of a call varies between attempts."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -38,7 +38,7 @@ class EngineRefusal:
 
 
 class RefusalReason(Enum):
-    """Why a request is refused. The values are those of the metric label `reason`."""
+    """The reason for a refusal. The values are those of the metric label `reason`."""
 
     ID_IN_USE = "id_in_use"
     DRAINING = "draining"

@@ -25,7 +25,7 @@ NOBODY = b""
 
 
 class FinishReason(IntEnum):
-    """Why a sequence ended; the values are those of roster.v1.FinishReason."""
+    """The reason for a sequence's end; the values are those of roster.v1.FinishReason."""
 
     STOP = 1
     LENGTH = 2
@@ -45,7 +45,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, frozen=True)
 class End:
-    """How a sequence ended: the reason and, for STOP, the match."""
+    """A sequence's end: the reason and, for STOP, the match."""
 
     reason: FinishReason
     stop_token_id: int | None = None

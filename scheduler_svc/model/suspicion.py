@@ -34,7 +34,7 @@ class Suspicion:
     """Loss counters of one request."""
 
     strikes: int = 0
-    """Losses of runners where it had rows beside others."""
+    """Losses of runners that computed its rows together with others."""
     lone_losses: list[LoneLoss] = field(default_factory=list)
     """Losses of runners that computed only this request, in isolation."""
     pardons: int = 0

@@ -49,7 +49,7 @@ class BatchRows:
         )
 
     def is_seated(self, table: SlotTable) -> bool:
-        """Whether all of them are still in their slots, none preempted since."""
+        """Whether all of them are still in their slots and none has been preempted since."""
         if self.seated_at == table.changes:
             return True
         if table.epoch[self.slots].tobytes() != self.epochs.tobytes():

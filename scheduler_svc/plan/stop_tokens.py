@@ -13,7 +13,8 @@ import numpy as np
 from scheduler_svc.plan.plan_draft import Column
 
 COMPARED = 16
-"""Maximum number of distinct stop tokens that are compared with all tokens at once; more are looked up per token."""
+"""Maximum number of distinct stop tokens that are compared with all tokens at once. Beyond it, each token is
+looked up."""
 
 
 class StopTokens:

@@ -8,7 +8,7 @@ required probability. Each token of a decoding sequence ends one step's gap, so 
 share of about `tail` of slow gaps. Until the model has seen enough steps, the budget starts at `min_tokens` and doubles
 while steps are fast.
 
-A fixed budget fails when the load shifts: a budget that is safe beside many long contexts wastes the steps that decode
+A fixed budget fails when the load shifts: a budget that is safe with many long contexts wastes the steps that decode
 few, and a budget that suits few breaks the target with many.
 """
 

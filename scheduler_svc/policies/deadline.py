@@ -42,7 +42,7 @@ class DeadlineParameters(PolicyParameters):
         default=1.2, gt=0, description="Factor on the estimated wait: above 1 refuses more requests, below 1 fewer."
     )
     min_tokens: int = Field(
-        default=64, ge=1, description="Prompt positions that a step may always hold, even if they break an ITL target."
+        default=64, ge=1, description="Prompt positions that every step may have, even if an ITL target is then missed."
     )
 
 

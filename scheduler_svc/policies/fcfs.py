@@ -1,4 +1,4 @@
-"""First come, first served, with prompt chunks beside decoding rows (Sarathi-Serve: Agrawal et al., OSDI 2024)."""
+"""First come, first served, with prompt chunks in decode steps (Sarathi-Serve: Agrawal et al., OSDI 2024)."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class StepTimeModel:
         self.num_steps = 0
         """Reports learned from."""
         self.largest_prefill = 0
-        """Most prefill tokens in one step so far."""
+        """Maximum number of prefill tokens in one step so far."""
         self.tail_factor = 1.15
         self._tail = tail
         self._forget = 1 - 1 / memory
@@ -70,7 +70,7 @@ class StepTimeModel:
         return self._predicted(_inputs(charged, decode_rows, context))
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
-        """Returns the most prefill tokens that fill whole tiles and keep the step, tail included, below `seconds`.
+        """Returns the maximum number of prefill tokens in whole tiles for a step, tail included, below `seconds`.
 
         If no whole tile fits, returns the number that would fit without tiles; it is negative if the decoding rows
         alone exceed `seconds`.
@@ -96,7 +96,7 @@ class StepTimeModel:
 
 
 def _charged_prefill(prefill_tokens: float, decode_rows: int, tile_tokens: int) -> float:
-    """Returns the prefill tokens plus the unused room of the step's last tile; 0 without prefill tokens."""
+    """Returns the prefill tokens plus the unused room of the step's last tile; 0 if there are no prefill tokens."""
     if not prefill_tokens:
         return 0
     return -(-(prefill_tokens + decode_rows) // tile_tokens) * tile_tokens - decode_rows

@@ -29,9 +29,10 @@ class _Budget(NamedTuple):
 class Budget(_Budget):
     """Budget of a step for everything besides decoding.
 
-    prefill_tokens: most prompt positions. may_chunk: whether prompts may be split (a prompt longer than a whole step
-    always is). max_new: most sequences admitted. admit_ahead: whether sequences may take slots before the budget
-    reaches them. overflow: positions beyond prefill_tokens that may be used to complete a prompt, the step's last.
+    prefill_tokens: maximum number of prompt positions. may_chunk: whether prompts may be split (a prompt longer than a
+    whole step always is). max_new: maximum number of sequences admitted. admit_ahead: whether sequences may take slots
+    before the budget reaches them. overflow: positions beyond prefill_tokens that may be used to complete a prompt, the
+    step's last.
     `stretch`, the former name of overflow, is accepted with a FutureWarning.
     """
 
@@ -100,15 +101,15 @@ class PolicyParameters(BaseModel):
     step_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Most positions per step, decoding rows included; default: the runner's limit. It bounds how much "
-        "a prompt slows down other sequences. Policies that choose their own budgets may ignore it.",
+        description="Maximum number of positions per step, decoding rows included; default: the runner's limit. It "
+        "bounds how much a prompt slows down other sequences. Policies that choose their own budgets may ignore it.",
     )
     finish_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Most positions of a step that completes a prompt, so that a short rest needs no step of its own; "
-        "at least step_tokens, which is the default. Policies that take only whole prompts or whole batches ignore "
-        "both.",
+        description="Maximum number of positions of a step that completes a prompt, so that a short rest needs no step "
+        "of its own; at least step_tokens, which is the default. Policies that take only whole prompts or whole "
+        "batches ignore both.",
     )
 
     @model_validator(mode="after")
@@ -191,7 +192,7 @@ class Policy:
 
     def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
         """If overridden, selects a sequence to preempt so that the waiting `candidate` gets a slot or blocks. All of
-        `running` rank below the candidate. On None, the default, the candidate waits until a sequence ends."""
+        `running` rank below the candidate. If it returns None, the default, the candidate waits."""
         return None
 
     def observe(self, report: StepReport) -> None:

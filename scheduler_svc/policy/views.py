@@ -79,14 +79,14 @@ class Load(NamedTuple):
     prompt_backlog: int = 0
     """Prompt positions that running sequences have yet to compute."""
     itl_target_s: float = math.inf
-    """Tightest ITL target of the decoding sequences; infinite without one."""
+    """Tightest ITL target of the decoding sequences; infinite if none has a target."""
     tile_tokens: int = 1
     """Positions per tile; a step's time grows by whole tiles, as a partly filled tile takes as long as a full one."""
     runners: int = 1
     """Runners over which the sums are taken."""
 
     def of_one_runner(self) -> Load:
-        """Returns an even share of the load for one runner, rounded down; the queue remains the shared one."""
+        """Returns one runner's equal share of the load, rounded down. The fields of the queue still cover all of it."""
         runners = self.runners
         if runners <= 1:
             return self

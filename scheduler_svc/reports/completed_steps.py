@@ -5,7 +5,8 @@ from __future__ import annotations
 from roster_protos import admin_pb2, engine_pb2
 
 STEPS_HELD = 1024
-"""Most steps kept until their result arrives. Beyond it the oldest is dropped, as its runner has probably gone."""
+"""Maximum number of steps kept until their result arrives. Beyond it the oldest is dropped: its runner is probably
+gone."""
 
 
 class CompletedSteps:

@@ -149,6 +149,7 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         block_size=hello.block_size,
         plans_in_flight=len(scheduler.in_flight),
         last_plan=scheduler.last_plan,
+        decoder=hello.model.decoder,
     )
 
 

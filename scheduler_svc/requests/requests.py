@@ -23,7 +23,7 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 class WaitingPlace(Protocol):
-    """A place beside the shared queue where sequences wait: the runners' own queues, the quarantine."""
+    """A place other than the shared queue where sequences wait: the runners' own queues, the quarantine."""
 
     @property
     def num_waiting(self) -> int:
@@ -45,7 +45,7 @@ class Requests:
         self.queue: Queue = queue_for(policy, ledger)
         """The current shared queue: a policy swap replaces it."""
         self.places: list[WaitingPlace] = []
-        """Places beside the shared queue where sequences wait."""
+        """Places other than the shared queue where sequences wait."""
         self.shares = TenantShares(settings.tenant_limits, settings.max_waiting_requests, settings.max_waiting_tokens)
         self.rate = ServiceRate()
         self.book = RequestBook(settings.retention_s, settings.retention_requests)

@@ -31,7 +31,7 @@ PRIOR_LOAD = 0.4
 LONGEST_STEP_S = 5.0
 """A longer step is an outage and says nothing about the pace."""
 LOAD_COUNTED = 0.7
-"""Part of the load that counts: a fluctuating wait first becomes short enough before its average does."""
+"""Fraction of the load that counts: a fluctuating wait becomes short enough before its average does."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 Numbers = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ class ServiceRate:
     arrived_slot_s: float = 0.0
     """Work accepted since the sums last faded, in slot-seconds divided by the number of slots."""
     load: float = PRIOR_LOAD
-    """Part of the slots' time that new requests ask for."""
+    """Fraction of the slots' time that new requests ask for."""
     at_s: float = 0.0
     faded_at: float = 0.0
 
@@ -127,12 +127,12 @@ class ServiceRate:
 
     @property
     def token_s(self) -> float:
-        """Seconds per token."""
+        """Slot time per sampled token, in seconds: how long a decoding sequence takes for one token."""
         return self.token_slot_s / max(1.0, self.tokens)
 
     @property
     def prompt_s(self) -> float:
-        """Seconds per prompt token, counting those reused by a prefix hit."""
+        """Slot time per prompt token, in seconds; tokens reused by a prefix hit count too."""
         return self.prompt_slot_s / max(1.0, self.prompt_tokens)
 
     @property

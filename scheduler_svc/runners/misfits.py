@@ -2,7 +2,7 @@
 
 A sequence becomes a misfit when the runner that could hold it has gone and the remaining ones are too small. It is
 parked outside the shared queue's order, so that it does not block others, and returns under its rank when a runner
-that can hold it joins. It waits at most `no_runner_s`, like a sequence without any runner. Runners that come and go do
+that can hold it joins. It waits at most `no_runner_s`, as if no runner were connected. Runners that come and go do
 not restart the timeout; a generated token does.
 """
 

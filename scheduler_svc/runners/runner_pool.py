@@ -34,7 +34,7 @@ class RunnerPool:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
         self._max_tokens = self._usual_tokens = 0
-        self._expected: dict[int, int] = {}  # most tokens of a sequence on each runner on probation
+        self._expected: dict[int, int] = {}  # maximum number of tokens of a sequence on each runner on probation
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
@@ -69,6 +69,8 @@ class RunnerPool:
             return "it offers no slots or no KV blocks: give it more memory or a smaller model"
         if hello.max_step_tokens < hello.num_slots:
             return f"max_step_tokens ({hello.max_step_tokens}) must be at least its slots ({hello.num_slots})"
+        if hello.cache_groups > 1:
+            return f"its model needs {hello.cache_groups} block tables a sequence, this scheduler has one: upgrade it"
         other = next(iter(self.schedulers.values()), None)
         return self.likeness.unlike(hello, None if other is None else other.hello.block_size)
 

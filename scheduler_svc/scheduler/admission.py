@@ -22,7 +22,7 @@ from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.waiting_order import WaitingOrder
 
 MISFITS = 16
-"""Most sequences too long for the runner that are parked in one step."""
+"""Maximum number of sequences too long for the runner that are parked in one step."""
 
 
 def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
@@ -44,7 +44,7 @@ class Admission:
         ledger: Ledger,
         most_tokens: int,
     ) -> None:
-        """Admitted sequences belong to `home`. `most_tokens` is the most tokens of a sequence on this runner."""
+        """Admitted sequences belong to `home`. `most_tokens`: maximum number of tokens of a sequence on this runner."""
         self._home = home
         self._table = table
         self._pool = pool

@@ -13,7 +13,7 @@ from scheduler_svc.policy import Policy, PolicyGuard, RunningView
 from scheduler_svc.scheduler.policy_views import running_view, waiting_view
 
 MAX_DISPLACING = 8
-"""Most waiting sequences for which one step makes room."""
+"""Maximum number of waiting sequences for which one step makes room."""
 
 
 DECLINED_STEPS = 16

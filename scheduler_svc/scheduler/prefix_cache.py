@@ -29,7 +29,7 @@ from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.queue.tenant_queues import Queue
 
 STEPS_ASIDE = 16
-"""Most sequences that are parked, and most that are unparked, per admission."""
+"""Maximum number of sequences parked, and of those unparked, per admission."""
 HASHED_ASIDE = 64
 """Blocks hashed (a microsecond each) for parked sequences in one admission, after which no further one is tried."""
 
@@ -68,7 +68,7 @@ class PrefixCache:
         self._weights_version = model.weights_version
         self._isolate_tenants = rules.isolate_tenants
         self._limit: float = 0
-        """Most positions shared; a prompt longer than this shares none."""
+        """Maximum number of positions shared; a prompt longer than this shares none."""
         if rules.enabled:
             self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
         self._unlimited = self._limit == float("inf")

@@ -56,9 +56,9 @@ class Scheduler:
     ) -> None:
         self.hello = hello
         self.depth = min(depth, hello.max_depth or 1)
-        """Most plans in flight."""
+        """Maximum number of plans in flight."""
         self.most_tokens = most_tokens(hello)
-        """Most tokens, prompt and output, of a sequence on this runner."""
+        """Maximum number of tokens, prompt and output, of a sequence on this runner."""
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.prefix = PrefixCache(self.pool, hello.model, sharing)

@@ -155,12 +155,15 @@ class SchedulerSettings(ServiceSettings):
         False, description="Share prefixes only between requests of one tenant.", json_schema_extra=OPERATORS
     )
     max_waiting_requests: int = Field(
-        8192, ge=1, description="Most waiting requests; further ones are refused.", json_schema_extra=OPERATORS
+        8192,
+        ge=1,
+        description="Maximum number of waiting requests; further ones are refused.",
+        json_schema_extra=OPERATORS,
     )
     max_waiting_tokens: int = Field(
         16_000_000,
         ge=1,
-        description="Most waiting prompt tokens; requests beyond them are refused.",
+        description="Maximum number of waiting prompt tokens; requests beyond them are refused.",
         json_schema_extra=tuning("memory for waiting prompts is short, or prompts are very long"),
     )
     tenant_limits: dict[str, TenantLimits] = Field(
@@ -203,7 +206,7 @@ class SchedulerSettings(ServiceSettings):
     retention_requests: int = Field(
         4096,
         ge=0,
-        description="Most finished requests to which clients can attach.",
+        description="Maximum number of finished requests to which clients can attach.",
         json_schema_extra=tuning("more requests than this end within `retention_s` and their clients reattach"),
     )
     attach_s: float = Field(
@@ -243,7 +246,7 @@ class SchedulerSettings(ServiceSettings):
     max_calls: int = Field(
         16384,
         ge=1,
-        description="Most open gRPC calls per front worker, streams included; further ones are refused.",
+        description="Maximum number of open gRPC calls per front worker, streams included; further ones are refused.",
         json_schema_extra=tuning("clients use more calls than this at once, instead of sessions"),
     )
     max_message_bytes: int = Field(

@@ -10,7 +10,7 @@ class TenantLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    waiting: int | None = Field(None, ge=1, description="Most waiting sequences.")
-    tokens: int | None = Field(None, ge=1, description="Most waiting prompt tokens.")
-    running: int | None = Field(None, ge=1, description="Most running sequences; further ones wait.")
+    waiting: int | None = Field(None, ge=1, description="Maximum number of waiting sequences.")
+    tokens: int | None = Field(None, ge=1, description="Maximum number of waiting prompt tokens.")
+    running: int | None = Field(None, ge=1, description="Maximum number of running sequences; further ones wait.")
     weight: float = Field(1.0, gt=0, description="Share of a full queue, relative to other tenants.")

@@ -5,7 +5,7 @@
 
 *tokens* are the positions computed, *sequences* the rows, and *context tokens* the positions whose KV the rows read (a
 row of count c at start s reads s + c). *prefill pairs* are the (query, key) pairs of rows of more than one position,
-the quadratic term of long prompts. *free_tokens* take no extra time, because the step is bound by reading the weights.
+the quadratic term of long prompts. *free_tokens* take no extra time, because reading the weights limits the step.
 A GPU multiplies tiles of *tile_tokens* rows, and a partly filled tile takes as long as a full one.
 """
 
@@ -79,7 +79,7 @@ class RunnerShape(BaseModel):
     slots: int = Field(ge=1, description="Sequences that can run at once.")
     kv_tokens: int = Field(ge=1, description="Size of the KV cache, in tokens.")
     block_size: int = Field(default=16, ge=1, description="Tokens per KV block.")
-    step_tokens: int = Field(ge=1, description="Most positions per step.")
+    step_tokens: int = Field(ge=1, description="Maximum number of positions per step.")
     vocab_size: int = Field(default=32_000, ge=257, description="Number of token ids.")
 
 

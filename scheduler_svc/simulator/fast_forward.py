@@ -26,7 +26,7 @@ class FastForward:
     session: int
     scheduler: Scheduler
     turns: int
-    """Most turns."""
+    """Maximum number of turns."""
     before_at: float
     """Time before which all of them must begin."""
     last_number: int

@@ -23,7 +23,7 @@ from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 
 MOST_RESULTS = 4096
-"""Most cached results. Steps in which the same rows sample share one result, which is never modified."""
+"""Maximum number of cached results. Steps in which the same rows sample share one result, which is never modified."""
 STOP_TOKEN = 1
 """Ends a sequence whose `max_tokens` exceeds the trace's output length."""
 _TOKEN = 2

@@ -87,7 +87,8 @@ async def test_it_answers(roster: RosterProcesses) -> None:
         assert "Paris" in completion.text
         finish = completion.choices[0].finish
         assert finish is not None and finish.reason is FinishReason.STOP
-        assert finish.stop_token_id in list((await client.get_model()).eos_token_ids)
+        model = await client.get_model()
+        assert finish.stop_token_id in list(model.eos_token_ids) and model.decoder == "roster"
 
 
 @pytest.mark.parametrize(

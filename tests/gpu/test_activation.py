@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -23,3 +23,12 @@ def test_activation_mul(num_tokens: int, size: int, activation: str, dtype: torc
     gate, up = gate_up.float().chunk(2, dim=-1)
     expected = ACTIVATION_FUNCTIONS[activation](gate) * up
     torch.testing.assert_close(out.float(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
+def test_an_activation_without_a_gate(activation: str) -> None:
+    up = torch.randn(33, 3072, device="cuda", dtype=torch.float16) * 4
+    out = torch.full_like(up, torch.nan)
+    ActivationMul(3072, torch.float16, activation, gated=False)(torch.cuda.current_stream().cuda_stream, up, out)
+    expected = ACTIVATION_FUNCTIONS[activation](up.float())
+    torch.testing.assert_close(out.float(), expected, rtol=2 * torch.finfo(torch.float16).eps, atol=1e-5)

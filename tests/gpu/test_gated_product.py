@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

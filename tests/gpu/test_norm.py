@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch.nn import functional
 
+from runner_svc.model.families.description import NormKind
+from tests.support.norm_cases import EPS, NormCase, check_add, check_norm
+
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.norm import AddRmsNorm  # imports CuPy
+from runner_svc.cuda.residual_norm import ResidualNorm
 
-EPS = 1e-5
+DEVICE = torch.device("cuda")
 DTYPES = [torch.bfloat16, torch.float16]
 
 
@@ -65,6 +69,20 @@ def test_out_may_be_hidden_and_graphs_replay() -> None:
         expected_residual = (expected_hidden.float() + expected_residual.float()).bfloat16()
         expected_hidden = reference(expected_residual, weight).bfloat16()
     torch.testing.assert_close(hidden, expected_hidden)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", NormKind)
+@pytest.mark.parametrize("hidden_size", [576, 2304, 5376, 12288])
+@pytest.mark.parametrize(("multiplier", "post", "out"), [(0.22, False, True), (1.0, True, True), (0.5, True, False)])
+def test_residual_norm(
+    multiplier: float, post: bool, out: bool, hidden_size: int, kind: NormKind, dtype: torch.dtype
+) -> None:
+    launcher = ResidualNorm(hidden_size, dtype, EPS, kind, multiplier=multiplier, post_norms=post, overlap=True)
+    for num_tokens in (1, 257):
+        case = NormCase(kind, num_tokens, hidden_size, dtype, multiplier, post, out)
+        check_add(launcher, case, DEVICE, stream())
+        check_norm(launcher, case, DEVICE, stream())
 
 
 def test_hidden_size_that_does_not_split_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runner_svc.model.families.description import QkNorm
 from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
 
 if not torch.cuda.is_available():
@@ -31,6 +32,7 @@ def kernel(case: RopeCase, fp8_cache: bool = False) -> RopeKvWrite:
         dtype=case.dtype,
         eps=EPS,
         qk_norm=case.qk_norm,
+        plus_one=case.plus_one,
         fp8_cache=fp8_cache,
     )
 
@@ -39,18 +41,18 @@ def fp8_kernel(case: RopeCase) -> RopeKvWrite:
     return kernel(case, fp8_cache=True)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", QkNorm)
 @pytest.mark.parametrize("num_tokens", [1, 7, 150])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_rope_kv_write(shape: tuple, num_tokens: int, qk_norm: bool, in_place: bool) -> None:
-    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm)
+def test_rope_kv_write(shape: tuple, num_tokens: int, qk_norm: QkNorm, in_place: bool) -> None:
+    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm, plus_one=qk_norm is QkNorm.HEAD and num_tokens > 1)
     check_write(kernel, case, DEVICE, torch.cuda.current_stream().cuda_stream, in_place)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", QkNorm)
 @pytest.mark.parametrize("num_tokens", [1, 33])
 @pytest.mark.parametrize("shape", FP8_SHAPES, ids=str)
-def test_fp8_cache_divides_by_the_scale_of_each_head(shape: tuple, num_tokens: int, qk_norm: bool) -> None:
-    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm)
+def test_fp8_cache_divides_by_the_scale_of_each_head(shape: tuple, num_tokens: int, qk_norm: QkNorm) -> None:
+    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm, plus_one=qk_norm is QkNorm.HEAD and num_tokens > 1)
     check_fp8_write(fp8_kernel, case, DEVICE, torch.cuda.current_stream().cuda_stream)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
 
 if not torch.cuda.is_available():

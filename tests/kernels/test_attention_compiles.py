@@ -18,7 +18,7 @@ from tests.support.thoroughness import FULL, choice
 if toolkit_folder() is None:
     pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
 
-# dtype, head_dim, heads, KV heads, block size, soft cap, FP8 cache
+# dtype, head_dim, heads, KV heads, block size, soft cap, FP8 cache, sinks
 SHAPES = (
     ("__nv_bfloat16", 128, 32, 8, 16, None, False),
     ("__nv_bfloat16", 128, 32, 8, 16, 30.0, True),
@@ -28,11 +28,14 @@ SHAPES = (
     ("__nv_bfloat16", 96, 24, 8, 16, 30.0, True),
     ("__half", 256, 16, 8, 16, 50.0, False),
     ("__nv_bfloat16", 128, 40, 2, 16, None, False),
+    ("__nv_bfloat16", 64, 64, 8, 16, None, False, True),
+    ("__nv_bfloat16", 112, 32, 32, 16, None, False, True),
+    ("__nv_bfloat16", 176, 16, 4, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )
 # By default each head size is compiled for Hopper and the widest for each architecture; with ROSTER_TEST_FULL, all.
 FOR_ALL = SHAPES[-1:]
-ON_HOPPER = choice(SHAPES, in_ci=(SHAPES[0], SHAPES[2], SHAPES[5], SHAPES[6], SHAPES[-1]))
+ON_HOPPER = choice(SHAPES, in_ci=(SHAPES[0], SHAPES[2], SHAPES[5], SHAPES[6], SHAPES[-4], SHAPES[-1]))
 FOR_HOPPER = [shape for shape in ON_HOPPER if HopperPrefillVariant.fits(AttentionShape(*shape))]
 COMBINATIONS = [
     pytest.param(shape, arch, id="-".join(map(str, (*shape[1:], arch))))

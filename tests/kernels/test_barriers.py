@@ -9,11 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
+from runner_svc.cuda.experts.expert_product import product_defines
+from runner_svc.cuda.experts.expert_variant import ExpertVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
+from tests.support.expert_cases import GPT_OSS
 from tests.support.machine_code import arrivals_before_loads_are_done, instructions
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice
@@ -78,3 +82,9 @@ def test_skinny_products(tokens: int, blocks: int) -> None:
 def test_gated_products() -> None:
     defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "SCALAR": "__nv_bfloat16"}
     assert arrivals_before_loads_are_done(machine_code("gated_product", defines)) == []
+
+
+@pytest.mark.parametrize("job_rows", choice([8, 64], in_ci=[64]))
+def test_expert_products(job_rows: int) -> None:
+    defines = product_defines(GPT_OSS, ExpertVariant(job_rows, 2), torch.bfloat16, gated=True, early=True)
+    assert arrivals_before_loads_are_done(machine_code("expert_product", defines)) == []

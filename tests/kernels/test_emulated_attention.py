@@ -23,6 +23,7 @@ if shutil.which("g++") is None:
 
 CPU = torch.device("cpu")
 HOPPER, OTHERS = "sm_90a", "sm_80"
+ODD_HEADS = [(16, False), (48, False), (80, False), (176, False)]
 HEADS = [(64, False), (64, True), (96, False), (96, True), (128, False), (128, True), (256, False), (256, True)]
 ON_HOPPER = [head for head in HEADS if head != (256, True)]
 
@@ -81,6 +82,38 @@ def test_prefill_elsewhere(head_dim: int, fp8_cache: bool, seed: int, monkeypatc
     prefill(AttentionCase((150, 40, 7), (70, 33, 7), head_dim, 4, 2, fp8_cache=fp8_cache), seed)
     rows = ((150, 40), (70, 33))
     prefill(AttentionCase(*rows, head_dim, 2, 2, 32, 33, 20.0, dtype=torch.float16, fp8_cache=fp8_cache), seed)
+
+
+@pytest.mark.parametrize("head_dim", choice([head for head, _ in ODD_HEADS], in_ci=[48]))
+def test_heads_of_odd_multiples_of_16(head_dim: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_attention(monkeypatch, HOPPER, 2)
+    prefill(AttentionCase((150, 40, 7), (70, 33, 7), head_dim, 4, 2), seed)
+    batch = AttentionBatch(AttentionCase((100, 1, 17, 0), (1,) * 4, head_dim, 6, 2), seed, CPU)
+    run_decode(attention_of(batch), batch)
+    check(batch, seed)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "fp8_cache", "arch"),
+    choice(
+        [(*head, arch) for head in (*HEADS, *ODD_HEADS) for arch in (HOPPER, OTHERS)],
+        in_ci=[(64, False, HOPPER), (64, False, OTHERS)],
+    ),
+)
+@pytest.mark.parametrize("soft_cap", choice([None, 20.0], in_ci=[None]))
+def test_sinks(
+    head_dim: int, fp8_cache: bool, arch: str, soft_cap: float | None, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are split over blocks, pieces of one tile and of several, decode beside prefill."""
+    emulate_attention(monkeypatch, arch, 2)
+    kinds = {"soft_cap": soft_cap, "fp8_cache": fp8_cache, "sinks": True}
+    prefill(AttentionCase((200, 130, 31), (150, 3, 31), head_dim, 4, 2, **kinds), seed)
+    batch = AttentionBatch(AttentionCase((300, 1, 0, 33), (1,) * 4, head_dim, 6, 2, **kinds), seed, CPU)
+    run_decode(attention_of(batch), batch, repeats=2)
+    check(batch, seed)
+    batch = AttentionBatch(AttentionCase((90, 130, 45), (1, 61, 1), head_dim, 4, 2, **kinds), seed, CPU)
+    run_mixed(attention_of(batch), batch)
+    check(batch, seed)
 
 
 @pytest.mark.parametrize(

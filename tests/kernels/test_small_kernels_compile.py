@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from runner_svc.cuda.experts.expert_product import product_defines
+from runner_svc.cuda.experts.expert_variant import JOB_ROWS, ExpertVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
+from runner_svc.model.families.experts_config import ExpertsConfig
+from tests.support.expert_cases import GPT_OSS, QWEN
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice
 
@@ -14,6 +19,7 @@ if toolkit_folder() is None:
     pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
 
 BF16, HALF = "-DSCALAR=__nv_bfloat16", "-DSCALAR=__half"
+NO_FP8 = "-DFP8_CACHE=0"
 
 
 def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -> tuple[str, ...]:
@@ -22,18 +28,42 @@ def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -
     return tuple(f"-D{name}={value}" for name, value in zip(names, values, strict=True)) + flags
 
 
+def residual_norm(kind: int, add: int, post: int, out: int) -> tuple[str, ...]:
+    values = {"HIDDEN_SIZE": 4608, "VECTORS": 2, "KIND": kind, "ADD": add, "POST": post, "OUT": out}
+    return tuple(f"-D{name}={value}" for name, value in values.items())
+
+
 CASES = {
     "norm": ("add_rms_norm", (BF16, "-DHIDDEN_SIZE=4096", "-DVECTORS=1", "-DADD=1")),
     "norm-odd": ("add_rms_norm", (HALF, "-DHIDDEN_SIZE=576", "-DVECTORS=1", "-DADD=0")),
+    "residual-norm": ("residual_norm", (HALF, *residual_norm(kind=0, add=1, post=0, out=1), "-DMULTIPLIER=0.22f")),
+    "norm-around": ("residual_norm", (BF16, *residual_norm(kind=1, add=1, post=1, out=1), "-DMULTIPLIER=1.0f")),
+    "norm-after": ("residual_norm", (BF16, *residual_norm(kind=0, add=1, post=1, out=0), "-DMULTIPLIER=1.0f")),
+    "layer-norm": ("residual_norm", (BF16, *residual_norm(kind=2, add=1, post=0, out=1), "-DMULTIPLIER=1.0f")),
+    "layer-norm-first": ("residual_norm", (HALF, *residual_norm(kind=2, add=0, post=0, out=1), "-DMULTIPLIER=1.0f")),
     "silu": ("silu_mul", (BF16, "-DSIZE=14336", "-DACTIVATION=silu")),
     "gelu": ("silu_mul", (HALF, "-DSIZE=1536", "-DACTIVATION=gelu_tanh")),
+    "relu-no-gate": ("silu_mul", (HALF, "-DSIZE=3072", "-DACTIVATION=relu", "-DGATED=0")),
+    "rope-plus-one": ("rope_kv_write", (BF16, *rope(256, 256, 8, 16, "-DQK_NORM=1", "-DQK_PLUS_ONE=1", NO_FP8))),
+    "rope-projection": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=2", NO_FP8))),
+    "rope-layer-norm": ("rope_kv_write", (HALF, *rope(128, 128, 8, 8, "-DQK_NORM=3", "-DFP8_CACHE=1"))),
     "rope-128": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
     "rope-96-fp8": ("rope_kv_write", (HALF, *rope(96, 96, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-80-partial": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
     "rope-80-partial-fp8": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=1"))),
     "rope-64-plain-fp8": ("rope_kv_write", (HALF, *rope(64, 0, 8, 4, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-256-fp8": ("rope_kv_write", (BF16, *rope(256, 256, 8, 16, "-DQK_NORM=1", "-DFP8_CACHE=1"))),
+    "rotate-halves": ("rotate_halves", (BF16, "-DHEADS=32", "-DKV_HEADS=8", "-DHEAD_DIM=128")),
+    "rotate-halves-odd": ("rotate_halves", (HALF, "-DHEADS=9", "-DKV_HEADS=3", "-DHEAD_DIM=80")),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
+    "expert-routing": (
+        "expert_routing",
+        ("-DEXPERTS=128", "-DTOP_K=8", "-DSOFTMAX_FIRST=1", "-DNORMALIZE=1"),
+    ),
+    "expert-rows": (
+        "expert_rows",
+        (BF16, "-DWIDTH=2880", "-DTOP_K=4", "-DBIAS=1", "-DCLAMPED=1", "-DALPHA=1.702f", "-DLIMIT=7.0f"),
+    ),
     "gather": ("gather_inputs", ()),
     "scatter": ("scatter_segments", ()),
     "copy": ("copy_words", ()),
@@ -99,6 +129,26 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
     assert "warning" not in log, log
     assert "Potential Performance Loss" not in log, log
     assert " 0 bytes spill stores" in log, log
+
+
+@pytest.mark.parametrize(
+    ("job_rows", "gated", "config"),
+    choice(
+        [(rows, gated, config) for rows in JOB_ROWS for gated in (False, True) for config in (QWEN, GPT_OSS)],
+        in_ci=[(32, True, GPT_OSS), (64, False, QWEN), (128, True, QWEN)],
+    ),
+)
+def test_expert_products_compile_for_hopper(job_rows: int, gated: bool, config: ExpertsConfig) -> None:
+    variant = ExpertVariant(job_rows, 1 if job_rows == 128 else 2)
+    defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated)
+    options = tuple(f"-D{key}={value}" for key, value in defines.items())
+    code, log = compile_kernel(kernel_folder() / "expert_product.cu", "sm_90a", options)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert variant.shared_bytes <= (228 << 10) // variant.blocks - 1024
+    assert variant.stages >= 4
 
 
 def test_an_error_is_reported_with_its_line() -> None:

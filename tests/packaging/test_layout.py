@@ -23,7 +23,8 @@ ORDER = {
         "front/gateway front operation ."
     ),
     "runner_svc": (
-        "interface settings hub model catalog sampling cuda cuda/products attention decoder batch backends gpu "
+        "interface settings gguf hub weights model/folder model/families model/tokenizer model catalog sampling cuda "
+        "cuda/products cuda/experts attention decoder transformers_decoder transformers_decoder/gpu batch backends gpu "
         "execution link startup ."
     ),
     "roster_client": (

@@ -31,6 +31,8 @@ class AttentionCase:
     fp8_cache: bool = False
     # Factor of a row's first key; falls linearly to 1 at the last, so that scores grow towards the first.
     first_key: float = 1.0
+    # Whether each head has a sink.
+    sinks: bool = False
 
 
 class AttentionBatch:
@@ -67,6 +69,8 @@ class AttentionBatch:
         # Three times the usual size makes some keys stand out; a flat softmax would hide errors.
         self.queries = 3 * torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
         self.output = torch.full_like(self.queries, float("nan"))
+        # As large as the larger scores, so that a sink takes a good part of a head's weight.
+        self.sinks = 3 * torch.randn(case.num_heads, generator=generator, device=device) if case.sinks else None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -112,4 +116,7 @@ class AttentionBatch:
         positions = torch.arange(length - len(queries), length, device=queries.device)[:, None]
         distance = positions - torch.arange(length, device=queries.device)
         hidden = distance < 0 if case.window is None else (distance < 0) | (distance >= case.window)
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks[:, None, None].expand(-1, len(queries), 1)), -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], values)

@@ -7,6 +7,7 @@ import torch
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.attention_layer import AttentionLayer
 from tests.support.attention_cases import AttentionBatch
 
 # bf16 operands and output round to 2 ** -9; a wrong row or mask has a far larger error.
@@ -19,11 +20,9 @@ def attention_of(batch: AttentionBatch) -> CudaAttention:
         batch.cache,
         batch.block_tables,
         case.num_heads,
-        [case.window],
+        [AttentionLayer(case.window, case.scale, case.soft_cap, batch.sinks)],
         len(case.lengths),
         case.dtype,
-        scale=case.scale,
-        soft_cap=case.soft_cap,
     )
 
 

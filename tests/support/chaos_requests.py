@@ -25,7 +25,7 @@ from tests.support.constraints import CONSTRAINTS
 EOS_PROBABILITY = 1 / 64
 MAX_TOKENS = 60
 EVERYWHERE = 0
-"""First token of each prompt, and part of the scheduler's probe: a runner that crashes on it loses every plan."""
+"""First token of each prompt, and part of the scheduler's probe: a runner that crashes on it fails every plan."""
 STEM = [7, 3, 1, 4] * 8
 LONG = 200
 """Tokens with which the prompts of large requests begin; they fit only large runners."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from runner_svc.attention.reference import paged_attention
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
@@ -17,8 +19,11 @@ from runner_svc.model.config import ModelConfig
 class HostAttention:
     """A plan is the number of rows, then start, count, table row and first query of each row."""
 
-    def __init__(self, cache: KVCache, tables: Tensor, config: ModelConfig, max_batch: int) -> None:
+    def __init__(
+        self, cache: KVCache, tables: Tensor, config: ModelConfig, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> None:
         self._cache, self._tables, self._config, self._max_batch = cache, tables, config, max_batch
+        self._layers = layers
 
     def decode_plan_words(self, batch: int) -> int:
         assert batch <= self._max_batch
@@ -80,8 +85,9 @@ class HostAttention:
                 [start],
                 [count],
                 [self._tables[table_row].tolist()],
-                config.windows[layer],
+                self._layers[layer].window,
                 self._cache.layer_scales(layer),
+                self._layers[layer],
             )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
@@ -30,11 +31,12 @@ def host_backend(
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
     config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    weights, launchers = load_weights(folder, config, dtype, torch.device("cpu"), no_progress), HostLaunchers(config)
     return CudaBackend(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,
-        load_weights(folder, config, dtype, torch.device("cpu"), no_progress),
-        HostLaunchers(config),
+        lambda: CudaDecoder(config, weights, launchers.decoder(fp8_cache), max_step_tokens),
+        launchers,
         device or HostDevice(),
         CudaSizes(num_slots, block_size, max_step_tokens, config.context_length, num_blocks, fp8_cache=fp8_cache),
         no_progress,

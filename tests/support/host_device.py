@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
@@ -26,6 +27,7 @@ from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from tests.support.host_attention import HostAttention
+from tests.support.host_experts import host_experts
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
 
 
@@ -94,18 +96,33 @@ class HostLaunchers:
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         config = self._config
         return DecoderLaunchers(
-            norm=HostNorm(config.rms_norm_eps),
-            activation=HostActivation(config.activation),
+            norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
+            activation=HostActivation(config.activation, config.layers[0].mlp.gated),
             gated=HostGated(config.activation),
-            rotating=HostRopeKv(config, config.rope.rotary_dim),
-            plain=HostRopeKv(config, 0),
+            rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
+            plain=self._rope(0),
+            experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,
+        )
+
+    def _rope(self, rotary_dim: int) -> HostRopeKv:
+        config = self._config
+        return HostRopeKv(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=rotary_dim,
+            eps=config.norm_eps,
+            qk_norm=config.layers[0].qk_norm,
+            norm=config.norm,
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
         return [SkinnyLaunchers("host", embed=host_embed, products=HostProducts(self._config))]
 
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
-        return HostAttention(cache, tables, self._config, max_batch)
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> HostAttention:
+        return HostAttention(cache, tables, self._config, max_batch, layers)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> HostGather:
         return HostGather(tokens, tables, block_size)

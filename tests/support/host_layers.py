@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.interface.skinny_launchers import ScaledRows
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.description import NormKind, QkNorm
 
 
 class HostNorm:
-    def __init__(self, eps: float) -> None:
-        self._eps = eps
+    def __init__(self, eps: float, kind: NormKind = NormKind.RMS, multiplier: float = 1.0) -> None:
+        self._eps, self._kind, self._multiplier = eps, kind, multiplier
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
-        residual += hidden
+        residual.add_(hidden, alpha=self._multiplier)
         self.norm(stream, residual, weight, out)
 
+    def add_normed(
+        self, stream: int, hidden: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, out: Tensor
+    ) -> None:
+        residual.add_(self._normed(hidden, post_weight), alpha=self._multiplier)
+        if weight is not None:
+            self.norm(stream, residual, weight, out)
+
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
-        out.copy_(functional.rms_norm(hidden, weight.shape, weight, self._eps))
+        out.copy_(self._normed(hidden, weight))
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return Norm(self._kind, weight.float(), self._eps)(hidden.float())
 
 
 def host_embed(
@@ -45,7 +56,7 @@ def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, squares: T
 
 class HostProducts:
     def __init__(self, config: ModelConfig) -> None:
-        self._eps = config.rms_norm_eps
+        self._eps = config.norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
 
     def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
@@ -77,10 +88,13 @@ class HostProducts:
 
 
 class HostActivation:
-    def __init__(self, name: str) -> None:
-        self._function = ACTIVATION_FUNCTIONS[name]
+    def __init__(self, name: str, gated: bool = True) -> None:
+        self._function, self._gated = ACTIVATION_FUNCTIONS[name], gated
 
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None:
+        if not self._gated:
+            out.copy_(self._function(gate_up))
+            return
         gate, up = gate_up.chunk(2, dim=-1)
         out.copy_(self._function(gate) * up)
 
@@ -101,9 +115,20 @@ class HostGated:
 
 
 class HostRopeKv:
-    def __init__(self, config: ModelConfig, rotary_dim: int) -> None:
-        self._config = config
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        eps: float,
+        qk_norm: QkNorm = QkNorm.NONE,
+        norm: NormKind = NormKind.RMS,
+    ) -> None:
+        self._sizes = num_heads, num_kv_heads, head_dim
         self._rotary_dim = rotary_dim
+        self._eps, self._qk_norm, self._norm = eps, qk_norm, norm
 
     def __call__(
         self,
@@ -118,12 +143,11 @@ class HostRopeKv:
         k_norm: Tensor | None = None,
         cache_scales: Tensor | None = None,
     ) -> None:
-        config = self._config
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads, kv_heads, head_dim = self._sizes
         split = qkv.clone().view(-1, heads + 2 * kv_heads, head_dim)
         for part, weight in ((split[:, :heads], q_norm), (split[:, heads : heads + kv_heads], k_norm)):
             if weight is not None:
-                part.copy_(functional.rms_norm(part, (head_dim,), weight, config.rms_norm_eps))
+                part.copy_(HeadNorm(self._qk_norm, self._norm, weight.float(), self._eps)(part.float()))
         if self._rotary_dim:
             half = self._rotary_dim // 2
             cos, sin = rotations[rotation_rows.long()].unsqueeze(1).split(half, dim=-1)

@@ -126,7 +126,7 @@ def expected_tokens(model: Any, prompts: Sequence[list[int]], max_tokens: int) -
 
 def _depends_on_the_batch(model: Any) -> bool:
     """Whether results depend on the batch: dynamic RoPE derives its frequencies from the batch's longest text."""
-    return "dynamic" in str(model.config.rope_parameters)
+    return "dynamic" in str(getattr(model.config, "rope_parameters", None))
 
 
 def forced_logits(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from runner_svc.decoder.rope import Rotation
 from runner_svc.interface.kv_cache import FP8
+from runner_svc.model.families.description import QkNorm
 
 # heads, KV heads, head_dim, rotary_dim, dtype
 SHAPES = [
@@ -42,7 +43,24 @@ class RopeCase:
     rotary_dim: int
     dtype: torch.dtype
     num_tokens: int
-    qk_norm: bool
+    qk_norm: QkNorm
+    plus_one: bool = False
+
+    def norm_sizes(self) -> Sequence[int]:
+        """Returns the numbers of weights of the queries' norm and of the keys'."""
+        if self.qk_norm is QkNorm.NONE:
+            return ()
+        heads = (1, 1) if self.qk_norm is QkNorm.HEAD else (self.num_heads, self.num_kv_heads)
+        return [count * self.head_dim for count in heads]
+
+    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Returns queries or keys, float32 [T, heads, head_dim], normed."""
+        weight = weight.float() + self.plus_one
+        if self.qk_norm is QkNorm.HEAD:
+            return functional.rms_norm(x, (self.head_dim,), weight, EPS)
+        if self.qk_norm is QkNorm.PROJECTION:
+            return functional.rms_norm(x.flatten(1), weight.shape, weight, EPS).view_as(x)
+        return functional.layer_norm(x, (self.head_dim,), eps=EPS) * weight.view(x.shape[1:])
 
 
 Launcher = Callable[..., None]
@@ -58,7 +76,7 @@ class RopeBatch:
         self.qkv = torch.randn(count, heads, head_dim, device=device, dtype=case.dtype) * spread
         self.positions = torch.randint(0, _POSITIONS, (count,), device=device, dtype=torch.int32)
         self.slot_mapping = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, device=device)[:count].int()
-        self.norms = [torch.rand(head_dim, device=device, dtype=case.dtype) + 0.5 for _ in range(2 * case.qk_norm)]
+        self.norms = [torch.rand(size, device=device, dtype=case.dtype) + 0.5 for size in case.norm_sizes()]
         inv_freq = 10000.0 ** -(torch.arange(0, case.rotary_dim, 2, device=device) / max(case.rotary_dim, 1))
         self._angles = torch.arange(_POSITIONS, device=device).float().unsqueeze(1) * inv_freq
         self.rotations = torch.cat((self._angles.cos(), self._angles.sin()), dim=-1).contiguous()
@@ -70,8 +88,7 @@ class RopeBatch:
         num_rotated = case.num_heads + case.num_kv_heads
         parts = (slice(0, case.num_heads), slice(case.num_heads, num_rotated))
         for part, weight in zip(parts, self.norms, strict=False):
-            normed = functional.rms_norm(expected[:, part], (case.head_dim,), weight.float(), EPS)
-            expected[:, part] = normed.to(case.dtype).float()
+            expected[:, part] = case.normed(expected[:, part], weight).to(case.dtype).float()
         if case.rotary_dim:
             chosen = self._angles[self.positions.long()]
             cos, sin = chosen.cos(), chosen.sin()

@@ -97,9 +97,47 @@ def words() -> Tokenizer:
     return tokenizer
 
 
+def unigram() -> Tokenizer:
+    """Unigram with byte fallback, NFKC and a space before the text."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    pieces += [(piece, -2.0 - number / 10) for number, piece in enumerate(WORDS)]
+    pieces += [(piece, -5.0) for piece in ("▁", *LETTERS)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    """WordPiece in lower case, as BERT has it."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "the", "th", "##e", "##ing", "a", ".", ",", "!", "'", "##s"]
+    letters = [letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789<>|/[]" if letter not in words]
+    words += letters + [
+        f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789" if f"##{letter}" not in words
+    ]
+    tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    return tokenizer
+
+
 BYTE_LEVEL = {"byte_level": byte_level, "merged_byte_level": merged_byte_level}
-BYTE_FALLBACK = {"llama_like": llama_like, "gemma_like": gemma_like, "metaspace_first": metaspace_first}
-ALL = BYTE_LEVEL | BYTE_FALLBACK | {"words": words}
+BYTE_FALLBACK = {
+    "llama_like": llama_like,
+    "gemma_like": gemma_like,
+    "metaspace_first": metaspace_first,
+    "unigram": unigram,
+}
+OTHERS = {"word_piece": word_piece, "words": words}
+ALL = BYTE_LEVEL | BYTE_FALLBACK | OTHERS
 
 
 def model_of(tokenizer: Tokenizer, chat_template: str = "", context_length: int = 4096) -> plan_pb2.Model:

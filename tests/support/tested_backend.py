@@ -30,8 +30,12 @@ HOST_SHARE = 2
 ModelBackend = TorchBackend | CudaBackend
 
 
-def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: int) -> TorchBackend:
+def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
     return TorchBackend.load(str(folder), cache_folder=folder / "unused", progress=no_progress, **sizes)
+
+
+def _load_transformers(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
+    return _load_cpu(folder, dtype=dtype, decoder="transformers", **sizes)
 
 
 def _load_cuda(folder: Path, **sizes: Any) -> CudaBackend:
@@ -112,9 +116,15 @@ CUDA = TestedBackend("cuda", _load_cuda, True, FLOAT16, BFLOAT16)
 TESTED = {"cpu": CPU, "host": HOST, "cuda": CUDA}[DEVICE]
 """The backend that ROSTER_TEST_DEVICE names."""
 TESTED_AND_HOST = (
-    [CPU, TestedBackend("host", host_backend, True, FLOAT32, FLOAT32, HOST_SHARE)] if TESTED is CPU else [TESTED]
+    [
+        CPU,
+        TestedBackend("host", host_backend, True, FLOAT32, FLOAT32, HOST_SHARE),
+        TestedBackend("transformers", _load_transformers, False, FLOAT32, FLOAT32, HOST_SHARE),
+    ]
+    if TESTED is CPU
+    else [TESTED]
 )
-"""`TESTED` and, on the CPU, part of the cases on the CUDA backend's host code."""
+"""`TESTED` and, on the CPU, part of the cases on the CUDA backend's host code, and on transformers' decoder."""
 
 
 def reference(folder: Path, precision: Precision) -> Any:

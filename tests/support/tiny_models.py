@@ -34,6 +34,19 @@ def _rope(rope_type: str, **parameters: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
 
 
+def _gemma3_with_images(**text: Any) -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "siglip_vision_model", "image_size": 8, "patch_size": 4, **sizes}
+    return transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**text),
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        eos_token_id=text["eos_token_id"],
+        pad_token_id=None,
+        tie_word_embeddings=True,
+    )
+
+
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -69,8 +82,104 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "gemma": (transformers.GemmaConfig, {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 12.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "gemma3-with-images": (_gemma3_with_images, {"head_dim": 32, "sliding_window": 9}),
+    "granite": (
+        transformers.GraniteConfig,
+        {
+            "attention_multiplier": 0.15,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo2": (transformers.Olmo2Config, {}),
+    "glm": (transformers.GlmConfig, {"head_dim": 32}),
+    "glm4": (transformers.Glm4Config, {"head_dim": 32, "attention_bias": False}),
+    "cohere": (transformers.CohereConfig, {"logit_scale": 0.3, "tie_word_embeddings": True}),
+    "cohere-qk-norm": (transformers.CohereConfig, {"logit_scale": 0.3, "use_qk_norm": True}),
+    "cohere2": (transformers.Cohere2Config, {"num_hidden_layers": 4, "logit_scale": 0.3, "sliding_window": 9}),
+    "gpt2": (transformers.GPT2Config, {"n_inner": 96, "tie_word_embeddings": True}),
+    "gpt2-scaled-by-layer": (
+        transformers.GPT2Config,
+        {"tie_word_embeddings": True, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"},
+    ),
+    "opt": (transformers.OPTConfig, {"ffn_dim": 96, "tie_word_embeddings": True}),
+    "opt-without-biases": (transformers.OPTConfig, {"ffn_dim": 96, "enable_bias": False}),
+    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "qwen2-moe": (
+        transformers.Qwen2MoeConfig,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 128,
+        },
+    ),
+    "qwen3-moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "head_dim": 32,
+        },
+    ),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            "sliding_window": 11,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
 }
 """Name to configuration class and the differences from `SIZES`."""
+
+LIKE_OTHERS = {
+    "gemma",
+    "gemma3-with-images",
+    "glm",
+    "cohere-qk-norm",
+    "cohere2",
+    "gpt2-scaled-by-layer",
+    "opt-without-biases",
+}
+"""Families that CI leaves out of tests of all families, since others have most of what they have."""
+IN_CI = [family for family in FAMILIES if family not in LIKE_OTHERS]
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+"""Their logits lie far apart, so that experts that are nearly tied have little weight."""
 
 KERNEL_SIZES = {
     "llama": {"hidden_size": 256},
@@ -88,6 +197,24 @@ KERNEL_SIZES = {
     "qwen2-window": {"hidden_size": 512},
     "qwen3": {"hidden_size": 256, "head_dim": 128},
     "smollm3": {"hidden_size": 256},
+    "gemma": {"hidden_size": 256, "head_dim": 256},
+    "gemma2": {"hidden_size": 256, "head_dim": 64},
+    "gemma3": {"hidden_size": 256, "head_dim": 128},
+    "gemma3-with-images": {"hidden_size": 256, "head_dim": 64},
+    "granite": {"hidden_size": 256},
+    "olmo2": {"hidden_size": 256},
+    "glm": {"hidden_size": 256, "head_dim": 128},
+    "glm4": {"hidden_size": 256, "head_dim": 64},
+    "cohere": {"hidden_size": 256},
+    "cohere-qk-norm": {"hidden_size": 256},
+    "cohere2": {"hidden_size": 256},
+    "gpt2": {"hidden_size": 256},
+    "opt": {"hidden_size": 256},
+    "opt-without-biases": {"hidden_size": 256},
+    "mixtral": {"hidden_size": 256, "intermediate_size": 128},
+    "qwen2-moe": {"hidden_size": 256},
+    "qwen3-moe": {"hidden_size": 256, "head_dim": 64},
+    "gpt-oss": {"hidden_size": 256, "head_dim": 64},
 }
 """Sizes of each family with which the GPU kernels are tested: heads of 64, 96, 128 and 256 elements."""
 
@@ -107,7 +234,7 @@ def make_tiny_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _randomize(model)
+        randomize(model)
         model.to(rounded_to).to(torch.float32)
     model.generation_config.eos_token_id = IM_END_ID
     model.save_pretrained(folder)
@@ -123,10 +250,15 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, dict | list) else value
 
 
-def _randomize(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
+    """Draws all weights from torch's generator."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() == 3:  # of all experts
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+            elif name.endswith(ROUTERS):
+                parameter.normal_(0.0, 4.0 / parameter.shape[-1] ** 0.5)
+            elif parameter.dim() == 2:
                 scale = 1.0 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5
                 parameter.normal_(0.0, scale)
             elif name.endswith("bias"):

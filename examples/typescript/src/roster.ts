@@ -34,7 +34,7 @@ export type ChatEvent =
   | { kind: "end"; reason: string; promptTokens: number; completionTokens: number };
 
 export interface ChatOptions {
-  /** Most tokens of the answer. */
+  /** Maximum number of tokens of the answer. */
   maxTokens: number;
   /** 0 is greedy; the server's default is 1. */
   temperature?: number;

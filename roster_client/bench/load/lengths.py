@@ -33,8 +33,8 @@ class Lengths:
             return cls(text, _sampler(kind, rest))
         except (ValueError, KeyError):
             raise ValueError(
-                f"{text!r} is not a distribution of lengths: write 128, uniform:16-256, exponential:128 or "
-                "lognormal:200,1.2 (median, sigma)"
+                f"{text!r} is not a length distribution: use N, uniform:MIN-MAX, exponential:MEAN or "
+                "lognormal:MEDIAN,SIGMA, for example lognormal:200,1.2"
             ) from None
 
 

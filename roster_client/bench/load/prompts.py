@@ -59,7 +59,7 @@ def words_of_tokenizer(path: Path) -> list[str]:
 
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{file} does not exist: give --tokenizer a tokenizer.json, or a folder with one")
+        raise ValueError(f"{file} does not exist: set --tokenizer to a tokenizer.json, or to a folder with one")
     tokenizer = Tokenizer.from_file(str(file))
     texts = tokenizer.decode_batch([[number] for number in range(tokenizer.get_vocab_size())])
     words = sorted({text.strip() for text in texts if text.strip().isascii() and text.strip().isalpha()})

@@ -31,7 +31,7 @@ class ParquetUnavailable(ValueError):
 
 
 def check_parquet() -> None:
-    """Raises ParquetUnavailable without pyarrow; to be called before a run."""
+    """Raises ParquetUnavailable if pyarrow is missing. Call it before a run."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:

@@ -73,12 +73,12 @@ class RequestRecord:
 
     @property
     def first_token_s(self) -> float:
-        """Arrival of the first token. Raises IndexError without tokens."""
+        """Arrival of the first token. Raises IndexError if there is none."""
         return self.message_s[0]
 
     @property
     def last_token_s(self) -> float:
-        """Arrival of the last token. Raises IndexError without tokens."""
+        """Arrival of the last token. Raises IndexError if there is none."""
         return self.message_s[-1]
 
     @property

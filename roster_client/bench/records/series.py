@@ -18,7 +18,10 @@ LEAST_BIN_S = 0.1
 
 
 def shares(times_s: Sequence[float]) -> tuple[Floats, Floats]:
-    """Returns at most `MOST_POINTS` points (time, share of times up to it), by increasing time."""
+    """Returns the cumulative distribution of `times_s` as two arrays of at most `MOST_POINTS` elements.
+
+    The first has times in ascending order, the second the share of all times that do not exceed each.
+    """
     if not times_s:
         return np.zeros(0), np.zeros(0)
     points = np.linspace(0, 1, min(MOST_POINTS, max(2, len(times_s))))

@@ -38,7 +38,7 @@ class Distribution:
 
     @classmethod
     def of(cls, times_s: Sequence[float]) -> Distribution | None:
-        """Returns the distribution, or None without times."""
+        """Returns the distribution of `times_s`, or None if it is empty."""
         if not times_s:
             return None
         array = np.asarray(times_s, np.float64)
@@ -116,7 +116,7 @@ class Summary:
     any. 1: all tenants are equal; 1/n: one of n tenants has everything."""
     tenants: int
     batch_fill: float | None
-    """Mean over samples of running / slots, from the first scheduled time to the last; None without samples."""
+    """Mean over samples of running / slots, from the first scheduled time to the last; None if there are no samples."""
     client: ClientHealth
 
 

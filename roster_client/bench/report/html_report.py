@@ -20,7 +20,7 @@ from roster_client.bench.report.conditions import conditions
 from roster_client.bench.report.page import fact_table, page, paragraphs, repetition
 
 COLUMNS = 6
-"""Most runs in one table; more runs get another table below."""
+"""Maximum number of runs in one table; more runs get another table below."""
 GROUP = ' class="group"'
 MOST_SERVED = 0.9
 """Least share of served requests; below it, latencies of the served ones would flatter the system."""

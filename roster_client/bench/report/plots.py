@@ -48,7 +48,7 @@ class PlotsUnavailable(ValueError):
 
 
 def check_plots() -> None:
-    """Raises PlotsUnavailable without matplotlib; to be called before a run."""
+    """Raises PlotsUnavailable if matplotlib is missing. Call it before a run."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -73,11 +73,11 @@ def sweep_rates_from(text: str) -> list[float]:
 def _undivided_trace(options: RunOptions) -> Trace:
     path, prompt, output = options.trace, options.prompt, options.output
     if (path is None) == (prompt is None and output is None):
-        raise ValueError("give either --trace, or --prompt and --output")
+        raise ValueError("pass either --trace, or --prompt and --output")
     if path is not None:
         return read_trace(path)
     if prompt is None or output is None:
-        raise ValueError("lengths without a trace need both --prompt and --output")
+        raise ValueError("without --trace, both --prompt and --output are required")
     return random_trace(Lengths.parse(prompt), Lengths.parse(output), options.requests, options.seed)
 
 

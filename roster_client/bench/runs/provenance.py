@@ -87,7 +87,7 @@ def cpu_card() -> str:
 
 
 def gpu_card() -> str | None:
-    """Returns the name of this machine's NVIDIA GPU, with their number if there are several; None without one."""
+    """Returns the name of this machine's NVIDIA GPU, with their number if there are several; None if it has none."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

@@ -50,7 +50,7 @@ class Runs:
         return uvloop.run(run())
 
     def sweep(self, rates: list[float], first_rate: float, seconds: float) -> list[Run]:
-        """Makes a run of `seconds` at each of `rates` or, without any, from `first_rate` up to saturation."""
+        """Makes a run of `seconds` at each of `rates` or, if it is empty, from `first_rate` up to saturation."""
         connection = connection_from(self.options)
         done: list[Run] = []
 

@@ -32,7 +32,7 @@ class ServiceWatch:
         self.samples: list[ServiceSample] = []
 
     async def run(self) -> None:
-        """Samples until it is cancelled; a failed sample is omitted."""
+        """Takes samples until cancelled; omits samples that fail."""
         async with AdminClient(self._address, credentials=self._credentials) as client:
             while True:
                 try:

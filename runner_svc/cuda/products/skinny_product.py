@@ -1,6 +1,7 @@
-"""Launches kernels/skinny_product.cu: products of up to 128 rows with a matrix, with norms and activations fused.
+"""Launches kernels/skinny_product.cu, which multiplies up to 128 rows by a matrix, with norms and activations fused.
 
-Only for Hopper and bfloat16: `x` before the factor 1 / rms of its norm would exceed the range of float16.
+Supports only Hopper, and only bfloat16: `x` is multiplied before it is divided by its RMS, and could exceed the range
+of float16.
 """
 
 from __future__ import annotations

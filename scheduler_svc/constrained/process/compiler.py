@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 
@@ -70,13 +71,34 @@ class GrammarCompiler:
                 raise UnusableGrammar("the model has no end-of-sequence token, so constrained output could never end")
             try:
                 self._tokenizer = LLTokenizer(
-                    model.tokenizer.decode(), n_vocab=model.vocab_size, eos_token=list(model.eos_token_ids)
+                    with_spaces(model.tokenizer.decode()), n_vocab=model.vocab_size, eos_token=list(model.eos_token_ids)
                 )
             except ValueError as error:
                 raise UnusableGrammar(
                     f"the model's tokenizer does not support constraints: {sentence(str(error))}"
                 ) from error
         return self._tokenizer
+
+
+def with_spaces(tokenizer: str) -> str:
+    """Returns a serialized tokenizer whose decoder replaces ▁ by a space in the way that `llguidance` knows.
+
+    It takes the mark of a Metaspace decoder for a letter, and refuses such a decoder alone.
+    """
+    if '"Metaspace"' not in tokenizer:
+        return tokenizer
+    description = json.loads(tokenizer)
+    decoder = description.get("decoder") or {}
+    alone = [decoder, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    steps = decoder.get("decoders") or alone
+    if not any(step.get("type") == "Metaspace" for step in steps):
+        return tokenizer
+    replaced = [_replace(step["replacement"]) if step["type"] == "Metaspace" else step for step in steps]
+    return json.dumps({**description, "decoder": {"type": "Sequence", "decoders": replaced}}, ensure_ascii=False)
+
+
+def _replace(mark: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": {"String": mark}, "content": " "}
 
 
 def sentence(error: str) -> str:

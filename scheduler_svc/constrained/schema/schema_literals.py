@@ -16,7 +16,7 @@ the library):
 - `multipleOf` becomes a 32-bit coefficient and a power of ten. If ten times the coefficient does not fit too, wrong
   numbers are accepted. Each remainder costs a state, which no limit of the library covers: 1000003 takes a minute or
   more; 1000000 takes next to nothing, because trailing zeros are free.
-- Schemas that apply to the same value (`allOf`, `$ref` beside other keywords, ...) are merged. An integer type in one
+- Schemas that apply to the same value (`allOf`, `$ref` with other keywords, ...) are merged. An integer type in one
   then applies to the numbers of another, and multiples become their least common multiple, which wraps around at 32
   bits.
 - Lengths and counts, in keywords, patterns and grammars, are exact, or refused by the library itself.

@@ -44,7 +44,7 @@ class Place:
     def is_merged(self) -> bool:
         """Whether types and numbers from elsewhere may apply to its numbers, because the library intersects its parts.
 
-        A type beside a constant is no such case, because both are in this schema.
+        A type next to a constant is no such case, because both are in this schema.
         """
         schema = self.schema
         applied = [name for name in IN_PLACE if name in schema]

@@ -29,9 +29,9 @@ def gateway_is_served() -> bool:
 
 
 def check_gateway(settings: SchedulerSettings) -> None:
-    """Raises GatewayUnavailable if `gateway_listen` is set but the packages are missing.
+    """Raises GatewayUnavailable if `gateway_listen` is set but the packages of the extra `openai` are missing.
 
-    The scheduler calls it at start, so that the error does not occur in a worker.
+    The scheduler calls this function at startup, so that the error is raised there and not in a worker.
     """
     if settings.gateway_listen and not gateway_is_served():
         raise GatewayUnavailable(

@@ -22,7 +22,7 @@ from scheduler_svc.front.gateway.kv_batches import changes_batch, first_batches,
 from scheduler_svc.front.stream.engine_client import EngineClient
 
 BEHIND_BLOCKS = 1 << 16
-"""Most blocks in the changes queued for a slow subscriber: 6 MB, or 80 MB if each change has one block."""
+"""Maximum number of blocks in the changes queued for a slow subscriber: 6 MB, or 80 MB if each change has one block."""
 
 
 class _Subscription:

@@ -19,7 +19,10 @@ def constraint_source(request: inference_pb2.GenerateRequest) -> tuple[str, str]
     if kind is None:
         raise invalid("constraint", "set one of `json_schema`, `regex` and `grammar`, or omit the constraint")
     if request.stop.ignore_eos:
-        raise invalid("stop.ignore_eos", "a constrained output ends when it is complete; omit ignore_eos")
+        raise invalid(
+            "stop.ignore_eos",
+            "can't be combined with a constraint, whose output ends when it is complete: omit ignore_eos",
+        )
     text: str = getattr(request.constraint, kind)
     try:
         check_size(text)

@@ -29,7 +29,7 @@ THREADS = 4
 """Threads that prepare big requests and chats."""
 
 MOST_PENDING_BYTES = 64 << 20
-"""Most bytes of all requests that are prepared in threads or wait for a thread."""
+"""Maximum number of bytes of all requests that are prepared in threads or wait for a thread."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Preparer:
     def prepare_now(self, request: inference_pb2.GenerateRequest, remaining_s: float | None) -> PreparedRequest:
         """Prepares a request in the caller's thread. Raises Refusal.
 
-        `remaining_s`: seconds until the deadline of the call, None without one.
+        `remaining_s`: seconds until the deadline of the call, None if it has none.
         """
         text = self._served.text_for_new()
         remaining_ms = None if remaining_s is None else int(remaining_s * 1000)

@@ -1,4 +1,4 @@
-"""Authentication: the tenant of a call, from its bearer token or, without tokens, its metadata key `roster-tenant`.
+"""Authentication: the tenant of a call, from its token or, if no tokens are set, from the metadata key `roster-tenant`.
 
 | tokens set | token   | `roster-tenant`            | tenant of the call or status        |
 |------------|---------|----------------------------|-------------------------------------|

@@ -47,7 +47,7 @@ class ValidRequest:
     n: int
     """Number of choices, 1 to 64."""
     max_tokens: int
-    """Most tokens per choice, received ones included, at least 1; with the prompt, they fit the context and the pool.
+    """Maximum number of tokens per choice, with received ones, at least 1. With the prompt, they fit context and pool.
 
     A continuation with an explicit `max_tokens` may exceed the pool.
     """
@@ -117,9 +117,9 @@ def validate(
 ) -> ValidRequest:
     """Checks a request against the API's ranges, the model and the pool.
 
-    `pool_tokens`: most tokens of one sequence on the largest runner. `remaining_ms`: milliseconds until the deadline of
-    the call, None without one. `usual_tokens`: replaces `pool_tokens` for a request without max_tokens, unless it is 0.
-    Raises Refusal.
+    `pool_tokens`: maximum length of a sequence on the largest runner. `remaining_ms`: milliseconds until the
+    deadline of the call, None if it has none. `usual_tokens`: replaces `pool_tokens` for a request without
+    max_tokens, unless it is 0. Raises Refusal.
     """
     _check_envelope(request)
     n = request.n if request.HasField("n") else 1
@@ -202,7 +202,8 @@ def _check_stop(stop: inference_pb2.StopConditions, vocab_size: int) -> None:
 def _max_tokens(
     request: inference_pb2.GenerateRequest, prompt_len: int, context_length: int, pool_tokens: int, usual_tokens: int
 ) -> int:
-    """Returns the most tokens to generate: the requested number cut to the context, or all that context and pool allow.
+    """Returns the maximum number of tokens to generate: as requested, cut to the context, or all that context and pool
+    allow.
 
     Raises Refusal if the request can never fit the largest runner.
     """

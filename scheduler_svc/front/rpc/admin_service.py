@@ -22,7 +22,7 @@ DEFAULT_INTERVAL_MS = 500
 """Default interval between two messages of WatchRoster."""
 
 STEPS_KEPT = 1024
-"""Most steps that are queued for a slow reader; then the oldest are dropped."""
+"""Maximum number of steps that are queued for a slow reader; then the oldest are dropped."""
 
 
 class _Watcher:

@@ -113,6 +113,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             eos_token_ids=model.eos_token_ids,
             chat_template=model.chat_template,
             weights_version=model.weights_version,
+            decoder=model.decoder,
         )
 
     async def Tokenize(

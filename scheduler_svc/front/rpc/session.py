@@ -28,8 +28,8 @@ from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.tracing.tracing import Tracing
 
 MOST_OPEN_TAGS = 8192
-"""Most open requests of one session. At this number, no action is read until an end has been written, which bounds the
-cost of a client that does not read."""
+"""Maximum number of open requests of one session. At this number, no action is read until an end has been written,
+which bounds the cost of a client that does not read."""
 
 ROWS_PER_MESSAGE_COST = 2
 """Number of rows that cost the pacer as much as a separate message."""

@@ -44,7 +44,7 @@ class SessionColumns:
         self._texts.append(piece.text)
 
     def response(self) -> inference_pb2.SessionResponse | None:
-        """Returns the message, None without rows and events."""
+        """Returns the message, or None if there are neither rows nor events."""
         rows = len(self.tags)
         if not rows and not self.events:
             return None

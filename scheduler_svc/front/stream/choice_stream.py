@@ -65,7 +65,7 @@ class ChoiceStream:
     def __init__(
         self, stream: ChoiceOwner, index: int, sequence_id: int, text: ChoiceText, eager: bool, top: int | None
     ) -> None:
-        """`eager`: the request has stop strings. `top`: alternatives per token, None without logprobs."""
+        """`eager`: the request has stop strings. `top`: alternatives per token; None: no log-probabilities."""
         self._stream = stream
         self._text = text
         self._started = False

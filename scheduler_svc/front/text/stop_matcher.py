@@ -28,7 +28,7 @@ class Match:
 
 
 class StopSet:
-    """The compiled automaton of a set of stop strings; immutable, shared by all choices that use them.
+    """The compiled automaton of a set of stop strings. Immutable, so that choices can share it.
 
     `strings`: any number of non-empty strings. Memory and build time are linear in their total length.
     """

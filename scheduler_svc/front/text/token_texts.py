@@ -9,9 +9,11 @@ demand, therefore replaces them: a stream costs one look-up per token and knows 
 | ByteLevel (alone or in a sequence with Fuse)                  | its bytes                                          |
 | sequence of Replace, Metaspace, ByteFallback, Fuse, Strip     | its text, or one byte if its name is <0xNN>        |
 | Metaspace                                                     | its text, with ▁ as a space (no space at the start)|
+| WordPiece                                                     | its text without ##, or after a space (not at the  |
+|                                                               | start), without spaces before punctuation          |
 | none                                                          | its text after a space (no space at the start)     |
 
-Other decoders (WordPiece, CTC, BPE suffixes) are not used by any supported model and are refused by name.
+Other decoders (CTC, BPE suffixes) are not used by any supported model and are refused by name.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class _Rule:
 
     def __init__(self, decoder: Mapping[str, Any] | None) -> None:
         self.strip = 0
-        """Most spaces to strip from the start of the whole text."""
+        """Maximum number of spaces to strip from the start of the whole text."""
         self.start_differs = decoder is None
         """Whether the first token of the text is converted differently."""
         self._stages: list[Callable[[str, bool], TokenText]] = []
@@ -89,12 +91,15 @@ class _Rule:
             mark, keeps = step["replacement"], step.get("prepend_scheme", "always") == "never"
             self.start_differs = not keeps
             self._stages.append(lambda token, start: token.replace(mark, "" if start and not keeps else " "))
+        elif kind == "WordPiece" and not fused:
+            self.start_differs = True
+            self._stages.append(_word_piece(step["prefix"], step["cleanup"]))
         elif kind == "Strip" and fused and step["content"] == " " and not step["stop"]:
             self.strip = step["start"]
         elif kind != "Fuse":
             raise UnsupportedTokenizer(
                 f"the tokenizer's decoder has a {kind} step, which cannot be streamed; supported are ByteLevel, "
-                "Metaspace, and sequences of Replace (of a string), Metaspace, ByteFallback, Fuse and then "
+                "Metaspace, WordPiece, and sequences of Replace (of a string), Metaspace, ByteFallback, Fuse and then "
                 "Strip (of leading spaces)"
             )
 
@@ -108,6 +113,35 @@ class _Rule:
         return text
 
 
+# In this order, as the library's decoder removes spaces within what one token adds.
+_CLEANED = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+def _word_piece(prefix: str, cleanup: bool) -> Callable[[str, bool], TokenText]:
+    """Returns the stage of a WordPiece decoder. `prefix`: of tokens that continue a word. `cleanup`: see `_CLEANED`."""
+
+    def stage(token: str, at_start: bool) -> TokenText:
+        if not at_start:
+            token = token.removeprefix(prefix) if token.startswith(prefix) else " " + token
+        for spaced, clean in _CLEANED if cleanup else ():
+            token = token.replace(spaced, clean)
+        return token
+
+    return stage
+
+
 def _byte_fallback(token: str) -> TokenText:
     found = _BYTE_TOKEN.fullmatch(token)
     return _as_text(bytes([int(found[1], 16)])) if found else token
@@ -117,18 +151,25 @@ class TokenTexts(dict[int, TokenText]):
     """Maps a token id to the text that it adds anywhere except at the start; filled on demand.
 
     `tokenizer` resolves ids. `special` maps the ids of special tokens to their texts, whatever their names in
-    `tokenizer`; with `skip_special_tokens`, they add "". Ids outside the vocabulary add "", as in `Tokenizer.decode`.
-    Raises UnsupportedTokenizer.
+    `tokenizer`; with `skip_special_tokens`, they add "". `renamed` maps the ids of others that have other names there.
+    Ids outside the vocabulary add "", as in `Tokenizer.decode`. Raises UnsupportedTokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special: Mapping[int, str], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        special: Mapping[int, str],
+        skip_special_tokens: bool,
+        renamed: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._special = special
+        self._renamed = renamed or {}
         self._skip = skip_special_tokens
         self._rule = _Rule(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None)
         self.strip = self._rule.strip
-        """Most spaces to strip from the start of the whole text."""
+        """Maximum number of spaces to strip from the start of the whole text."""
         self.start_differs = self._rule.start_differs
         """Whether the first token that is not skipped adds `at_start` instead."""
 
@@ -145,4 +186,4 @@ class TokenTexts(dict[int, TokenText]):
     def _written(self, token: int) -> str | None:
         if token in self._special:
             return None if self._skip else self._special[token]
-        return self._tokenizer.id_to_token(token)
+        return self._renamed.get(token) or self._tokenizer.id_to_token(token)

@@ -34,7 +34,7 @@ class ModelText:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.eos_token_ids = tuple(model.eos_token_ids)
-        self._special = SpecialTokens(model.tokenizer)
+        self._special = SpecialTokens(model.tokenizer, model.chat_template)
         self._tokenizer = Tokenizer.from_buffer(self._special.renamed)
         # A tokenizer.json may contain truncation and padding from training, which would silently alter prompts.
         self._tokenizer.no_truncation()
@@ -42,7 +42,8 @@ class ModelText:
         self.max_token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
         """Size of the longest token, in bytes of text."""
         self._texts = {
-            skip: TokenTexts(self._tokenizer, self._special.text_of, skip_special_tokens=skip) for skip in (True, False)
+            skip: TokenTexts(self._tokenizer, self._special.text_of, skip, self._special.mark_of)
+            for skip in (True, False)
         }
         self._template: TemplateRenderer | None = None
         if model.chat_template:
@@ -68,7 +69,7 @@ class ModelText:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of plain text, with those that the post-processor adds. Special tokens in it stay text."""
-        return self._tokenizer.encode(text).ids
+        return self._tokenizer.encode(self._special.with_marks(text)).ids
 
     def encode_prompt(self, prompt: inference_pb2.Prompt) -> list[int]:
         """Returns the tokens of a prompt of any kind.
@@ -100,9 +101,12 @@ class ModelText:
         """Returns the chat rendered by its template, with the users' special tokens still shielded."""
         if self._template is None:
             raise invalid("prompt.chat", "the model has no chat template; send `text` or `token_ids` instead")
-        shield = self._special.shield
+        special, template = self._special, self.model.chat_template
         messages = [
-            {"role": shield(message.role), "content": shield("".join(part.text for part in message.parts))}
+            {
+                "role": special.shield_role(message.role, template),
+                "content": special.shield("".join(part.text for part in message.parts)),
+            }
             for message in chat.messages
         ]
         add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True

@@ -32,7 +32,7 @@ class TracingUnavailable(ValueError):
 def check_tracing(settings: SchedulerSettings) -> None:
     """Raises TracingUnavailable if tracing is on but its packages are missing, ValueError for a wrong address.
 
-    The scheduler calls it at start, so that the error does not occur in each worker.
+    The scheduler calls this function at startup, so that the error is raised there and not in each worker.
     """
     _channel_options(settings)
     if settings.otlp_endpoint and not _installed():

@@ -129,7 +129,7 @@ class RecordingLink:
 
     def reject(self, session: int, reason: str) -> None:
         """Raises CalibrationError."""
-        raise CalibrationError(f"the engine rejects the runner: {reason}")
+        raise CalibrationError(f"the engine rejected the runner: {reason}")
 
     def drop(self, session: int, reason: str) -> None:
         """Passes the call to the link."""

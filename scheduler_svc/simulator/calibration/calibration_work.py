@@ -27,7 +27,7 @@ def fixed_rounds(shape: RunnerShape, context_length: int) -> Iterator[Round]:
 
 
 def mixed_round(shape: RunnerShape, context_length: int, rng: random.Random) -> Round:
-    """Returns three times as many requests as slots, of random lengths, so that prompts run beside decoding rows."""
+    """Returns three times as many requests as slots, of random lengths, so that prompts run with decoding rows."""
     longest = min(context_length, shape.kv_tokens) - 33
     longest_prompt = max(SHORT_PROMPT, min(longest, 2 * shape.step_tokens, 2 * shape.kv_tokens // shape.slots))
     return [(max(1, int(longest_prompt ** rng.uniform(0.4, 1.0))), rng.randint(2, 32)) for _ in range(3 * shape.slots)]

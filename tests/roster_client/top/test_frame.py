@@ -100,9 +100,10 @@ def test_runners_in_quarantine_have_a_line_each() -> None:
     assert len(lines) <= 30 and max(map(len, lines)) <= 100
     shown = [line for line in lines if "held back" in line]
     assert [line.split()[0] for line in shown] == ["gpu-2", "gpu-3", "gpu-4"]
-    assert "4 losses in a row; next probe in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
+    assert "4 consecutive losses; next probe in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
     assert "not connected; killed" in shown[1] and "computing a probe; silent" in shown[2]
     out = io.StringIO()
     Console(file=out, width=300, color_system=None).print(status_view(now.status))
+    assert "decoder" in out.getvalue()
     assert out.getvalue().count("is held back") == 3 and "\x1b" not in out.getvalue()
     assert [one["runner"] for one in as_json(load_between(now, now))["held_back"]] == ["gpu-2", "gpu-3", "gpu-4"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from runner_svc.attention.cpu import MAX_PADDING, CpuAttention, group_by_length
 from runner_svc.attention.reference import paged_attention
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
@@ -72,9 +74,9 @@ def make_case(
     return Case(cache, starts, counts, tables, torch.randn(sum(counts), num_heads, HEAD_DIM))
 
 
-def run_fast(case: Case, windows: tuple[int | None, ...], layer: int) -> Tensor:
+def run_fast(case: Case, layers: Sequence[AttentionLayer], layer: int) -> Tensor:
     num_kv_heads = case.cache.data.shape[-2]
-    attention = CpuAttention(case.cache, case.queries.shape[1], num_kv_heads, windows)
+    attention = CpuAttention(case.cache, case.queries.shape[1], num_kv_heads, layers)
     plan = attention.plan(np.array(case.starts, np.int32), np.array(case.counts, np.int32), case.padded_tables())
     return attention.run(plan, layer, case.queries)
 
@@ -91,20 +93,38 @@ def test_agrees_with_the_reference(block_size: int, num_heads: int, num_kv_heads
     rows = rng.sample(rows, len(rows))
     case = make_case(rows, num_heads, num_kv_heads, block_size, rng)
     for layer, layer_window in enumerate((window, None)):
-        actual = run_fast(case, (window, None), layer)
+        actual = run_fast(case, (AttentionLayer(window), AttentionLayer()), layer)
         keys, values = case.cache.data[layer]
         expected = paged_attention(case.queries, keys, values, case.starts, case.counts, case.tables, layer_window)
         torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [DECODE, LATER_CHUNKS, [*DECODE, *FIRST_CHUNKS]])
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("window", [None, 5])
+def test_scale_cap_and_sinks_agree_with_the_reference(
+    rows: list[tuple[int, int]], scale: float | None, soft_cap: float | None, with_sinks: bool, window: int | None
+) -> None:
+    case = make_case(rows, 6, 2, 16, random.Random(3))
+    described = AttentionLayer(window, scale, soft_cap, torch.randn(6) if with_sinks else None)
+    actual = run_fast(case, [described] * 2, 1)
+    keys, values = case.cache.data[1]
+    expected = paged_attention(
+        case.queries, keys, values, case.starts, case.counts, case.tables, window, layer=described
+    )
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_sequence_of_nan_leaves_its_neighbours_alone() -> None:
     rng = random.Random(7)
     case = make_case([*DECODE, *LATER_CHUNKS], 4, 2, 16, rng)
-    clean = run_fast(case, (None, None), 0)
+    clean = run_fast(case, [AttentionLayer()] * 2, 0)
     poisoned_rows = (1, 5)  # a decode row and a chunk
     for row in poisoned_rows:
         case.cache.data[:, :, case.tables[row]] = torch.nan
-    poisoned = run_fast(case, (None, None), 0)
+    poisoned = run_fast(case, [AttentionLayer()] * 2, 0)
     bounds = itertools.pairwise([0, *np.cumsum(case.counts).tolist()])
     for row, (first, last) in enumerate(bounds):
         if row in poisoned_rows:

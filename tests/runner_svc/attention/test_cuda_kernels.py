@@ -51,7 +51,9 @@ def test_heads_of_hoppers_prefill() -> None:
 
 
 def test_shapes_that_no_kernel_serves_are_refused() -> None:
-    with pytest.raises(ValueError, match="80 elements"):
-        shape_of(80, 8, 8)
+    with pytest.raises(ValueError, match="72 elements: must be a multiple of 16"):
+        shape_of(72, 8, 8)
+    with pytest.raises(ValueError, match="80 elements with an FP8 cache: must be a multiple of 32"):
+        shape_of(80, 8, 8, True)
     with pytest.raises(ValueError, match="blocks of 8 tokens"):
         AttentionShape("__half", 64, 8, 8, 8, None)

@@ -1,4 +1,4 @@
-"""How decode and prefill share the multiprocessors of a mixed step."""
+"""Tests how decode and prefill share the multiprocessors in a mixed step."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.rope_config import RopeConfig, RopeType
 
 CPU = torch.device("cpu")
 MAX_POSITIONS = 128
@@ -56,7 +57,7 @@ def test_rotation_equals_transformers(scaling: str, length: int) -> None:
     queries, keys = torch.randn(length, 2, 32), torch.randn(length, 2, 32)
     cos, sin = LlamaRotaryEmbedding(config)(queries, positions[None])
     expected = apply_rotary_pos_emb(queries[None], keys[None], cos, sin, unsqueeze_dim=2)
-    rope = RotaryEmbedding(ModelConfig.from_hugging_face(config).rope, CPU)
+    rope = RotaryEmbedding(ModelConfig.from_hugging_face(config).ropes[0], CPU)
     rotation = rope.rotation(positions, torch.full((length,), length))
     for actual, wanted in zip((rotation.apply(queries), rotation.apply(keys)), expected, strict=True):
         torch.testing.assert_close(actual, wanted[0], rtol=1e-4, atol=1e-4)
@@ -65,7 +66,7 @@ def test_rotation_equals_transformers(scaling: str, length: int) -> None:
 def test_a_scaling_changes_the_rotation() -> None:
     positions = torch.arange(100)
     rotations = [
-        RotaryEmbedding(ModelConfig.from_hugging_face(llama_config(scaling)).rope, CPU)
+        RotaryEmbedding(ModelConfig.from_hugging_face(llama_config(scaling)).ropes[0], CPU)
         .rotation(positions, torch.full((100,), 400))
         .cos
         for scaling in SCALINGS
@@ -75,7 +76,7 @@ def test_a_scaling_changes_the_rotation() -> None:
 
 
 def test_dynamic_frequencies_depend_on_the_prompt_not_on_its_chunks() -> None:
-    rope = RotaryEmbedding(ModelConfig.from_hugging_face(llama_config("dynamic")).rope, CPU)
+    rope = RotaryEmbedding(ModelConfig.from_hugging_face(llama_config("dynamic")).ropes[0], CPU)
     whole = rope.rotation(torch.arange(300), torch.full((300,), 300))
     chunk = rope.rotation(torch.arange(100, 140), torch.full((40,), 300))
     torch.testing.assert_close(chunk.cos, whole.cos[100:140], rtol=0, atol=1e-5)
@@ -85,11 +86,8 @@ def test_dynamic_frequencies_depend_on_the_prompt_not_on_its_chunks() -> None:
 
 
 def test_partial_rotation_passes_the_other_dimensions() -> None:
-    config = ModelConfig.from_hugging_face(
-        {**llama_config("default").to_dict(), "partial_rotary_factor": 0.25, "rope_parameters": {"rope_theta": 100.0}}
-    )
-    assert config.rope.rotary_dim == 8
+    config = RopeConfig(RopeType.DEFAULT, theta=100.0, rotary_dim=8)
     x = torch.randn(5, 2, 32)
-    rotated = RotaryEmbedding(config.rope, CPU).rotation(torch.arange(5), torch.full((5,), 5)).apply(x)
+    rotated = RotaryEmbedding(config, CPU).rotation(torch.arange(5), torch.full((5,), 5)).apply(x)
     assert torch.equal(rotated[..., 8:], x[..., 8:])
     assert not torch.allclose(rotated[1:, :, :8], x[1:, :, :8])

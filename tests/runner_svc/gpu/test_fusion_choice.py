@@ -16,6 +16,8 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 )
 def test_timed_sizes_are_within_those_of_steps(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes
+    with_experts = [*sizes, 4096] if max_step_tokens >= 4096 else sizes
+    assert timed_positions(max_step_tokens, has_experts=True) == with_experts
 
 
 def test_a_step_uses_the_choice_of_the_largest_size_below() -> None:

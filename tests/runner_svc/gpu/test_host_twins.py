@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from runner_svc.model.families.description import NormKind, QkNorm
 from tests.support.host_device import copy_words, scatter_segments
 from tests.support.host_layers import HostRopeKv
 from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
@@ -16,17 +15,22 @@ CPU = torch.device("cpu")
 
 
 def host_rope(case: RopeCase) -> HostRopeKv:
-    config = SimpleNamespace(
-        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, rms_norm_eps=EPS
+    return HostRopeKv(
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        rotary_dim=case.rotary_dim,
+        eps=EPS,
+        qk_norm=case.qk_norm,
+        norm=NormKind.RMS_PLUS_ONE if case.plus_one else NormKind.RMS,
     )
-    return HostRopeKv(config, case.rotary_dim)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", QkNorm)
 @pytest.mark.parametrize("num_tokens", [1, 33])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rope_and_cache_write(shape: tuple, num_tokens: int, qk_norm: bool) -> None:
-    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm)
+def test_rope_and_cache_write(shape: tuple, num_tokens: int, qk_norm: QkNorm) -> None:
+    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm, plus_one=qk_norm is QkNorm.HEAD)
     for in_place in (False, True):
         check_write(host_rope, case, CPU, 0, in_place)
     check_fp8_write(host_rope, case, CPU, 0)

@@ -47,10 +47,10 @@ def test_eos_ids_of_both_files_without_repeats(folder: Path) -> None:
     assert list(describe(folder).eos_token_ids) == [IM_END_ID, 258, 1]
 
 
-def test_no_generation_config_no_eos(folder: Path) -> None:
+def test_an_eos_token_of_the_tokenizer_alone_ends_answers(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     update_json(folder / "config.json", eos_token_id=None)
-    assert list(describe(folder).eos_token_ids) == []
+    assert list(describe(folder).eos_token_ids) == [IM_END_ID]
 
 
 def test_chat_templates_of_older_folders(folder: Path) -> None:
@@ -64,8 +64,8 @@ def test_chat_templates_of_older_folders(folder: Path) -> None:
 
 
 def test_special_tokens_as_objects(folder: Path) -> None:
-    update_json(folder / "tokenizer_config.json", bos_token={"content": "<s>", "special": True})
-    assert describe(folder).special_tokens["bos_token"] == "<s>"
+    update_json(folder / "tokenizer_config.json", bos_token={"__type": "AddedToken", "content": "<|im_start|>"})
+    assert describe(folder).special_tokens["bos_token"] == "<|im_start|>"
 
 
 def test_truncation_and_padding_are_removed(folder: Path) -> None:

@@ -16,7 +16,8 @@ from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import Parity
 from tests.support.tested_backend import TESTED, reference
 from tests.support.tested_device import NEEDS_DEVICE
-from tests.support.tiny_models import FAMILIES, NUM_TOKENS
+from tests.support.thoroughness import choice
+from tests.support.tiny_models import FAMILIES, IN_CI, NUM_TOKENS
 
 MAX_TOKENS = 16
 PROMPT_LENGTHS = (1, 70)
@@ -34,7 +35,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", choice(list(FAMILIES), in_ci=IN_CI))
 def test_random_plans_give_the_tokens_of_generate(family: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import transformers
 from tokenizers import Tokenizer
 
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS
 from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.gguf import conversion
 from runner_svc.hub import packaged
 from runner_svc.model import gguf_conversion
 from runner_svc.model.config import ModelConfig
@@ -17,7 +17,8 @@ from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import checkpoint_files
-from tests.support.tiny_gguf import VOCAB_SIZE, write_tiny_gguf
+from tests.support.gguf_bytes import split
+from tests.support.tiny_gguf import VOCAB_SIZE, tiny_gguf, tiny_model, write_tiny_gguf
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -56,7 +57,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
-    monkeypatch.setattr(gguf_conversion, "_convert", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf_conversion, "planned_conversion", lambda _: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
     assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
 
@@ -85,8 +86,7 @@ def test_a_converted_model_tokenizes_and_computes(tmp_path: Path) -> None:
     assert backend.model.vocab_size == VOCAB_SIZE
 
 
-def test_another_file_of_the_same_name_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_conversion, "_convert", lambda file, folder, progress: None)
+def test_another_file_of_the_same_name_is_another_model(tmp_path: Path) -> None:
     folders = set()
     for seed in (0, 1):
         (tmp_path / str(seed)).mkdir()
@@ -96,11 +96,11 @@ def test_another_file_of_the_same_name_is_another_model(tmp_path: Path, monkeypa
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(gguf_file: Path, folder: Path, progress: object) -> None:
-        (folder / "config.json").write_text("{}")
+    def interrupted(targets: object, folder: Path, *_: object) -> None:
+        assert (folder / "config.json").is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gguf_conversion, "_convert", interrupted)
+    monkeypatch.setattr(conversion, "write_tensors", interrupted)
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(KeyboardInterrupt):
         model_folder(str(gguf_file), tmp_path / "cache", ignore)
@@ -110,36 +110,21 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: p
 def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model" * 100)
-    with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be converted"):
+    with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be served: It starts with b'not '"):
         model_folder(str(broken), tmp_path / "cache", ignore)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("raised", [TypeError, RuntimeError, IndexError, AttributeError, Exception])
-def test_any_error_of_transformers_is_reported_for_the_file(
-    raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(**_: object) -> None:
-        raise raised("expected a tuple of length 2,\n  but got one of length 1")
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
-    gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
-    sentences = (
-        rf"tiny\.gguf can't be converted by transformers [0-9.]+: {raised.__name__}: expected a tuple of length 2, but "
-        r"got one of length 1\. Check that .*, install a newer transformers, or use a folder with .* safetensors\.$"
-    )
-    with pytest.raises(UnsupportedModel, match=sentences):
-        model_folder(str(gguf_file), tmp_path / "cache", ignore)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_missing_package_is_not_reported_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: object) -> None:
-        raise ImportError("needs accelerate")
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
-    with pytest.raises(ImportError, match="accelerate"):
-        model_folder(str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "cache", ignore)
+def test_parts_of_a_model_are_one_model(tmp_path: Path) -> None:
+    whole = model_folder(str(write_tiny_gguf(tmp_path / "whole.gguf")), tmp_path / "cache", ignore)
+    (tmp_path / "parts").mkdir()
+    parts = split(tiny_gguf("llama", tiny_model("llama")), tmp_path / "parts", "tiny", [8, 6, 6])
+    folders = {model_folder(str(path), tmp_path / "cache", ignore) for path in (tmp_path / "parts", *parts)}
+    (folder,) = folders
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    parts[1].unlink()
+    with pytest.raises(UnsupportedModel, match=r"It is a part of 3, and tiny-00002-of-00003\.gguf is not beside it"):
+        model_folder(str(parts[0]), tmp_path / "cache", ignore)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.model.weights import ModelWeights, load_weights, weights_fingerprint
+from runner_svc.model.weights import load_weights, weights_fingerprint
+from runner_svc.weights.model_weights import ModelWeights
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -48,8 +49,8 @@ def test_qkv_and_gate_up_are_merged_in_order(tiny_folder: Path) -> None:
     for index, layer in enumerate(layers):
         prefix = f"model.layers.{index}"
         for kind, qkv, gate_up in (
-            ("weight", layer.qkv, layer.gate_up),
-            ("bias", layer.qkv_bias, layer.gate_up_bias),
+            ("weight", layer.qkv.weight, layer.mlp.gate_up.weight),
+            ("bias", layer.qkv.bias, layer.mlp.gate_up.bias),
         ):
             parts = [raw[f"{prefix}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
             assert torch.equal(qkv, torch.cat(parts))
@@ -67,7 +68,7 @@ def test_shards_load_like_one_file(tiny_folder: Path, tmp_path: Path) -> None:
     one, many = load(tiny_folder), load(shard(tiny_folder, tmp_path / "sharded"))
     assert torch.equal(one.embeddings, many.embeddings) and torch.equal(one.head, many.head)
     for a, b in zip(one.layers, many.layers, strict=True):
-        assert torch.equal(a.qkv, b.qkv) and torch.equal(a.down, b.down)
+        assert torch.equal(a.qkv.weight, b.qkv.weight) and torch.equal(a.mlp.down.weight, b.mlp.down.weight)
 
 
 def test_a_missing_shard_is_named(tiny_folder: Path, tmp_path: Path) -> None:

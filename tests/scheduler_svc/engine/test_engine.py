@@ -8,6 +8,7 @@ import pytest
 
 from roster_protos import admin_pb2, engine_pb2
 from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from scheduler_svc.model.sequence import End, FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.in_process import Stack
@@ -316,6 +317,26 @@ def test_status_counts_what_happened() -> None:
     assert (status.totals.sampled_tokens, status.totals.prefill_tokens) == (5, 3)
     runner = status.runners[0]
     assert (runner.free_blocks, runner.blocks, runner.running, runner.slots) == (32, 32, 0, 2)
+
+
+def test_status_and_model_say_which_decoder_computes() -> None:
+    stack = Stack()
+    backend = HashBackend(num_slots=2)
+    backend.model.decoder = "transformers"
+    stack.add_runner(backend)
+    stack.step()
+    stack.front.put(status_query=engine_pb2.StatusQuery(handle=5))
+    stack.step()
+    assert stack.others[-1].status_reply.status.runners[0].decoder == "transformers"
+    assert stack.model is not None and stack.model.model.decoder == "transformers"
+
+
+def test_a_runner_whose_model_needs_several_block_tables_is_rejected() -> None:
+    hello = Runner(HashBackend(num_slots=2), "hybrid").hello()
+    pool = Stack().engine.pool
+    assert hello.cache_groups == 1 and pool.unfit(hello) == ""
+    hello.cache_groups = 3
+    assert "3 block tables a sequence" in pool.unfit(hello)
 
 
 def test_an_unusable_command_does_no_harm() -> None:

@@ -33,15 +33,30 @@ from tests.support.tested_device import NEEDS_DEVICE
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS
 
-FAMILIES = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3")
-ON_HOST = ("llama-dynamic", "qwen3")
+FAMILIES_IN_CI = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3", "gemma3", "qwen3-moe")
+FAMILIES = (
+    *FAMILIES_IN_CI,
+    "gemma2",
+    "granite",
+    "olmo2",
+    "glm4",
+    "cohere",
+    "cohere2",
+    "gpt2",
+    "opt",
+    "mixtral",
+    "gpt-oss",
+)
+ON_HOST = ("llama-dynamic", "qwen3", "qwen3-moe")
 """In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""
 MAX_TOKENS = 40
 POOL_TOKENS = 64
 REGEX = "(foo|ba+r)[0-9]{2,5}"
 
 pytestmark = NEEDS_DEVICE
-devices = pytest.mark.parametrize("device", TESTED_AND_HOST, ids=str)
+IN_CI = [device for device in TESTED_AND_HOST if device.name != "transformers"]
+"""The sweep in tests/runner_svc/transformers_decoder does much the same with that one."""
+devices = pytest.mark.parametrize("device", choice(TESTED_AND_HOST, in_ci=IN_CI), ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +128,13 @@ EVERYWHERE = [(family, device) for family in FAMILIES for device in TESTED_AND_H
 @pytest.mark.parametrize(
     ("family", "device"),
     choice(
-        EVERYWHERE, in_ci=[(family, device) for family, device in EVERYWHERE if device.share == 1 or family in ON_HOST]
+        EVERYWHERE,
+        in_ci=[
+            (family, device)
+            for family in FAMILIES
+            for device in IN_CI
+            if family in (FAMILIES_IN_CI if device.share == 1 else ON_HOST)
+        ],
     ),
     ids=str,
 )

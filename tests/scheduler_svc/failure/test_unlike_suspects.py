@@ -208,7 +208,7 @@ def test_a_request_that_only_a_runner_on_probation_holds_waits_for_it(recovers: 
     stack.step()
     for request in (long, later):
         assert end_of(request).reason == FinishReason.UNAVAILABLE
-        assert "that can hold its 100 tokens (prompt and max_tokens) loses every plan" in end_of(request).message
+        assert "that can hold its 100 tokens (prompt and max_tokens) fails every plan" in end_of(request).message
     stack.runners.kill(ill)
     stack.step()
     assert stack.model.pool_tokens == 33

@@ -45,7 +45,7 @@ def test_streams_end_in_time_if_all_runners_stay_faulty() -> None:
     hospital.run(40.0)
     (stream,) = request.streams
     assert stream.end is not None and stream.end.reason == FinishReason.UNAVAILABLE
-    assert stream.end.message == "all connected runners lose every plan"
+    assert stream.end.message == "all connected runners fail every plan"
 
 
 @pytest.mark.parametrize("neighbours", [0, 12])

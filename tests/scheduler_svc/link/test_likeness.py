@@ -42,6 +42,8 @@ UNLIKE: dict[str, tuple[Change, str]] = {
 }
 OWN: dict[str, Change] = {
     "context_length": lambda h: setattr(h.model, "context_length", 64),
+    "decoder": lambda h: setattr(h.model, "decoder", "transformers"),
+    "cache_groups": lambda h: setattr(h, "cache_groups", 2),
     "prefix_positions": lambda h: setattr(h.model, "prefix_positions", 32),
     "num_slots": lambda h: setattr(h, "num_slots", 2),
     "num_blocks": lambda h: setattr(h, "num_blocks", 8),

@@ -37,7 +37,14 @@ inline float __int_as_float(unsigned bits) {
     memcpy(&value, &bits, 4);
     return value;
 }
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T* address) { return *address; }
 template <typename T> inline T __ldcg(const T* address) { return *address; }
 inline int atomicAdd(int* address, int value) { return (*address += value) - value; }
@@ -54,6 +61,18 @@ inline bool __any_sync(unsigned mask, bool value) {
     unsigned turn = emulator::meet({value});
     for (auto& words : emulator::warp().values[turn]) any |= words[0] != 0;
     return any;
+}
+template <typename Combine> inline unsigned reduced(unsigned mask, unsigned value, Combine combine) {
+    emulator::check_whole(mask);
+    unsigned turn = emulator::meet({value}), result = value;
+    for (auto& words : emulator::warp().values[turn]) result = combine(result, static_cast<unsigned>(words[0]));
+    return result;
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+    return reduced(mask, value, [](unsigned a, unsigned b) { return std::max(a, b); });
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
+    return reduced(mask, value, [](unsigned a, unsigned b) { return std::min(a, b); });
 }
 inline void __syncwarp() { emulator::meet({}); }
 inline void __syncthreads() { emulator::meet_named(0, static_cast<int>(emulator::block->threads.size())); }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import re
 import struct
 import subprocess
 import tempfile
@@ -18,8 +19,9 @@ from tests.support.emulator.translation import translated
 
 _HEADER = Path(__file__).with_name("emulator.hpp")
 _OPTIONS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC"]
+_KERNEL = re.compile(r'extern "C"[^;{(]*?(\w+)\s*\(')
 _ENTRY = """
-extern "C" int emulate(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{
+extern "C" int emulate_{name}(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{
     std::string said = emulator::launch({name}, arguments, grid, threads, seed);
     snprintf(fault, 2000, "%s", said.c_str());
     return said.empty() ? 0 : 1;
@@ -32,7 +34,7 @@ class EmulationError(RuntimeError):
 
 
 class EmulatedModule:
-    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, whose kernel has that name.
+    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu.
 
     `change` is applied to its preprocessed text. It is compiled at its first launch: a test that launches one of a
     model's kernels need not wait for the others.
@@ -46,12 +48,15 @@ class EmulatedModule:
         arch: str = "sm_90a",
     ) -> None:
         self._name, self._defines, self._change, self._arch = name, defines, change, arch
+        self.kernel = name
+        """Name of the function that is launched."""
 
     @cached_property
     def library(self) -> ctypes.CDLL:
-        """The compiled library, with the function `emulate`."""
+        """The compiled library, with a function `emulate_NAME` for each kernel."""
         text = self._change(translated(self._name, self._defines, self._arch))
-        return _library("\n".join((f'#include "{_HEADER}"', text, _ENTRY.format(name=self._name))))
+        entries = [_ENTRY.format(name=name) for name in _KERNEL.findall(text)]
+        return _library("\n".join((f'#include "{_HEADER}"', text, *entries)))
 
 
 class EmulatedKernel:
@@ -70,7 +75,7 @@ class EmulatedKernel:
         shared_bytes: int = 0,
         overlap: bool = False,
     ) -> None:
-        self._module, self._block = module, block
+        self._module, self._name, self._block = module, name, block
         self._struct = struct.Struct("@" + arguments)
         self._buffer = ctypes.create_string_buffer(self._struct.size)
         self._pointers = argument_pointers(self._buffer, arguments)
@@ -79,7 +84,7 @@ class EmulatedKernel:
         """Launches the kernel. Raises EmulationError."""
         self._struct.pack_into(self._buffer, 0, *arguments)
         fault = ctypes.create_string_buffer(2000)
-        emulate = self._module.library.emulate
+        emulate = getattr(self._module.library, f"emulate_{self._name}")
         if emulate(self._pointers, grid, self._block, self.orders.randrange(2**31), fault):
             raise EmulationError(fault.value.decode())
 

@@ -74,7 +74,7 @@ def translated(name: str, defines: Mapping[str, int | str], arch: str) -> str:
     text = re.sub(
         r"extern __shared__ [^;]*?(\w+) (\w+)\[\];", r"\1* \2 = reinterpret_cast<\1*>(emulator::shared_memory());", text
     )
-    return _without_ptx(text)
+    return _without_ptx(text.replace("__shared__", "static"))  # blocks run one after another
 
 
 def _without_ptx(text: str) -> str:

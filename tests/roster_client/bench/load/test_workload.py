@@ -97,7 +97,7 @@ def test_lengths(text: str, mean: float, low: int, high: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "uniform:9-3", "lognormal:5", "exponential:0", "7:3"])
 def test_invalid_distributions_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a distribution of lengths"):
+    with pytest.raises(ValueError, match="not a length distribution"):
         Lengths.parse(text)
 
 

@@ -6,12 +6,15 @@ import json
 import time
 
 import pytest
+from tokenizers import decoders
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.process.compiler import REMEMBERED, GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.structural_tag import tagged_text
 from scheduler_svc.constrained.source import MAX_BYTES, UnusableGrammar, any_of
+from scheduler_svc.front.text.token_texts import TokenTexts
+from tests.support import small_tokenizers
 
 ORDERED = '{"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "integer"}}}'
 MODEL = byte_model("hash", "HashModel", NUM_TOKENS, 2048)
@@ -136,3 +139,21 @@ def test_structural_tags_constrain_what_is_inside(compiler: GrammarCompiler) -> 
     for bad in ("[]", "{}", '{"structures": [], "triggers": []}', '{"structures": [{"begin": "<a>"}], "triggers": []}'):
         with pytest.raises(UnusableGrammar):
             tagged_text(bad)
+
+
+@pytest.mark.parametrize("kind", [*small_tokenizers.BYTE_LEVEL, *small_tokenizers.BYTE_FALLBACK, "metaspace_alone"])
+def test_a_mask_and_the_text_of_an_answer_have_the_same_letters(kind: str) -> None:
+    """Each token's bytes in the grammar library are those that clients receive within an answer."""
+    tokenizer = small_tokenizers.ALL["unigram" if kind == "metaspace_alone" else kind]()
+    if kind == "metaspace_alone":
+        tokenizer.decoder = decoders.Metaspace()
+    model = small_tokenizers.model_of(tokenizer)
+    built, special = GrammarCompiler(model)._built_tokenizer(), json.loads(model.tokenizer)["added_tokens"]
+    texts = TokenTexts(tokenizer, {}, skip_special_tokens=True)
+    named = kind == "metaspace_alone"  # then the library's bytes are names in the text
+    for token in range(model.vocab_size):
+        text = texts[token]
+        expected = text.encode() if isinstance(text, str) else text
+        if token in {one["id"] for one in special} or expected == b"\xff" or (named and expected.startswith(b"<0x")):
+            continue
+        assert built.decode_bytes([token]) == expected

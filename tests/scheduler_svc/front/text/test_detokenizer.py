@@ -57,7 +57,7 @@ def test_any_tokens_of_a_byte_level_vocabulary_decode_as_the_library_does(
     assert "".join(incremental(kind, ids, skip)) == original(kind).decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", [*small_tokenizers.BYTE_FALLBACK, "words"])
+@pytest.mark.parametrize("kind", [*small_tokenizers.BYTE_FALLBACK, *small_tokenizers.OTHERS])
 @given(data=st.data(), skip=st.booleans())
 def test_any_tokens_but_bytes_of_the_other_vocabularies_decode_as_the_library_does(
     kind: str, data: st.DataObject, skip: bool
@@ -163,7 +163,7 @@ def test_a_decoder_may_strip_several_spaces_over_several_tokens(spaces: int) -> 
 
 
 def test_a_decoder_that_can_not_be_streamed_is_refused_by_name() -> None:
-    tokenizer = Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
-    tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(UnsupportedTokenizer, match="WordPiece"):
+    tokenizer = Tokenizer(models.BPE({"a</w>": 0}, []))
+    tokenizer.decoder = decoders.BPEDecoder()
+    with pytest.raises(UnsupportedTokenizer, match="BPEDecoder"):
         TokenTexts(tokenizer, {}, True)

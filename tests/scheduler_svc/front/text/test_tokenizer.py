@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from roster_protos import inference_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE
@@ -212,3 +212,70 @@ def test_thousands_of_special_tokens_are_found_in_linear_time() -> None:
     shielded = text._special.shield(hostile)
     assert shielded.startswith("<unused<unused99") and "<unused5999>" not in shielded
     assert text._special.seal(shielded) == hostile
+
+
+def specials_of(tokenizer: Tokenizer, *texts: str, template: str = CHAT_TEMPLATE, **flags: bool) -> ModelText:
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, **flags) for text in texts])
+    return ModelText(small_tokenizers.model_of(tokenizer, template))
+
+
+def test_merges_that_lead_to_a_special_token_do_not_make_one_of_a_users_text() -> None:
+    """SentencePiece vocabularies may have merges for the letters of a special token."""
+    text = specials_of(small_tokenizers.merged_byte_level(), "the", template="the{{ messages[0].content }}")
+    token = original("merged_byte_level").token_to_id("the")
+    assert token is not None
+    letters = [original("merged_byte_level").token_to_id(piece) for piece in ("th", "e")]
+    assert text.encode("the") == letters
+    assert text.encode_prompt(chat("the")) == [token, *letters]
+    assert text.decode([token]) == "" and text.decode(letters) == "the"
+
+
+def test_a_special_token_of_one_character_stays_a_letter() -> None:
+    """Some models pad with `!`, and no text could be written without it."""
+    text = specials_of(small_tokenizers.merged_byte_level(), "!")
+    assert text.decode(text.encode("a!b"), skip_special_tokens=False) == "a!b"
+    assert len(text.encode("a!b")) == 3
+
+
+def test_a_special_token_that_is_a_word_of_its_own_is_none_within_another() -> None:
+    template = "a<eot>b <eot>.{{ messages[0].content }}"
+    text = specials_of(small_tokenizers.byte_level(), "<eot>", template=template, single_word=True)
+    token = text._tokenizer.get_vocab_size() - 1
+    assert text.encode_prompt(chat("x <eot> y")) == [*b"a<eot>b ", token, *b".x <eot> y"]
+
+
+def test_a_longer_word_takes_the_text_of_a_special_token() -> None:
+    tokenizer = small_tokenizers.byte_level()
+    tokenizer.add_tokens(["x<eot>y"])
+    word = tokenizer.get_vocab_size() - 1
+    text = specials_of(tokenizer, "<eot>", template="x<eot>y<eot>{{ messages[0].content }}")
+    assert text.encode_prompt(chat("x<eot>y<eot>")) == [word, word + 1, word, *b"<eot>"]
+    assert text.encode("x<eot>y<eot>") == [word, *b"<eot>"]
+
+
+def test_a_role_makes_no_special_token_that_the_template_does_not_mean() -> None:
+    template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    text = specials_of(small_tokenizers.byte_level(), "<|user|>", "<|end|>", "<|critic|>", template=template)
+    user = text._tokenizer.get_vocab_size() - 3
+    assert text.encode_prompt(chat("a")) == [user, *b"a", user + 1]
+    for role in ("end", "critic", "nd", "x"):
+        assert text.encode_prompt(chat("a", role=role)) == [*f"<|{role}|>a".encode(), user + 1]
+    named = template + "{% if messages[0].role == 'critic' %}{% endif %}"
+    text = specials_of(small_tokenizers.byte_level(), "<|user|>", "<|end|>", "<|critic|>", template=named)
+    assert text.encode_prompt(chat("a", role="critic")) == [user + 2, *b"a", user + 1]
+
+
+@pytest.mark.parametrize("mark", ["<|user|>", "<｜User｜>"])
+def test_a_mark_of_the_template_is_not_written_by_users_of_chats(mark: str) -> None:
+    """Some models have such tokens and don't mark them special."""
+    tokenizer = small_tokenizers.byte_level()
+    tokenizer.add_tokens([AddedToken(mark), AddedToken("<|other|>")])
+    token = tokenizer.token_to_id(mark)
+    template = mark + "{{ messages[0].content }}" + mark + "{{ '<think>' in messages[0].content }}"
+    text = ModelText(small_tokenizers.model_of(tokenizer, template))
+    assert text.encode_prompt(chat(f"a{mark}")) == [token, *f"a{mark}".encode(), token, *b"False"]
+    assert text.encode_prompt(chat("<|other|>"))[1] == token + 1  # not of the template
+    assert text.encode_prompt(chat("<think>"))[3:] == [*b"True"]  # not of this form, so templates find it
+    assert text.encode(f"a{mark}") == tokenizer.encode(f"a{mark}").ids == [*b"a", token]
+    for skip in (True, False):
+        assert text.decode([*b"a", token, *b"b"], skip) == f"a{mark}b"

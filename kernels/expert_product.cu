@@ -1,0 +1,267 @@
+// Products of rows with the matrices of the experts that they were routed to, for Hopper (sm_90a): as fast as the active
+// experts' weights can be read, each once where an expert has at most TOKENS rows.
+//
+// kernels/expert_routing.cu lists the work on the device: a job is an expert and up to TOKENS of its rows, which lie one
+// after the other. A block stays for the whole launch and takes a tile of 64 rows of an expert's matrix at a time, those
+// of a job one after another, so that jobs of one expert run at the same time and find its weights in L2. W's rows are
+// the product's 64-row operand and the job's rows its columns, of which there are as many as it needs, in powers of two.
+// One thread copies pieces of 64 columns through a ring of stages, also across tiles.
+//
+// Each output is one sum over the columns of W, ascending: it depends on its row alone, not on the rows beside it.
+//
+// Few rows of x (`all_rows`) need no sorting: each job multiplies all of them and writes those that are its own.
+//
+// Macros: SCALAR; TOKENS, 8, 16, 32, 64 or 128; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows
+// of gate, then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are older than this kernel's predecessor, so weights are
+// copied before that has ended.
+
+#include "hopper.cuh"
+#include "vector.cuh"
+#include "wgmma.cuh"
+#if GATED
+#include "gating.cuh"
+#endif
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+using Scalar = SCALAR;
+
+constexpr int kRows = 64;
+constexpr int kConsumers = 128;
+constexpr int kWeightBytes = kRows * 128;
+constexpr int kBoxRows = 8;  // of x, copied at once
+constexpr int kBoxBytes = kBoxRows * 128;
+constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
+constexpr int kPitch = kRows + 4;  // of a row's sums: lanes of a warp write to different banks
+constexpr int kOutputs = GATED ? kRows / 2 : kRows;  // of a row
+constexpr int kQuads = kOutputs / 4;
+
+// Shared memory: the ring, a full and an empty barrier for each stage, sums [TOKENS][kPitch].
+struct Shared {
+    unsigned base;
+
+    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
+    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
+    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
+    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
+};
+
+struct Problem {
+    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, unused
+    const int* pairs;     // [rows]: token * top_k + rank of each sorted row
+    int top_k;
+    int all_rows;         // rows of x, where it is not sorted; else 0
+    int steps;            // columns of W, in pieces of 64
+    int tiles;            // of an expert's matrix
+    int outputs;          // columns of `out`
+    const Scalar* bias;   // [experts, 2 * outputs], of BIAS
+    const float* scales;  // [tokens], of SCALED
+    Scalar* out;          // [rows, outputs]
+};
+
+// A tile of a job.
+struct Work {
+    int expert, first, rows, tile;
+
+    __device__ __forceinline__ Work(const Problem& problem, int index) {
+        const int* job = problem.jobs + 4 + index / problem.tiles * 4;
+        expert = __ldcg(job), first = __ldcg(job + 1), rows = __ldcg(job + 2);
+        tile = index % problem.tiles;
+    }
+    // Columns of the product.
+    __device__ __forceinline__ int columns(const Problem& problem) const {
+        return problem.all_rows ? problem.all_rows : rows;
+    }
+};
+
+// A kernel that starts after this may rely on the jobs.
+__device__ __forceinline__ void wait_then_release() {
+    wait_for_predecessors();
+    release_successors();
+}
+
+// By one thread: fills the ring for all of a block's tiles.
+struct Producer {
+    Shared shared;
+    const TensorMap* weights;
+    const TensorMap* inputs;
+    const Problem& problem;
+
+    __device__ __forceinline__ void expect(const Work& work, int stage) const {
+        barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
+    }
+    __device__ __forceinline__ void copy_weights(const Work& work, int step, int stage) const {
+        const unsigned target = shared.weights(stage), full = shared.full(stage);
+        if (GATED) {
+            const int row = work.expert * 2 * problem.outputs + work.tile * kOutputs;
+            copy_tensor(target, weights, 0, row, step, full);
+            copy_tensor(target + kWeightBytes / 2, weights, 0, row + problem.outputs, step, full);
+        } else {
+            copy_tensor(target, weights, 0, work.expert * problem.outputs + work.tile * kRows, step, full);
+        }
+    }
+    __device__ __forceinline__ void copy_inputs(const Work& work, int step, int stage) const {
+        const int first = problem.all_rows ? 0 : work.first;
+        for (int box = 0; box < boxes(work); box++) {
+            copy_tensor(shared.inputs(stage) + box * kBoxBytes, inputs, 0, first + box * kBoxRows, step, shared.full(stage));
+        }
+    }
+    __device__ __forceinline__ void produce() const {
+        Ring<STAGES> ring(1);
+        int done = 0;
+        if (!EARLY) wait_then_release();
+        const int total = __ldcg(problem.jobs) * problem.tiles;
+        if (EARLY) {
+            if (static_cast<int>(blockIdx.x) < total) done = start(ring);
+            else wait_then_release();
+        }
+        for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
+            const Work work(problem, index);
+            for (int step = done; step < problem.steps; step++, ring.advance()) {
+                barrier_wait(shared.empty(ring.stage), ring.parity);
+                expect(work, ring.stage);
+                copy_weights(work, step, ring.stage);
+                copy_inputs(work, step, ring.stage);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ int boxes(const Work& work) const {
+        return (work.columns(problem) + kBoxRows - 1) / kBoxRows;
+    }
+    // The first stages get their weights before the predecessors are waited for; how many there are.
+    __device__ __forceinline__ int start(Ring<STAGES>& ring) const {
+        const Work work(problem, blockIdx.x);
+        const int ahead = min(STAGES, problem.steps);
+        for (int i = 0; i < ahead; i++) {
+            expect(work, i);
+            copy_weights(work, i, i);
+        }
+        wait_then_release();
+        for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(work, i, i);
+        return ahead;
+    }
+};
+
+__device__ __forceinline__ void consumers_sync() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
+
+// The warpgroup that multiplies.
+struct Consumer {
+    Shared shared;
+    float* sums;  // [TOKENS][kPitch]
+    const Problem& problem;
+    Ring<STAGES> ring;
+
+    __device__ __forceinline__ void consume() {
+        const int total = __ldcg(problem.jobs) * problem.tiles;
+        for (int index = blockIdx.x; index < total; index += gridDim.x) {
+            const Work work(problem, index);
+            const int columns = work.columns(problem);
+            if (columns <= 8) multiply<8>();
+            else if (TOKENS >= 16 && columns <= 16) multiply<16>();
+            else if (TOKENS >= 32 && columns <= 32) multiply<32>();
+            else if (TOKENS >= 64 && columns <= 64) multiply<64>();
+            else multiply<TOKENS>();
+            consumers_sync();
+            write(work);
+            consumers_sync();
+        }
+    }
+
+private:
+    // Leaves the sums of a tile in shared memory.
+    template <int Columns>
+    __device__ __forceinline__ void multiply() {
+        constexpr int kSums = (Columns < TOKENS ? Columns : TOKENS) / 2;
+        using Product = Wgmma<Scalar, kSums>;
+        const bool leads = threadIdx.x == 0;
+        const unsigned a = matrix_descriptor(shared.weights(0), 16), b = matrix_descriptor(shared.inputs(0), 16);
+        float d[kSums];
+        int last_stage = 0;
+        for (int step = 0; step < problem.steps; step++) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            wgmma_fence();
+            const unsigned place = ring.stage * (kStageBytes >> 4);
+#pragma unroll
+            for (int k = 0; k < 4; k++) Product::multiply(d, a + place + 2 * k, b + place + 2 * k, step > 0 || k > 0);
+            wgmma_commit();
+            if (step > 0) {
+                wgmma_wait<1>();
+                if (leads) barrier_arrive(shared.empty(last_stage));
+            }
+            last_stage = ring.stage;
+            ring.advance();
+        }
+        wgmma_wait<0>();
+        Product::pin(d);
+        if (leads) barrier_arrive(shared.empty(last_stage));
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kSums / 4; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[(j * 8 + column + i % 2) * kPitch + row + i / 2 * 8] = d[4 * j + i];
+        }
+    }
+
+    // Four neighbouring outputs at a time.
+    __device__ __forceinline__ void write(const Work& work) const {
+        for (int index = threadIdx.x; index < work.rows * kQuads; index += kConsumers) {
+            const int i = index / kQuads, quad = index % kQuads * 4, output = work.tile * kOutputs + quad;
+            if (output >= problem.outputs) continue;
+            const int row = work.first + i;
+            const int column = problem.all_rows ? __ldcg(problem.pairs + row) / problem.top_k : i;
+            auto values = load_vector<float, 4>(sums + column * kPitch + quad);
+#if GATED
+            auto up = load_vector<float, 4>(sums + column * kPitch + kOutputs + quad);
+#if SCALED
+            const float scale = __ldcg(problem.scales + __ldcg(problem.pairs + row) / problem.top_k);
+#pragma unroll
+            for (int j = 0; j < 4; j++) values[j] *= scale, up[j] *= scale;
+#endif
+#if BIAS
+            const Scalar* bias = problem.bias + work.expert * 2ll * problem.outputs + output;
+            const auto gate_bias = load_vector<Scalar, 4>(bias), up_bias = load_vector<Scalar, 4>(bias + problem.outputs);
+#pragma unroll
+            for (int j = 0; j < 4; j++) values[j] += to_float(gate_bias[j]), up[j] += to_float(up_bias[j]);
+#endif
+#pragma unroll
+            for (int j = 0; j < 4; j++) values[j] = gated(values[j], up[j]);
+#endif
+            Vector<Scalar, 4> result;
+#pragma unroll
+            for (int j = 0; j < 4; j++) result[j] = from_float<Scalar>(values[j]);
+            store_vector(problem.out + static_cast<long long>(row) * problem.outputs + output, result);
+        }
+    }
+};
+
+// weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of 32 where GATED);
+// inputs: those of x in boxes of 8 rows. Any grid will do.
+extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
+    const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
+    const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles, int outputs) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    const Shared shared{shared_address(shared_bytes)};
+    if (threadIdx.x == kConsumers) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(shared.full(i), 1);
+            barrier_init(shared.empty(i), 1);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
+    const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
+    if (warp < kConsumers / 32) {
+        wait_then_release();
+        float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));
+        Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
+    } else if (threadIdx.x == kConsumers) {
+        Producer{shared, &weights, &inputs, problem}.produce();
+    }
+}
+
+#endif

@@ -1,0 +1,175 @@
+"""A layer's mixture of experts on a GPU.
+
+Per layer: the router's product with float32 logits; routing, which also sorts rows by expert; a copy of the rows in
+that order, unless they are few; gate-up products with activation; down products; the weighted sum, which adds up each
+row's experts in the order of the router's logits. What depends on the routing stays on the device, so that steps can
+be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with a kernel
+for the activation. `experts` is the counterpart on the CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runner_svc.decoder.fusions import Activating
+from runner_svc.decoder.hidden import Hidden
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertProductLauncher
+from runner_svc.interface.expert_plan import ExpertPlan, RowNorm
+from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_weights import ExpertWeights
+
+
+class ExpertSpace:
+    """Intermediate tensors of the experts of one model, for passes of up to `max_tokens` positions."""
+
+    def __init__(
+        self, config: ExpertsConfig, hidden_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def empty(rows: int, width: int) -> Tensor:
+            return torch.empty(rows, width, dtype=dtype, device=device)
+
+        pairs = max_tokens * config.top_k
+        self.plan = ExpertPlan.allocate(config.num_experts, config.top_k, max_tokens, FEW_ROWS, device)
+        columns = config.num_experts + (config.shared_width is not None)
+        self.logits = torch.empty(max_tokens, columns, dtype=torch.float32, device=device)
+        self.rows = empty(pairs, hidden_size)  # sorted by expert; the products' input, then their output
+        self.activated = empty(pairs, config.width)
+        shared_width = config.shared_width or 0
+        self.shared_gate_up = empty(max_tokens, 2 * shared_width)
+        self.shared_activated = empty(max_tokens, shared_width)
+        self.shared = empty(max_tokens if shared_width else 0, hidden_size)
+
+
+class CudaExpertMlp:
+    """The experts of one layer; as `runner_svc.decoder.cuda_mlp.CudaMlp`."""
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        weights: ExpertWeights,
+        launchers: ExpertLaunchers,
+        space: ExpertSpace,
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._launchers = launchers
+        self._space = space
+        router = weights.router
+        # The gate of a shared expert is one more column of the logits.
+        gates = [weights.shared.gate] if weights.shared is not None else []
+        self._router = torch.cat([router.weight, *gates]) if gates else router.weight
+        self._router_bias = router.bias.float() if router.bias is not None else None
+
+    @property
+    def router(self) -> Tensor:
+        """The router's matrix, with the gate of a shared expert behind it."""
+        return self._router
+
+    def add_and_norm(
+        self,
+        stream: int,
+        x: ScaledRows,
+        products: ProductLauncher,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        eps: float,
+    ) -> ScaledRows:
+        """Adds the experts of x [T, hidden_size] to `residual`, and returns `out` with the next norm's rows.
+
+        The router's product is one of `products`, so T is at most their maximum. `out` may be the rows of x. There must
+        be no shared expert.
+        """
+        rows, space, launchers = len(residual), self._space, self._launchers
+        product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
+        products.store(stream, x, self._router, logits)
+        norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
+        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
+        launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
+        return ScaledRows(out, None)
+
+    def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
+        """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
+        rows, space, launchers = len(normed), self._space, self._launchers
+        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
+        logits, plan = space.logits[:rows], space.plan.rows(rows)
+        multiply_float32(normed, self._router, logits)
+        job_rows = product.job_rows if product is not None else FEW_ROWS
+        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
+        if product is None:
+            y = self._grouped(stream, normed, plan)
+        else:
+            y = self._own(stream, product, normed, plan)
+        shared = self._shared(stream, normed) if self._weights.shared is not None else None
+        launchers.rows.combine(
+            stream,
+            y,
+            self._weights.down_bias,
+            plan,
+            hidden.residual if hidden.last is None else hidden.last,
+            adds=hidden.last is None,
+            shared=shared,
+            gates=logits[:, self._config.num_experts :] if shared is not None else None,
+        )
+
+    def _own_product(self, rows: int) -> ExpertProductLauncher:
+        """Returns the variant whose jobs hold about twice an expert's share of the rows."""
+        products = self._launchers.products
+        wanted = 2 * rows * self._config.top_k / self._config.num_experts
+        return next((product for product in products if product.job_rows >= wanted), products[-1])
+
+    def _own(
+        self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan, *, scaled: bool = False
+    ) -> Tensor:
+        """Returns the sorted rows [T * k, hidden_size] after both products."""
+        weights, space, pairs = self._weights, self._space, len(plan.pairs)
+        x, is_sorted = normed, len(normed) > FEW_ROWS
+        if is_sorted:
+            x = space.rows[:pairs]
+            self._launchers.rows.gather(stream, normed, plan, x)
+        activated = space.activated[:pairs]
+        bias = weights.gate_up_bias
+        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled)
+        product.store(stream, activated, weights.down, plan, space.rows[:pairs])
+        return space.rows[:pairs]
+
+    def _grouped(self, stream: int, normed: Tensor, plan: ExpertPlan) -> Tensor:
+        """As `_own`, by torch's grouped products."""
+        weights, pairs = self._weights, len(plan.pairs)
+        x, activated = self._space.rows[:pairs], self._space.activated[:pairs]
+        self._launchers.rows.gather(stream, normed, plan, x)
+        gate_up = grouped_product(x, weights.gate_up, plan.ends)
+        self._launchers.rows.activate(stream, gate_up, weights.gate_up_bias, plan, activated)
+        return grouped_product(activated, weights.down, plan.ends)
+
+    def _shared(self, stream: int, normed: Tensor) -> Tensor:
+        """Returns the rows [T, hidden_size] of the expert that computes every row, without its gate."""
+        weights, activation, rows = self._weights.shared, self._launchers.shared_activation, len(normed)
+        assert weights is not None and activation is not None, "the configuration has a shared expert"
+        gate_up, activated = self._space.shared_gate_up[:rows], self._space.shared_activated[:rows]
+        weights.gate_up.multiply(normed, gate_up)
+        activation(stream, gate_up, activated)
+        weights.down.multiply(activated, self._space.shared[:rows])
+        return self._space.shared[:rows]
+
+
+def multiply_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Fills `out`, float32 [rows, n], with x W^T; W is [n, in]."""
+    if x.dtype is torch.float32:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+
+
+def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Returns [rows, out]: sorted rows x [rows, in], each with its expert's matrix of `weight` [experts, out, in].
+
+    `ends`, int32 [experts], is where each expert's rows end.
+    """
+    multiply = getattr(functional, "grouped_mm", None) or torch._grouped_mm
+    product: Tensor = multiply(x, weight.transpose(1, 2), offs=ends)
+    return product

@@ -1,0 +1,40 @@
+"""The residual stream of a forward pass on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runner_svc.weights.linear_weights import LinearWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hidden:
+    """The residual stream and, if the norms do the addition, the last product, which is not yet added."""
+
+    residual: Tensor  # [T, hidden_size]
+    last: Tensor | None  # [T, hidden_size]
+    # Factor of all products that are added; norms that add have it too.
+    multiplier: float = 1.0
+
+    def add(self, x: Tensor, weights: LinearWeights) -> None:
+        """Adds the product of x, or leaves the addition to the next norm."""
+        if self.last is not None:
+            weights.multiply(x, self.last)
+        else:
+            self.add_now(x, weights)
+
+    def add_now(self, x: Tensor, weights: LinearWeights) -> None:
+        """Adds the product of x."""
+        weights.add(x, self.residual, self.multiplier)
+
+    def select(self, index: Tensor) -> Hidden:
+        """Returns a copy of the positions at `index`, int32 [L]."""
+        last = self.last.index_select(0, index) if self.last is not None else None
+        return Hidden(self.residual.index_select(0, index), last, self.multiplier)
+
+    def slice(self, begin: int, end: int) -> Hidden:
+        """Returns a copy of the positions from `begin` to `end`."""
+        last = self.last[begin:end].clone() if self.last is not None else None
+        return Hidden(self.residual[begin:end].clone(), last, self.multiplier)

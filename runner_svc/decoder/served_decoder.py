@@ -1,0 +1,24 @@
+"""What a backend asks of a decoder: `Decoder` here, `TransformersDecoder` for other architectures."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from runner_svc.decoder.cpu_decoder import DecoderInputs, LayerAttention
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.served_config import ServedConfig
+
+
+class ServedDecoder(Protocol):
+    """Computes steps in two calls: only the rows that sample and the prompt positions that are scored need logits."""
+
+    @property
+    def config(self) -> ServedConfig: ...
+
+    def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
+        """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns float32 [L, vocab_size] of L of these positions, [L, hidden_size]; L may be 0."""

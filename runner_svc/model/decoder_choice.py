@@ -1,0 +1,41 @@
+"""Which decoder computes a model: Roster's own where it covers the configuration, else transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runner_svc.model.config import ARCHITECTURES, ModelConfig
+from runner_svc.model.errors import BrokenModel, UnsupportedModel
+
+DecoderSetting = Literal["auto", "roster", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderChoice:
+    """`config` is that of Roster's decoder; None leaves the model to transformers, and `why_not_own` says why."""
+
+    config: ModelConfig | None
+    why_not_own: str = ""
+    has_own_class: bool = False
+    """Roster's decoder has the class, though not this configuration of it."""
+
+
+def choose_decoder(raw: Mapping[str, Any], asked: DecoderSetting) -> DecoderChoice:
+    """Chooses for the contents of a config.json.
+
+    Raises UnsupportedModel if Roster's own decoder is asked for and lacks the model, BrokenModel for a value that no
+    decoder can use.
+    """
+    if asked == "transformers":
+        return DecoderChoice(None, "decoder is 'transformers'")
+    try:
+        return DecoderChoice(ModelConfig.from_hugging_face(raw))
+    except BrokenModel:
+        raise
+    except UnsupportedModel as error:
+        if asked == "roster":
+            raise UnsupportedModel(f"{error} (decoder is 'roster'; with 'auto', transformers may serve it)") from error
+        names = raw.get("architectures")
+        return DecoderChoice(None, str(error), isinstance(names, list) and any(name in ARCHITECTURES for name in names))

@@ -1,0 +1,62 @@
+"""Which tensors a checkpoint has of a layer's experts, in either of the two layouts; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.tensor_names import ExpertNames
+from runner_svc.model.folder.errors import UnsupportedModel
+
+Shape = tuple[int, ...]
+
+
+def expected_experts(
+    prefix: str, experts: ExpertsConfig, hidden: int, names: ExpertNames, tensors: Container[str]
+) -> Iterator[tuple[str, Shape]]:
+    """Yields name and shape of each tensor of the layer whose names begin with `prefix`.
+
+    `tensors` decides between the layouts. Raises UnsupportedModel for experts in MXFP4.
+    """
+    block = block_name(prefix, names, tensors)
+    below = f"{block}.experts"
+    if f"{below}.gate_up_proj_blocks" in tensors:
+        raise UnsupportedModel(
+            f"{below}.gate_up_proj_blocks is in MXFP4, which is not supported: convert the model to bfloat16."
+        )
+    count = experts.num_experts
+    yield f"{block}.{names.router}.weight", (count, hidden)
+    if experts.bias:
+        yield f"{block}.{names.router}.bias", (count,)
+    if f"{below}.gate_up_proj" in tensors:
+        yield from _whole(below, experts, hidden, names)
+    else:
+        yield from _one_by_one(below, experts, hidden, names)
+    if experts.bias:
+        yield f"{below}.gate_up_proj_bias", (count, 2 * experts.width)
+        yield f"{below}.down_proj_bias", (count, hidden)
+    if experts.shared_width is not None:
+        for name in ("gate_proj", "up_proj"):
+            yield f"{block}.shared_expert.{name}.weight", (experts.shared_width, hidden)
+        yield f"{block}.shared_expert.down_proj.weight", (hidden, experts.shared_width)
+        yield f"{block}.shared_expert_gate.weight", (1, hidden)
+
+
+def block_name(prefix: str, names: ExpertNames, tensors: Container[str]) -> str:
+    """Returns what the names of a layer's router and experts begin with: the first that the checkpoint has."""
+    blocks = [f"{prefix}.{block}" for block in names.blocks]
+    return next((block for block in blocks if f"{block}.{names.router}.weight" in tensors), blocks[0])
+
+
+def _whole(below: str, experts: ExpertsConfig, hidden: int, names: ExpertNames) -> Iterator[tuple[str, Shape]]:
+    count, width = experts.num_experts, experts.width
+    in_first = names.interleaved
+    yield f"{below}.gate_up_proj", (count, hidden, 2 * width) if in_first else (count, 2 * width, hidden)
+    yield f"{below}.down_proj", (count, width, hidden) if in_first else (count, hidden, width)
+
+
+def _one_by_one(below: str, experts: ExpertsConfig, hidden: int, names: ExpertNames) -> Iterator[tuple[str, Shape]]:
+    for index in range(experts.num_experts):
+        yield f"{below}.{index}.{names.gate}.weight", (experts.width, hidden)
+        yield f"{below}.{index}.{names.up}.weight", (experts.width, hidden)
+        yield f"{below}.{index}.{names.down}.weight", (hidden, experts.width)

@@ -1,0 +1,119 @@
+"""Reads tensors by the names of a family, and merges them into the decoder's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+
+import torch
+from torch import Tensor
+
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.expert_reader import ExpertReader
+from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_weights import ExpertWeights
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights
+
+
+class LayerReader:
+    """Reads one model's tensors."""
+
+    def __init__(self, config: ModelConfig, base: str, read: Callable[[str], Tensor], tensors: Container[str]) -> None:
+        """`read` returns the tensor of a name, in the type and on the device that are wanted."""
+        self.config = config
+        self._base = base
+        self._read = read
+        self._tensors = tensors
+
+    def name(self, module: str, kind: str) -> str:
+        """Returns the name of a tensor below the base."""
+        return f"{self._base}{module}.{kind}"
+
+    def norm(self, module: str, kind: NormKind) -> Tensor:
+        """Returns a norm's weights, as `NormKind` says."""
+        weight = self._read(self.name(module, "weight"))
+        if kind is not NormKind.LAYER:
+            return weight
+        bias = self._read(self.name(module, "bias")) if self.config.names.norm_bias else torch.zeros_like(weight)
+        return torch.stack((weight, bias))
+
+    def positions(self) -> Tensor | None:
+        """Returns the table of learned positions, [context_length, hidden_size], or None."""
+        offset = self.config.model.position_offset
+        if offset is None:
+            return None
+        table = self._read(self.name(self.config.names.positions, "weight"))
+        return table[offset : offset + self.config.context_length]
+
+    def layer(self, index: int) -> LayerWeights:
+        """Returns a layer's weights."""
+        names, described = self.config.names, self.config.layers[index]
+        prefix = f"{names.layers}.{index}"
+        has_qk_norm = described.qk_norm is not QkNorm.NONE
+        return LayerWeights(
+            attention_norm=self._layer_norm(prefix, names.attention_norm, described, described.pre_norms),
+            attention_post_norm=self._layer_norm(prefix, names.attention_post_norm, described, described.post_norms),
+            q_norm=self._qk_norm(f"{prefix}.{names.q_norm}", described) if has_qk_norm else None,
+            k_norm=self._qk_norm(f"{prefix}.{names.k_norm}", described) if has_qk_norm else None,
+            qkv=self._qkv(prefix, described),
+            output=self._linear(prefix, (names.output,), described.output_bias),
+            mlp_norm=self._layer_norm(
+                prefix, names.mlp_norm, described, described.pre_norms and not described.parallel
+            ),
+            mlp_post_norm=self._layer_norm(prefix, names.mlp_post_norm, described, described.post_norms),
+            mlp=self._mlp(prefix, described),
+            sinks=self._read(f"{self._base}{prefix}.{names.sinks}").float() if described.sinks else None,
+        )
+
+    def _mlp(self, prefix: str, described: LayerDescription) -> MlpWeights | ExpertWeights:
+        names, mlp = self.config.names, described.mlp
+        if isinstance(mlp, ExpertsConfig):
+            reader = ExpertReader(mlp, self.config.hidden_size, names.experts, self._read, self._tensors)
+            return reader.layer(f"{self._base}{prefix}")
+        return MlpWeights(
+            gate_up=self._linear(prefix, names.gate_up, mlp.bias), down=self._linear(prefix, (names.down,), mlp.bias)
+        )
+
+    def _layer_norm(self, prefix: str, module: str, described: LayerDescription, is_there: bool) -> Tensor | None:
+        return self.norm(f"{prefix}.{module}", described.norm) if is_there else None
+
+    def _linear(self, prefix: str, modules: Sequence[str], has_bias: bool) -> LinearWeights:
+        def merged(kind: str) -> Tensor:
+            parts = [self._matrix(self.name(f"{prefix}.{module}", kind)) for module in modules]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        return LinearWeights(merged("weight"), merged("bias") if has_bias else None)
+
+    def _matrix(self, name: str) -> Tensor:
+        tensor = self._read(name)
+        return tensor.t().contiguous() if self.config.names.transposed and tensor.dim() == 2 else tensor
+
+    def _qkv(self, prefix: str, described: LayerDescription) -> LinearWeights:
+        qkv = self._linear(prefix, self.config.names.qkv, described.qkv_bias)
+        if not self.config.names.interleaved or described.rope is None:
+            return qkv
+        width = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+
+        def in_halves(rows: Tensor) -> Tensor:
+            return torch.cat((self._in_halves(rows[:width], described.rope), rows[width:]))
+
+        return LinearWeights(in_halves(qkv.weight), in_halves(qkv.bias) if qkv.bias is not None else None)
+
+    def _qk_norm(self, module: str, described: LayerDescription) -> Tensor:
+        weight = self._read(self.name(module, "weight")).flatten()
+        if not self.config.names.interleaved:
+            return weight
+        return self._in_halves(weight, described.rope)
+
+    def _in_halves(self, rows: Tensor, rope: int | None) -> Tensor:
+        """Reorders the dimensions of each head, the rows, so that i and i + rotary_dim / 2 rotate together.
+
+        Dot products of queries and keys do not change by that.
+        """
+        if rope is None:
+            return rows
+        order = torch.arange(self.config.head_dim, device=rows.device)
+        rotary_dim = self.config.ropes[rope].rotary_dim
+        order[:rotary_dim] = torch.cat((order[0:rotary_dim:2], order[1:rotary_dim:2]))
+        return rows.unflatten(0, (-1, self.config.head_dim))[:, order].flatten(0, 1)

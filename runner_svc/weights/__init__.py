@@ -1,0 +1,1 @@
+"""A model's weights as the decoders multiply with them."""

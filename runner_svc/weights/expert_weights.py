@@ -1,0 +1,30 @@
+"""The weights of a layer's experts, stacked. All are in one type on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runner_svc.weights.linear_weights import LinearWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpertWeights:
+    """An expert that computes every row."""
+
+    gate_up: LinearWeights  # [2 * width, hidden_size], the gate first
+    down: LinearWeights  # [hidden_size, width]
+    gate: Tensor  # [1, hidden_size]: of its output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """A router and its experts."""
+
+    router: LinearWeights  # [num_experts, hidden_size]
+    gate_up: Tensor  # [num_experts, 2 * width, hidden_size], the gate first
+    gate_up_bias: Tensor | None  # [num_experts, 2 * width]
+    down: Tensor  # [num_experts, hidden_size, width]
+    down_bias: Tensor | None  # [num_experts, hidden_size]
+    shared: SharedExpertWeights | None = None

@@ -1,0 +1,67 @@
+"""The experts' kernels, their very sources, on a CPU: against float32 torch."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from functools import partial
+
+import pytest
+import torch
+
+from runner_svc.cuda import tensor_map
+from runner_svc.cuda.experts import expert_product, expert_routing, expert_rows
+from runner_svc.cuda.experts.expert_product import ExpertProducts
+from runner_svc.cuda.experts.expert_routing import ExpertRouting
+from runner_svc.cuda.experts.expert_rows import ExpertRows
+from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
+from tests.support.expert_cases import GPT_OSS, QWEN, TINY, ExpertCase, ExpertTensors
+from tests.support.expert_runs import run
+from tests.support.thoroughness import choice
+
+if shutil.which("g++") is None:
+    pytest.skip("needs g++", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = MapEncoder()
+    monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
+    for module in (expert_product, expert_routing, expert_rows):
+        monkeypatch.setattr(module, "Kernel", EmulatedKernel)
+        monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
+        if hasattr(module, "num_multiprocessors"):
+            monkeypatch.setattr(module, "num_multiprocessors", lambda: 1)
+
+
+@pytest.fixture
+def seed() -> int:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    EmulatedKernel.orders.seed(seed)
+    return seed
+
+
+CASES = {
+    "tiny": (ExpertCase(TINY, 11, hidden=64, extra_logits=1), 8),
+    "one-row": (ExpertCase(QWEN, 1, hidden=64), 8),
+    "few-rows": (ExpertCase(QWEN, 5, hidden=64, extra_logits=1), 8),
+    "some-rows": (ExpertCase(QWEN, 40), 32),
+    "one-expert": (ExpertCase(QWEN, 33, skew=100.0), 16),
+    "biases": (ExpertCase(GPT_OSS, 5, hidden=192), 16),
+    "biases-sorted": (ExpertCase(GPT_OSS, 21, hidden=192, dtype=torch.float16), 16),
+}
+
+
+@pytest.mark.parametrize("name", choice(list(CASES), in_ci=["tiny"]))
+def test_experts(name: str, seed: int) -> None:
+    case, job_rows = CASES[name]
+    config = case.config
+    run(
+        ExpertTensors(case, torch.device("cpu"), seed),
+        ExpertRouting(config),
+        ExpertRows(config, case.hidden, case.dtype),
+        ExpertProducts(config, case.dtype, ExpertVariant(job_rows, 2)),
+        plain=name != "tiny",  # compiling one more kernel takes seconds
+    )

@@ -1,0 +1,61 @@
+"""The host's launchers of experts pass what the kernels have to pass on a GPU, and the MLP made of them is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
+from runner_svc.decoder.experts import ExpertMlp
+from runner_svc.decoder.fusions import Activating
+from runner_svc.decoder.hidden import Hidden
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
+from runner_svc.weights.linear_weights import LinearWeights
+from tests.support.expert_cases import GPT_OSS, QWEN, ExpertCase, ExpertTensors
+from tests.support.expert_runs import run
+from tests.support.host_experts import HostExpertProducts, HostExpertRows, HostRouting, host_experts
+from tests.support.host_layers import HostActivation
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("job_rows", [8, 16])
+@pytest.mark.parametrize("rows", [1, 8, 9, 50])
+@pytest.mark.parametrize("config", [QWEN, GPT_OSS], ids=["qwen", "gpt-oss"])
+def test_launchers(config: ExpertsConfig, rows: int, job_rows: int) -> None:
+    tensors = ExpertTensors(ExpertCase(config, rows, extra_logits=1), CPU, 0)
+    run(tensors, HostRouting(config), HostExpertRows(config), HostExpertProducts(config, job_rows))
+
+
+SHARED = ExpertsConfig(8, 2, 64, softmax_first=True, normalize=False, activation="silu", shared_width=64)
+
+
+@pytest.mark.parametrize("activating", Activating)
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("rows", [1, 30])
+@pytest.mark.parametrize("config", [QWEN, GPT_OSS, SHARED], ids=["qwen", "gpt-oss", "shared"])
+def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds: bool, activating: Activating) -> None:
+    tensors = ExpertTensors(ExpertCase(config, rows, dtype=torch.float32), CPU, 0)
+    router = torch.randn(config.num_experts, 128)
+    shared = None
+    if config.shared_width is not None:
+        gate_up, down = torch.randn(2 * config.shared_width, 128) / 11, torch.randn(128, config.shared_width) / 8
+        shared = SharedExpertWeights(LinearWeights(gate_up), LinearWeights(down), torch.randn(1, 128))
+    weights = ExpertWeights(
+        LinearWeights(router, tensors.router_bias),
+        tensors.gate_up,
+        tensors.gate_up_bias,
+        tensors.down,
+        tensors.down_bias,
+        shared,
+    )
+    space = ExpertSpace(config, 128, 40, torch.float32, CPU)
+    activation = HostActivation("silu")
+    mlp = CudaExpertMlp(config, weights, host_experts(config, activation), space)
+    residual, last = torch.randn(rows, 128), torch.full((rows, 128), torch.nan)
+    hidden = Hidden(residual.clone(), None if adds else last)
+    mlp(0, tensors.x, hidden, activating)
+    got = hidden.residual - residual if adds else last
+    expected = ExpertMlp(config, weights, keep_plain=False)(tensors.x)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

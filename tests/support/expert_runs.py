@@ -1,0 +1,91 @@
+"""Runs the experts' launchers over a case, poisoned outputs and all, and compares each part with plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runner_svc.interface.expert_launchers import (
+    FEW_ROWS,
+    ExpertProductLauncher,
+    ExpertRowsLauncher,
+    RoutingLauncher,
+)
+from runner_svc.interface.expert_plan import RowNorm
+from runner_svc.interface.skinny_launchers import MAX_ROWS
+from tests.support.expert_cases import ExpertTensors, check_plan
+
+TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}
+"""Of bfloat16 outputs of about unit size, whose sums are float32."""
+EPS = 1e-5
+
+
+def run(
+    tensors: ExpertTensors,
+    routing: RoutingLauncher,
+    rows: ExpertRowsLauncher,
+    product: ExpertProductLauncher,
+    stream: int = 0,
+    *,
+    plain: bool = True,
+) -> Tensor:
+    """Fails where a part differs from torch; returns the rows' outputs, [rows, hidden].
+
+    Without `plain`, gate-up products are only tried with the rows' scales, of which there must be up to `MAX_ROWS`.
+    """
+    case, config = tensors.case, tensors.case.config
+    pairs = case.rows * config.top_k
+    plan = tensors.plan(product.job_rows)
+    norm = None
+    if case.rows <= MAX_ROWS:
+        norm = RowNorm(torch.rand(3, MAX_ROWS, device=tensors.device) * case.hidden, case.hidden, EPS)
+    for _ in range(2):  # the second launch finds what the first left
+        routing(stream, tensors.logits, tensors.router_bias, plan, product.job_rows, norm)
+    check_plan(tensors, plan, product.job_rows)
+
+    def poisoned(*shape: int) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=case.dtype, device=tensors.device)
+
+    x, is_sorted = tensors.x, case.rows > FEW_ROWS
+    if is_sorted:
+        x = poisoned(pairs, case.hidden)
+        rows.gather(stream, tensors.x, plan, x)
+        assert torch.equal(x, tensors.x[plan.pairs.long() // config.top_k])
+    experts = plan.experts.long()
+
+    def gated(scales: Tensor | None) -> Tensor:
+        out, bias = poisoned(pairs, config.width), tensors.gate_up_bias
+        product.gated(stream, x, tensors.gate_up, bias, plan, out, is_sorted=is_sorted, scaled=scales is not None)
+        torch.testing.assert_close(out.float(), tensors.activated(plan.pairs, experts, scales), **TOLERANCE)
+        return out
+
+    if norm is not None:
+        scales = torch.rsqrt(norm.squares.sum(dim=0)[: case.rows] / case.hidden + EPS)
+        torch.testing.assert_close(plan.scales, scales, rtol=1e-4, atol=1e-5)
+        activated = gated(scales)
+    if plain:
+        activated = gated(None)
+    y = poisoned(pairs, case.hidden)
+    product.store(stream, activated, tensors.down, plan, y)
+    torch.testing.assert_close(y.float(), tensors.lowered(activated, plan.pairs, experts), **TOLERANCE)
+    out = poisoned(case.rows, case.hidden)
+    rows.combine(stream, y, tensors.down_bias, plan, out, adds=False)
+    expected = tensors.combined(y, plan.places, experts, plan.weights)
+    torch.testing.assert_close(out.float(), expected, **TOLERANCE)
+    shared, gates = torch.randn_like(out), torch.randn(case.rows, 3, device=tensors.device)[:, 1:2]
+    total = torch.ones_like(out)
+    rows.combine(stream, y, tensors.down_bias, plan, total, adds=True, shared=shared, gates=gates)
+    torch.testing.assert_close(total.float(), expected + 1 + gates.sigmoid() * shared.float(), **TOLERANCE)
+    residual = torch.randn_like(out)
+    carried, norm_weight = residual.float(), torch.rand(case.hidden, device=tensors.device).to(case.dtype) + 0.5
+    normed = poisoned(case.rows, case.hidden)
+    rows.combine_norm(stream, y, tensors.down_bias, plan, residual, norm_weight, normed, EPS)
+    torch.testing.assert_close(residual.float(), carried + expected, **TOLERANCE)
+    wanted = functional.rms_norm(residual.float(), (case.hidden,), norm_weight.float(), EPS)
+    torch.testing.assert_close(normed.float(), wanted, **TOLERANCE)
+    gate_up = torch.randn(pairs, 2 * config.width, device=tensors.device).to(case.dtype)
+    rows.activate(stream, gate_up, tensors.gate_up_bias, plan, activated)
+    bias = 0 if tensors.gate_up_bias is None else tensors.gate_up_bias[experts.flatten()[plan.pairs.long()]].float()
+    torch.testing.assert_close(activated.float(), tensors.gate(gate_up.float() + bias), **TOLERANCE)
+    return out
