@@ -11,7 +11,7 @@ from runner_svc.catalog.gguf_header import gguf_architecture
 from runner_svc.hub.cache import CachedModel, cached_models, missing_file, snapshot_files
 from runner_svc.hub.gguf_files import gguf_models
 from runner_svc.hub.names import HubError
-from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE
+from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, has_tokenizer
 from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.model.obstacles import gguf_obstacle, obstacle
 
@@ -116,7 +116,9 @@ def _why_not(folder: Path) -> str | None:
         return str(error)
     if missing in (CONFIG, SINGLE):
         return f"There is no {missing}."
-    return _partly(missing) or obstacle(folder)
+    if (why := _partly(missing) or obstacle(folder)) is not None:
+        return why
+    return None if has_tokenizer(path.name for path in folder.iterdir()) else "There is no tokenizer."
 
 
 def _partly(missing: str | None) -> str | None:

@@ -30,6 +30,8 @@ DESCRIPTION = (
     "chat_template.jinja",
 )
 """Patterns of the small files beside the weights: what describes the model, and every kind of tokenizer."""
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model")
+"""Patterns of files of which a tokenizer has one."""
 TEMPLATES = "additional_chat_templates"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -43,6 +45,11 @@ def _describes(path: PurePosixPath) -> bool:
     if str(path.parent) == TEMPLATES:
         return path.suffix == ".jinja"
     return str(path.parent) == "." and any(fnmatchcase(path.name, pattern) for pattern in DESCRIPTION)
+
+
+def has_tokenizer(paths: Iterable[str]) -> bool:
+    """Returns whether a folder with these files has a tokenizer."""
+    return any(fnmatchcase(path, pattern) for path in paths for pattern in VOCABULARIES)
 
 
 def gguf_files(paths: Iterable[str], name: HubName) -> tuple[str, ...]:

@@ -61,6 +61,9 @@ def test_what_the_hub_cache_holds(tmp_path: Path) -> None:
     write(snapshot(cache, "acme/speech", ref=None), config={"architectures": ["WhisperModel"], "model_type": "whisper"})
     (cache / "models--acme--speech" / "snapshots" / COMMIT / "model.safetensors").write_bytes(b"w" * 1000)
     write(snapshot(cache, "acme/list"), config=[1])
+    silent = make_tiny_model("llama", snapshot(cache, "acme/silent", "f").parent / "g")
+    (cache / "models--acme--silent" / "refs" / "main").write_text("g")
+    (silent / "tokenizer.json").unlink()
     write_tiny_gguf(snapshot(cache, "acme/ggufs") / "tiny.gguf")
 
     found = listed(tmp_path)
@@ -71,6 +74,7 @@ def test_what_the_hub_cache_holds(tmp_path: Path) -> None:
     speech = found[f"acme/speech@{COMMIT}"]
     assert "WhisperModel" in speech["why_not"] and speech["bytes"] > 1000
     assert not found["acme/list"]["servable"]
+    assert found["acme/silent"]["why_not"] == "There is no tokenizer."
     assert found["acme/ggufs:tiny.gguf"]["architecture"] == "llama" and found["acme/ggufs:tiny.gguf"]["servable"]
     assert {model["place"] for model in found.values()} <= {"hub", "package"}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runner_svc.model import obstacles
 from runner_svc.model.obstacles import CLASSES_FILE, obstacle, obstacle_before_weights
 from tests.support.classes_page import PAGE, classes
 
@@ -18,18 +17,11 @@ def folder_of(tmp_path: Path, **config: Any) -> Path:
     return tmp_path
 
 
-@pytest.mark.skipif(not PAGE.is_file(), reason="there is no page of models yet")
 def test_the_classes_are_those_of_the_page() -> None:
     """Run `python -m tests.support.classes_page` when the page changes."""
     assert json.loads(CLASSES_FILE.read_text()) == classes(PAGE.read_text())
 
 
-@pytest.fixture
-def both_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstacles, "_DECODER_CHOICE", "runner_svc.model.config")
-
-
-@pytest.mark.usefixtures("both_decoders")
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -46,12 +38,18 @@ def test_a_class_of_transformers(config: dict[str, Any], sentence: str | None, t
         assert found is None if sentence is None else sentence in str(found)
 
 
-@pytest.mark.usefixtures("both_decoders")
 def test_an_unknown_class_is_not_listed_as_served_but_downloaded(tmp_path: Path) -> None:
     """A newer transformers may have it."""
     folder = folder_of(tmp_path, architectures=["NewestForCausalLM"])
     assert "NewestForCausalLM" in str(obstacle(folder))
     assert obstacle_before_weights(folder) is None
+
+
+@pytest.mark.parametrize("architectures", [3, [{}], [["LlamaForCausalLM"]], "LlamaForCausalLM", {"a": 1}])
+def test_odd_architectures(architectures: Any, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, architectures=architectures, model_type=[1])
+    assert obstacle(folder) is not None
+    obstacle_before_weights(folder)
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", "\xff", ""])
