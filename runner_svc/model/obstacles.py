@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from runner_svc.model import gguf_servable, servable
+from runner_svc.model import gguf_servable
+from runner_svc.model.checkpoint import servable
 
 CLASSES_FILE = Path(__file__).with_name("transformers_classes.json")
 """By class of transformers: null if it is served, else why not. `python -m tests.support.classes_page` writes it."""

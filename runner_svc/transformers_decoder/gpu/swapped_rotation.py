@@ -55,7 +55,7 @@ class _Rotation:
         self._launchers: dict[tuple[int, int, int], RotationLauncher | None] = {}
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-        """Takes q [1, heads, T, head_dim], k likewise, cos and sin [1, T, head_dim]; returns both rotated."""
+        """Takes q and k [1, heads, T, head_dim], cos and sin [1, T, head_dim]; returns q and k rotated."""
         launcher = self._launcher(q, k, cos, sin) if unsqueeze_dim == 1 else None
         if launcher is None:
             rotated: tuple[Tensor, Tensor] = self.original(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
