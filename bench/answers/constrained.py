@@ -33,9 +33,9 @@ from roster_client.client import RosterClient
 from roster_client.client.events import Completion, FinishReason
 from roster_client.client.requests import Message
 from roster_protos import inference_pb2, plan_pb2
+from runner_svc.catalog.source import model_folder
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
 from tests.support.json_schemas import Schema, random_schema

@@ -29,7 +29,7 @@ from roster_client.bench.records.record import RequestRecord, Run, RunHeader
 from roster_client.bench.records.record_file import write_run
 from roster_client.bench.runs import provenance
 from roster_client.bench.runs.run_header import run_header
-from runner_svc.model.source import model_folder
+from runner_svc.catalog.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 
 NAMES = {"padded": "transformers, padded batches", "continuous": "transformers, continuous"}

@@ -38,7 +38,7 @@ from bench.client_agreement.witness import Witness
 from bench.common.provenance import provenance, write_results
 from roster_client.serve.stack import Endpoints, Stack
 from runner_svc.backends.byte_tokenizer import build_byte_tokenizer
-from runner_svc.model.source import model_folder
+from runner_svc.catalog.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.gateway import gateway
 

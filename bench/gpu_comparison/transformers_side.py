@@ -27,7 +27,7 @@ from roster_client.bench.load.workload import Workload
 from roster_client.bench.records.record import Run
 from roster_client.bench.records.record_file import append_run
 from roster_client.bench.runs.run_header import run_header
-from runner_svc.model.source import model_folder
+from runner_svc.catalog.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 
 WARM_UP_REQUESTS = 4

@@ -19,6 +19,7 @@ from torch import Tensor
 from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backends.host_slots import HostSlots
+from runner_svc.catalog.source import model_folder
 from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
 from runner_svc.decoder.served_decoder import ServedDecoder
 from runner_svc.interface.backend import SlotChanges
@@ -31,7 +32,6 @@ from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.folder.config_file import read_config
-from runner_svc.model.source import model_folder
 from runner_svc.sampling.sampler import SampledRows, Sampler
 
 log = structlog.get_logger()

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner_svc.catalog.gguf_header import gguf_architecture
+from runner_svc.catalog.obstacles import gguf_obstacle, obstacle
 from runner_svc.hub.cache import CachedModel, cached_models, missing_file, snapshot_files
 from runner_svc.hub.gguf_files import gguf_models
 from runner_svc.hub.names import HubError
 from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, has_tokenizer
 from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
-from runner_svc.model.obstacles import gguf_obstacle, obstacle
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from runner_svc.catalog.source import model_folder
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
@@ -23,7 +24,6 @@ from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
-from runner_svc.model.source import model_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def test_a_runner_without_standard_streams_ends_with_its_status(redirections: st
 _NAMES = """
 import sys
 from pathlib import Path
-from runner_svc.model.source import model_folder
+from runner_svc.catalog.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 
 for name in sys.argv[1:]:

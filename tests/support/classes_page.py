@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from runner_svc.model.obstacles import CLASSES_FILE
+from runner_svc.catalog.obstacles import CLASSES_FILE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _ROW = re.compile(r"^\| `[^`]+` \| `(?P<name>\w+)` \| (?P<outcome>works|refused: (?P<why>.+?)) \|$", re.MULTILINE)

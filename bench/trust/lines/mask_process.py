@@ -16,9 +16,9 @@ from llguidance import LLExecutor
 from bench.trust.line import Line
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.catalog.source import model_folder
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text

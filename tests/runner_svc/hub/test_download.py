@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runner_svc.catalog.source import model_folder
 from runner_svc.hub import download
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.model.source import model_folder
 from tests.support.fake_hub import COMMIT, FakeHub, fake_hub
 
 REPO = "acme/tiny"
@@ -189,7 +189,7 @@ def test_a_disk_without_room(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_repository_of_ggufs(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner_svc.model.source.converted_folder", lambda file, cache, progress: file)
+    monkeypatch.setattr("runner_svc.catalog.source.converted_folder", lambda file, cache, progress: file)
     names = ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "mmproj-tiny.gguf", "big/tiny-BF16-00001-of-00002.gguf"]
     names.append("big/tiny-BF16-00002-of-00002.gguf")
     hub.repositories[REPO] = {name: name.encode() for name in names}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from runner_svc.catalog.source import model_folder
 from runner_svc.hub.packaged import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE
-from runner_svc.model.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import Parity

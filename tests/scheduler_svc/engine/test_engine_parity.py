@@ -17,10 +17,10 @@ import torch
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.catalog.source import model_folder
 from runner_svc.hub.packaged import DEFAULT_MODEL
 from runner_svc.interface.backend import OverlappingBackend
 from runner_svc.model.errors import ModelNotFound
-from runner_svc.model.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS
 from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.catalog.source import model_folder
 from runner_svc.gguf import conversion
 from runner_svc.hub import packaged
 from runner_svc.model import gguf_conversion
@@ -16,7 +17,6 @@ from runner_svc.model.checkpoint.weights import checkpoint_files
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.model.source import model_folder
 from tests.support.gguf_bytes import split
 from tests.support.tiny_gguf import VOCAB_SIZE, tiny_gguf, tiny_model, write_tiny_gguf
 from tests.support.tiny_models import make_tiny_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.model.obstacles import CLASSES_FILE, obstacle, obstacle_before_weights
+from runner_svc.catalog.obstacles import CLASSES_FILE, obstacle, obstacle_before_weights
 from tests.support.classes_page import PAGE, classes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from runner_svc.catalog.obstacles import obstacle_before_weights
 from runner_svc.hub.cache import snapshot_folder
 from runner_svc.hub.download import hub_model
 from runner_svc.hub.gguf_files import choose_gguf
@@ -19,7 +20,6 @@ from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
 from runner_svc.model.folder.config_file import CONFIG_FILE
 from runner_svc.model.gguf_conversion import converted_folder
-from runner_svc.model.obstacles import obstacle_before_weights
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
