@@ -156,7 +156,8 @@ def _architecture(raw: Mapping[str, Any], supported: Sequence[str]) -> str:
     else:
         found = [name for name in supported if class_fields(name).model_type == model_type]
     if not found or (asked and not set(asked) & set(supported)):
-        unknown = ", ".join(asked) or model_type or "unnamed"
+        is_type = model_type is not None and (not asked or set(asked) & set(supported))
+        unknown = f"of model_type {model_type!r}" if is_type else ", ".join(asked) or "unnamed"
         raise UnsupportedModel(f"Architecture {unknown} is not supported; supported: {', '.join(supported)}.")
     return found[0]
 

@@ -149,6 +149,7 @@ def test_a_broken_value_is_named(architecture: str, keys: dict[str, Any], named:
         ("Qwen2", {"layer_types": ["sliding_attention"] * 4}, "no window"),
         ("Qwen2", {"layer_types": ["linear_attention"] * 4}, "'linear_attention'"),
         ("SmolLM3", {"no_rope_layers": [1, 0]}, "2 'no_rope_layers' for 'num_hidden_layers' 4"),
+        ("Llama", {"model_type": "mamba"}, "Architecture of model_type 'mamba' is not supported"),
         ("Llama", {"architectures": ["LlamaForSequenceClassification"]}, "Architecture LlamaForSequenceClassification"),
         ("Llama", {"quantization_config": {}}, "quantized"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "no such": 1}}, "'no such'"),

@@ -104,5 +104,5 @@ def test_values_of_any_type_are_answered_as_by_transformers_or_refused(bases: di
         refused += sentence is not None
         if sentence is None and FULL:
             assert (difference := compare(folder).difference) is None, f"{case}: {difference}"
-        assert sentence is None or ("\n" not in sentence and len(sentence) < 400), f"{case}: {sentence}"
+        assert sentence is None or ("\n" not in sentence and len(sentence) < 700), f"{case}: {sentence}"
     print(f"{len(tried)} cases, of which {refused} are refused")
