@@ -83,7 +83,8 @@ __device__ inline void normalise(Row& row, const Weights& weights, float (*scrat
     }
 }
 
-extern "C" __global__ void residual_norm(
+// Rows of three vectors a thread would take more registers than a block of 512 threads may have.
+extern "C" __global__ void __launch_bounds__(512) residual_norm(
     const SCALAR* hidden,    // [tokens, HIDDEN_SIZE]
     SCALAR* residual,        // [tokens, HIDDEN_SIZE], updated in place; unused without ADD
     const SCALAR* weight,    // [HIDDEN_SIZE], or [2, HIDDEN_SIZE] with a bias; unused without OUT
