@@ -118,6 +118,63 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch(Activating.PRODUCT)
+    for seed in (11, 12):
+        x.copy_(ExpertTensors(case, GPU, seed).x)
+        for out in outs:
+            out.fill_(torch.nan)
+        graph.replay()
+        got = [out.clone() for out in outs]
+        launch(Activating.KERNEL)
+        for own, grouped in zip(got, outs, strict=True):
+            torch.testing.assert_close(own.float(), grouped.float(), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 64, 128])
+@pytest.mark.parametrize("config", [LARGE, replace(GPT_OSS, num_experts=32, top_k=4)], ids=["qwen", "gpt-oss"])
+def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
+    """Four times what `SkinnyDecoder` launches from output product to next norm, against kernels that fuse less."""
+    hidden, eps = 512, 1e-5
+    case = ExpertCase(config, rows, hidden=hidden)
+    layers = [ExpertTensors(case, GPU, seed) for seed in range(4)]
+    space = ExpertSpace(config, hidden, rows, case.dtype, GPU)
+    made = launchers(case, ExpertVariant(32, 2), ExpertVariant(64, 2))
+    products = SkinnyProducts(eps, "silu", overlap=True)
+    norm = AddRmsNorm(hidden, case.dtype, eps, overlap=True)
+    mlps, outputs = [], []
+    for each in layers:
+        # Logits far apart: a tie would send a row elsewhere, depending on how the products round.
+        router = torch.randn(config.num_experts, hidden, device=GPU).mul_(4).to(case.dtype)
+        bias = LinearWeights(router, each.router_bias)
+        weights = ExpertWeights(bias, each.gate_up, each.gate_up_bias, each.down, each.down_bias)
+        mlps.append(CudaExpertMlp(config, weights, made, space))
+        outputs.append((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype))
+    norm_weight = (torch.rand(hidden, device=GPU) + 0.5).to(case.dtype)
+    residual, normed, product = (torch.empty(rows, hidden, dtype=case.dtype, device=GPU) for _ in range(3))
+    squares = torch.zeros(hidden // 64, MAX_ROWS, device=GPU)
+    attended = layers[0].x.clone()
+    seen: list[torch.Tensor] = [torch.empty_like(residual) for _ in mlps]
+
+    def launch() -> None:
+        residual.copy_(attended)
+        for mlp, output, out in zip(mlps, outputs, seen, strict=True):
+            x = products.add(stream(), attended, output, residual, norm_weight, normed, squares)
+            mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps)
+            out.copy_(normed)
+
+    def launch_apart() -> None:
+        residual.copy_(attended)
+        for mlp, output, out in zip(mlps, outputs, seen, strict=True):
+            torch.mm(attended, output.t(), out=product)
+            norm.add(stream(), product, residual, norm_weight, normed)
+            mlp(stream(), normed, Hidden(residual, product), Activating.PRODUCT)
+            norm.add(stream(), product, residual, norm_weight, normed)
+            out.copy_(normed)
+
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
     errors: list[list[torch.Tensor]] = [[] for _ in seen]
     for seed in range(11, 19):
         attended.copy_(ExpertTensors(case, GPU, seed).x)
