@@ -39,6 +39,7 @@ GROUPS = {
     "norm": Group(("add_rms_norm", "residual_norm"), ("test_norm",)),
     "rope": Group(("rope_kv_write",), ("test_rope_kv",)),
     "gather": Group(("gather_inputs",), ("test_gather",)),
+    "rotation": Group(("rotate_halves",), ("test_rotate_halves",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
@@ -49,6 +50,15 @@ GROUPS = {
         shards=6,
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
+    ),
+    "experts": Group(
+        ("expert_activate", "expert_product", "expert_routing"), ("test_experts",), shards=4, but_not="captured"
+    ),
+    "transformers": Group(
+        ("paged_decode", "paged_prefill_hopper", "rotate_halves"),
+        ("test_transformers_decoder",),
+        shards=2,
+        captures=True,
     ),
     "backend": Group(
         ("sample", "adjust_logits", "gather_inputs", "copy_words", "scatter_segments"),

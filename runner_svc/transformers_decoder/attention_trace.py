@@ -52,7 +52,7 @@ class TracedCall:
 class _Trace:
     """Implements `StepAttention`: answers with zeros, and records."""
 
-    device: torch.device
+    device: torch.device | str
     calls: list[TracedCall] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, int | None]] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class _Trace:
         return known[1]
 
 
-def trace(forward: Callable[[Tensor, Tensor], Any], device: torch.device) -> list[TracedCall]:
+def trace(forward: Callable[[Tensor, Tensor], Any], device: torch.device | str = "cpu") -> list[TracedCall]:
     """Returns the attention calls of `forward`, which takes int64 token ids and positions [T] on `device`.
 
     Raises UnsupportedModel for what paged attention lacks.

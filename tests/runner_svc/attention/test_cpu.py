@@ -45,7 +45,7 @@ def tiny_config(num_heads: int, num_kv_heads: int, num_layers: int = 2) -> Model
         {
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": 8,
-            "hidden_size": 16,
+            "hidden_size": num_heads * HEAD_DIM,
             "intermediate_size": 8,
             "num_hidden_layers": num_layers,
             "num_attention_heads": num_heads,

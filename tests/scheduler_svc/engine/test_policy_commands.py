@@ -127,7 +127,7 @@ def test_the_installed_policies_are_listed_with_their_parameters() -> None:
     assert reply.handle == 3 and reply.policies.policy == "fcfs" and sorted(policies) == available_policies()
     assert "step_tokens" in json.loads(reply.policies.policy_parameters)
     (parameter,) = [p for p in policies["fcfs"].parameters if p.name == "step_tokens"]
-    assert parameter.default_value == "null" and "positions a step" in parameter.description
+    assert parameter.default_value == "null" and "positions per step" in parameter.description
     assert {"type": "integer", "minimum": 1} in json.loads(parameter.schema)["anyOf"]
     for policy in describe_policies():
         assert policy.distribution == "roster-serve"
