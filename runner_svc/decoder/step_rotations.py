@@ -23,6 +23,11 @@ class StepRows:
     offsets: Tensor
     prompt_lens: Tensor  # int32 [rows]
 
+    def prompt_lens_of(self, indexes: Tensor) -> Tensor:
+        """Returns the prompt length of the row of each position, int32 [T], by the positions' indexes in the step."""
+        row = torch.searchsorted(self.offsets[1:], indexes, right=True).clamp(max=len(self.prompt_lens) - 1)
+        return self.prompt_lens[row]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRotation:
@@ -49,8 +54,7 @@ class StepRotations:
         if not self._is_dynamic:
             return StepRotation(self._table, positions)
         indexes = self._indexes[: len(positions)]
-        row_of_position = torch.searchsorted(rows.offsets[1:], indexes, right=True).clamp(max=len(rows.prompt_lens) - 1)
-        return StepRotation(self._rotations(positions, rows.prompt_lens[row_of_position]), indexes)
+        return StepRotation(self._rotations(positions, rows.prompt_lens_of(indexes)), indexes)
 
     def _rotations(self, positions: Tensor, prompt_lens: Tensor) -> Tensor:
         rotation = self._rope.rotation(positions, prompt_lens)

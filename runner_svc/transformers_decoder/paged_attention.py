@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.decoder.cpu_decoder import LayerAttention
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.transformers_decoder.attention_trace import TracedCall
 from runner_svc.transformers_decoder.step_attention import AttentionCall, MaskRequest
-
-
-class LayerAttention(Protocol):
-    """A step's attention, planned."""
-
-    def __call__(self, layer: int, queries: Tensor) -> Tensor:
-        """Returns [T, num_heads * head_dim] for queries [T, num_heads, head_dim], from what the cache holds."""
 
 
 class PagedStep:

@@ -71,9 +71,7 @@ class TransformersCudaDecoder:
     @torch.inference_mode()
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""
-        indexes = self._indexes[: len(positions)]
-        row = torch.searchsorted(rows.offsets[1:], indexes, right=True).clamp(max=len(rows.prompt_lens) - 1)
-        self._prompt_lens = rows.prompt_lens[row]
+        self._prompt_lens = rows.prompt_lens_of(self._indexes[: len(positions)])
         return DeviceInputs(tokens, positions, slot_mapping, ())
 
     @torch.inference_mode()

@@ -16,17 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runner_svc.interface.expert_launchers import ActivationLauncher
 from runner_svc.interface.layer_launchers import NormLauncher
 
 _ROWS = 3
 _ACTIVATIONS = {"silu": functional.silu}
 """Functions of `act_fn` by the kernel's name; another keeps its MLP as it is."""
-
-
-class ActivationLauncher(Protocol):
-    """Implemented by `runner_svc.cuda.activation.ActivationMul`."""
-
-    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
 
 
 class SwapLaunchers(Protocol):
