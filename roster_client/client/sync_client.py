@@ -19,7 +19,7 @@ import grpc
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import from_rpc_error
 from roster_client.client.events import AssembledStream, Assembler, Completion, Event
-from roster_client.client.requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
+from roster_client.client.requests import AnyMessage, Options, Prompt, build_prompt, build_request, call_metadata
 from roster_client.client.resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
 from roster_client.client.trace_context import metadata_source
 from roster_protos import inference_pb2 as pb
@@ -114,13 +114,17 @@ class SyncRosterClient:
         return self._channel
 
     def generate(
-        self, prompt: Prompt, *, deadline_s: float | None = None, **options: Unpack[Options]
+        self, prompt: Prompt, *, raw: bool = False, deadline_s: float | None = None, **options: Unpack[Options]
     ) -> SyncEventStream:
-        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`."""
-        return self.send(build_request(prompt, options), deadline_s=deadline_s)
+        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`.
+
+        Text is a user's message, rendered with the model's chat template if it has one. `raw`: the model continues the
+        text instead.
+        """
+        return self.send(build_request(prompt, options, raw=raw), deadline_s=deadline_s)
 
     def chat(
-        self, messages: Sequence[Message], *, deadline_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[AnyMessage], *, deadline_s: float | None = None, **options: Unpack[Options]
     ) -> SyncEventStream:
         """Streams the next message of a conversation."""
         return self.generate(messages, deadline_s=deadline_s, **options)
@@ -156,9 +160,9 @@ class SyncRosterClient:
         """Returns the served model. Raises UnavailableError while there is no runner."""
         return self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)
 
-    def tokenize(self, prompt: Prompt, *, deadline_s: float | None = None) -> list[int]:
-        """Returns the prompt's token ids, as `generate` would use them."""
-        request = pb.TokenizeRequest(prompt=build_prompt(prompt))
+    def tokenize(self, prompt: Prompt, *, raw: bool = True, deadline_s: float | None = None) -> list[int]:
+        """Returns the prompt's token ids. Text is not rendered, unless `raw` is False, as by default in `generate`."""
+        request = pb.TokenizeRequest(prompt=build_prompt(prompt, raw=raw))
         return list(self._unary(self._stub.Tokenize, request, deadline_s).token_ids)
 
     def detokenize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import textwrap
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.processes import RosterProcesses
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
+README_PAGE = ROOT / "README.md"
+README = README_PAGE.read_text("utf-8")
 
 
 def code(marker: str) -> str:
@@ -27,13 +28,22 @@ def code(marker: str) -> str:
     return blocks[0]
 
 
-async def test_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_client(tmp_path: Path) -> None:
+    """The page's client runs as a file; so would the conversation that the page names."""
+    (message,) = re.findall(r"`(\{\"role\": .*?\})`", README)
     with RosterProcesses(tmp_path, runner={"device": "hash"}) as roster:
-        source = code("RosterClient").replace("127.0.0.1:50061", roster.address)
-        names: dict[str, Any] = {}
-        exec("async def example():\n" + textwrap.indent(source, "    "), names)
-        await asyncio.wait_for(names["example"](), 30)
-    assert re.findall(r"^(\w+)\(", capsys.readouterr().out, re.M)[-1] in ("Finished", "Ended", "Usage")
+        example = code("RosterClient").replace("127.0.0.1:50061", roster.address)
+        for number, prompt in enumerate(('"Hello!"', f"[{message}]")):
+            file = tmp_path / f"example{number}.py"
+            file.write_text(example.replace('"Hello!"', prompt), "utf-8")
+            done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60, cwd=ROOT)
+            assert re.findall(r"^(\w+)\(", done.stdout, re.M)[-2:] == ["Finish", "Usage"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", [README_PAGE, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_python_on_a_page_compiles_as_a_file(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S):
+        compile(block, str(page), "exec")
 
 
 def test_policy() -> None:

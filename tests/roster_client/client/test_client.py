@@ -81,7 +81,7 @@ async def test_generate_streams_typed_events(server: ScriptedServer, connect: An
         Usage(3, 3, 1),
     ]
     assert (stream.request_id, stream.received) == ("mine", [3])
-    prompt, stop = pb.Prompt(text="a bb ccc"), pb.StopConditions(max_tokens=3)
+    prompt, stop = pb.Prompt(user_message="a bb ccc"), pb.StopConditions(max_tokens=3)
     assert server.requests == [repeatable(pb.GenerateRequest(request_id="mine", prompt=prompt, stop=stop))]
 
 
