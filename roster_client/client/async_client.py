@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.client.errors import RequestCancelledError, from_rpc_error
+from roster_client.client.errors import RequestCancelledError, RosterError, from_rpc_error
 from roster_client.client.events import AssembledStream, Assembler, Completion, Event
 from roster_client.client.requests import AnyMessage, Options, Prompt, build_prompt, build_request, call_metadata
 from roster_client.client.resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
@@ -46,6 +46,7 @@ class EventStream(AssembledStream):
         self._pending: Iterator[Event] = iter(())
         self._messages = call.__aiter__()
         self._cut = False
+        self._ended = False
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -55,10 +56,12 @@ class EventStream(AssembledStream):
             event = next(self._pending, None)
             if event is not None:
                 return event
+            if self._ended:
+                raise StopAsyncIteration
             try:
                 message = await self._messages.__anext__()
             except grpc.RpcError as error:
-                await self._resume(self._resumption.after(from_rpc_error(error)))
+                await self._after(from_rpc_error(error))
                 continue
             except asyncio.CancelledError:
                 if not self._cut:
@@ -71,6 +74,14 @@ class EventStream(AssembledStream):
                 continue
             self._resumption.progress()
             self._pending = self._assembler.events(response_of(message))
+
+    async def _after(self, error: RosterError) -> None:
+        """Ends the stream if its deadline passed, otherwise resumes it or raises the error."""
+        last = self._resumption.cut_by_deadline(error)
+        if last is None:
+            await self._resume(self._resumption.after(error))
+        else:
+            self._pending, self._ended = last, True
 
     async def _resume(self, retry: Retry) -> None:
         await asyncio.sleep(retry.pause_s)
@@ -102,7 +113,8 @@ class EventStream(AssembledStream):
 class RosterClient:
     """One channel to one server, for one tenant. Safe to share between the tasks of one event loop.
 
-    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline.
+    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline. A stream that has begun
+    then ends with the partial answer, and its open choices with reason DEADLINE. Other calls raise DeadlineError.
     """
 
     def __init__(
