@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policy import PolicyGuard, RequestView
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.processes import RosterProcesses
+from tests.support.thoroughness import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 README_PAGE = ROOT / "README.md"
@@ -59,6 +62,22 @@ def test_policy() -> None:
 
     assert key(0.0, 10) < key(0.0, 1000) < key(9.0, 200)
     assert policy.failures == 0
+
+
+def test_the_policy_is_clean_under_mypy_strict(tmp_path: Path) -> None:
+    """`mypy` checks the package with these flags; the rest of the list costs seconds."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        config = tomllib.load(file)["tool"]["mypy"]
+    assert "tests/packages/roster-shortest" in config["files"]
+    (flags,) = [one for one in config["overrides"] if one["module"] == ["roster_shortest"]]
+    assert flags["warn_return_any"] and flags["disallow_any_generics"] and flags["disallow_subclassing_any"]
+    if not FULL:
+        return
+    (tmp_path / "mine.py").write_text(code("(Policy)"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", tmp_path, "mine.py"]
+    ours = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=ours, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_section_about_policies_is_short() -> None:

@@ -69,6 +69,17 @@ def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> 
     assert plans('{"step_tokens": 16}') > plans("{}") + 10
 
 
+def test_a_policy_of_ones_own_is_compared(files: tuple[str, str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text((Path(__file__).parents[2] / "packages" / "roster-shortest" / "roster_shortest.py").read_text())
+    compared = f"{mine},scheduler_svc.policies.fcfs:Fcfs,fcfs"
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--compare", compared)
+    assert result.exit_code == ExitCode.OK, result.output
+    mine.write_text("def broken(:")
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--policy", str(mine))
+    assert result.exit_code == ExitCode.USAGE and "line 1" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path: Path) -> None:
     def longest_ttft_s(*more: str) -> float:
         out = tmp_path / "out.json"
