@@ -15,6 +15,7 @@ from roster_protos import inference_pb2, plan_pb2
 from scheduler_svc.front.base.refusal import invalid
 from scheduler_svc.front.text.chat_template import ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.text.detokenizer import Detokenizer
+from scheduler_svc.front.text.null_content import with_null_content
 from scheduler_svc.front.text.special_tokens import SpecialTokens
 from scheduler_svc.front.text.template_renderer import TemplateRenderer
 from scheduler_svc.front.text.text_stream import ChoiceText, TextOptions
@@ -61,6 +62,15 @@ class ModelText:
         except TemplateUnusable as error:
             return str(error)
         return ""
+
+    def template_for_gateway(self) -> str:
+        """Returns the chat template for a renderer elsewhere, "" if there is none: one that takes null as content.
+
+        Takes up to seconds.
+        """
+        if self._template is None:
+            return ""
+        return with_null_content(self.model.chat_template, self._template.render)
 
     def close(self) -> None:
         """Ends the template's process."""
