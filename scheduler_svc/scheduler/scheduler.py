@@ -33,6 +33,7 @@ from scheduler_svc.scheduler.policy_views import load_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
@@ -74,6 +75,8 @@ class Scheduler:
         self.ledger = ledger or Ledger()
         self._last_result_at = clock()  # before the first result: idle since it joined
         self._step_clock = StepClock()
+        self.step_times = StepTimeModel.of(hello)
+        """How long this runner's steps take."""
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
         self._first_number = 0
@@ -116,6 +119,8 @@ class Scheduler:
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
         applied = apply_rows(self.table, flight, result, self._clock())
+        if result.HasField("timings"):
+            applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
@@ -128,7 +133,9 @@ class Scheduler:
         applied.step_s = now_s - max(sent_at, last_s)
         applied.idle_s = max(0.0, sent_at - last_s)
         self._last_result_at = now_s
-        self._step_clock.record(applied.flight.positions, applied.step_s)
+        flight = applied.flight
+        self._step_clock.record(flight.positions, applied.step_s)
+        self.step_times.note(flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s)
 
     def due_at(self, lead_s: float) -> float:
         """Returns when to send the next plan: `lead_s` before the runner completes its plans in flight.
@@ -214,7 +221,7 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
-            budget = self._budget(draft, queue, policy)
+            budget = self._budget(draft, prompts, queue, policy)
             rest = StepBudget.of(budget, len(draft.decode), self._max_step_tokens)
             self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
             if may_admit:
@@ -227,14 +234,15 @@ class Scheduler:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
 
-    def _budget(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> Budget:
+    def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:
-            return policy.budget(self.load(queue, draft.decode))
+            return policy.budget(self.load(queue, draft.decode, prompts[0] if prompts else None))
         return policy.rest_of_step(len(draft.decode), self._max_step_tokens)
 
-    def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
-        """Returns the load for the policy, for a step that decodes the slots `decode`."""
-        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger.now_s)
+    def load(self, queue: Queue, decode: npt.NDArray[np.int64], prompt: int | None = None) -> Load:
+        """Returns the load for the policy, for a step that decodes the slots `decode`. `prompt`: slot of the first
+        prompt under way."""
+        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""
