@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -26,6 +26,8 @@ GPU_SECONDS, CPU_SECONDS = 2.0, 0.4
 _COPIED_BLOCKS = 64
 """Blocks that one plan copies: a copy needs as much memory again."""
 _DEPTH = 2
+_MOST_STEPS = 4
+"""Steps of one kind in a row, each of which adds a position to every decoding row."""
 
 log = structlog.get_logger()
 
@@ -42,26 +44,31 @@ class Step:
 
 def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     """Returns the steps that the runner can execute, those first without which the others say little."""
-    slots, cases = hello.num_slots, [Step(1, 256), Step(min(8, hello.num_slots), 256), Step(0, 0, 64)]
-    cases += [Step(0, 0, 256), Step(min(8, slots - 1), 256, 64), Step(min(64, slots), 256), Step(0, 0, 1024)]
-    cases += [Step(min(64, slots), 1024), Step(min(32, slots - 1), 1024, 480), Step(min(256, slots), 256)]
-    cases += [Step(min(64, slots - 1), 1024, 960), Step(0, 0, 2048), Step(min(64, slots - 1), 512, 1984)]
-    cases += [Step(0, 0, 512, 4096), Step(0, 0, 4096), Step(slots, 256), Step(min(128, slots), 1024)]
-    possible = [step for step in cases if step.rows + step.positions and _fits(step, hello)]
+    slots = hello.num_slots
+    cases = [Step(1, 256), Step(min(8, slots), 256), Step(0, 0, 64), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
+    cases += [
+        Step(min(64, slots), 256),
+        Step(0, 0, 1024),
+        Step(min(64, slots), 1024),
+        Step(min(32, slots - 1), 1024, 480),
+    ]
+    cases += [Step(min(256, slots), 256), Step(min(64, slots - 1), 1024, 960), Step(0, 0, 2048)]
+    cases += [Step(min(64, slots - 1), 512, 1984), Step(0, 0, 512, 4096), Step(0, 0, 4096), Step(slots, 256)]
+    possible = [step for case in cases if (step := _fitting(case, hello)) is not None]
     return list(dict.fromkeys(possible))
 
 
-def _fits(step: Step, hello: plan_pb2.Hello) -> bool:
-    """Returns whether the runner can execute the step, several times in a row."""
-    size, longest = hello.block_size, max(step.context + 8, step.start + step.positions)
-    blocks = step.rows * -(-(step.context + 8) // size) + -(-(step.start + step.positions) // size)
-    return (
-        step.rows >= 0
-        and blocks < hello.num_blocks
-        and longest < hello.model.context_length
-        and step.rows + step.positions <= hello.max_step_tokens
-        and step.rows + (step.positions > 0) <= hello.num_slots
-    )
+def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
+    """Returns the step, with shorter contexts if the cache or the model requires it; None if the runner can't execute
+    it."""
+    longest, end, size = hello.model.context_length, step.start + step.positions, hello.block_size
+    if step.rows + step.positions > hello.max_step_tokens or end >= longest or not step.rows + step.positions:
+        return None
+    if not step.rows:
+        return step if -(-end // size) < hello.num_blocks else None
+    each = (hello.num_blocks - 1 - -(-end // size)) // step.rows * size
+    context = min(step.context, longest // 2, each - _MOST_STEPS)
+    return replace(step, context=context) if context > 0 else None
 
 
 def measured_step_costs(runner: Runner, on_gpu: bool) -> list[plan_pb2.StepCost]:
@@ -147,7 +154,7 @@ class _Measurement:
 
     def _blocks(self, step: Step) -> int:
         """Returns the blocks of one decoding row."""
-        return -(-(step.context + 8) // self.hello.block_size) if step.rows else 0
+        return -(-(step.context + _MOST_STEPS) // self.hello.block_size) if step.rows else 0
 
     def _admission(self, slot: int, num_tokens: int, computed: int, blocks: np.ndarray) -> plan_pb2.Admission:
         tokens = self._rng.integers(0, self.hello.model.vocab_size, num_tokens)
