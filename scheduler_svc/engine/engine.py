@@ -211,7 +211,7 @@ class Engine:
                     self.requests.started(sequence)
                 if self.settings.check:
                     check_scheduler(scheduler)
-                if not self.pool.takes_plan(scheduler):
+                if not self.pool.takes_plan(session):
                     break
             self.placement.give_back(session)
         return plans
