@@ -52,9 +52,11 @@ class EngineLoop:
         self.snapshots = SnapshotExchange()
         """Exchange through which other threads request the engine's metrics."""
         self._pipe = WakePipe()
-        self._wait = EngineWait(settings, self.engine.pool)
+        self._wait = EngineWait(settings, self.engine.pool, self.engine.phases)
         self.engine.constraints.wake = self._pipe.wake
         self.engine.constraints.starts_early = True
+        given = {name: getattr(settings, name) for name in ("depth", "plan_lead_ms", "busy_poll_us", "flush_ms")}
+        self._timing = {"profile": settings.profile, **{k: v for k, v in given.items() if v is not None}}
         self._failures_told = 0
         self._told_at = -math.inf
         self._stops = 0
@@ -75,7 +77,7 @@ class EngineLoop:
         for socket in (self._fronts.socket, *self._runners.sockets):
             wait.watch(socket)
         self._turned_at = time.monotonic()
-        log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
+        log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name, **self._timing)
         while not engine.shutdown.is_due:
             self._forgive_pause()
             self._pipe.drain()

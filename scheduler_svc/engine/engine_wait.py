@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import time
 
-import structlog
 import zmq
 
 from roster_common.usable_cores import usable_cores
 from scheduler_svc.link.wake_timer import WakeTimer
+from scheduler_svc.metrics.step_phases import StepPhases
 from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.settings.profiles import PollWindow
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
@@ -28,8 +28,6 @@ _INTERRUPTED = 0.1
 _PAUSE_S = 1.0
 """Seconds without polling after that; doubled each time."""
 _LONGEST_PAUSE_S = 64.0
-
-log = structlog.get_logger()
 
 
 class FreeCore:
@@ -61,7 +59,9 @@ class FreeCore:
 class EngineWait:
     """Waits for input of the engine's sockets."""
 
-    def __init__(self, settings: SchedulerSettings, pool: RunnerPool) -> None:
+    def __init__(self, settings: SchedulerSettings, pool: RunnerPool, phases: StepPhases) -> None:
+        """`phases` counts the time spent polling."""
+        self._phases = phases
         self._poller = zmq.Poller()
         self._pool = pool
         given_us = settings.busy_poll_us
@@ -69,8 +69,6 @@ class EngineWait:
         self._window = settings.tuned.poll if given_us is None else None
         self._spare_cores = usable_cores() - settings.front_workers - SPARE_CORES
         self._core = FreeCore()
-        self.polled_s = 0.0
-        """Seconds spent polling since the start."""
         try:
             self._timer: WakeTimer | None = WakeTimer()
             self._poller.register(self._timer.fd, zmq.POLLIN)
@@ -120,7 +118,7 @@ class EngineWait:
             found = bool(poll(0))
             now_s = time.monotonic()
         if now_s > begin_s:
-            self.polled_s += now_s - begin_s
+            self._phases.poll_s += now_s - begin_s
             self._core.polled(now_s, now_s - begin_s, time.thread_time() - ran_s)
         return found
 

@@ -64,7 +64,7 @@ class PlanTiming:
         self._in_flight = in_flight
         self._clock = clock
         self._steps = StepClock(tile_tokens)
-        self.lead = PlanLead(rule.late_share or 0.0)
+        self._lead = PlanLead(rule.late_share or 0.0)
         self.late_plans = 0
         """Plans that were held back and reached the runner after it had run out of work."""
         self._last_result_at = clock()  # before the first result: idle since it joined
@@ -88,7 +88,7 @@ class PlanTiming:
         if seconds > 0:
             self._steps.learn(flight.positions, flight.prefills, seconds)
         if not math.isnan(flight.ahead_s):
-            self.lead.note(flight.behind_prompts, flight.ahead_s - early_s)
+            self._lead.note(flight.behind_prompts, flight.ahead_s - early_s)
             self.late_plans += flight.held and early_s < 0
 
     # ------------------------------------------------------------------ plans
@@ -107,7 +107,7 @@ class PlanTiming:
         if not extra and (full or rule.late_share is None):
             return 0.0
         end_at, behind_prompts = self._end_at(len(flights))
-        lead_s = self.lead.seconds(behind_prompts)
+        lead_s = self._lead.seconds(behind_prompts)
         if end_at is None or lead_s == math.inf:
             return math.inf if extra else 0.0
         if rule.late_share is None:
@@ -134,6 +134,13 @@ class PlanTiming:
             end_at, flight.behind_prompts = self._end_at(ahead)
             if end_at is not None and end_at > sent_at:
                 flight.ahead_s = end_at - sent_at
+
+    @property
+    def leads_s(self) -> tuple[float, float]:
+        """Leads in seconds of plans behind steps that decode only, and behind steps with prompts; infinity if
+        unknown."""
+        given_s = self._rule.lead_s
+        return (self._lead.seconds(False), self._lead.seconds(True)) if given_s is None else (given_s, given_s)
 
     @property
     def next_result_at(self) -> float:

@@ -138,7 +138,7 @@ class SchedulerSettings(ServiceSettings):
         description="Milliseconds before a runner completes its plans in flight at which its next plan is made; "
         "requests that arrive before then still get into it. Longer than a step: as soon as `depth` allows. "
         "Default: by `profile`, as measured on each runner.",
-        json_schema_extra=tuning('`roster_plans_late_total` rises with `roster_runner_seconds_total{state="idle"}`'),
+        json_schema_extra=tuning('`roster_late_plans_total` rises with `roster_runner_seconds_total{state="idle"}`'),
     )
     busy_poll_us: float | None = Field(
         None,
