@@ -28,7 +28,7 @@ from bench.gpu_comparison.peers.tables import markdown
 from bench.gpu_comparison.peers.workloads import Recipe, workload
 from roster_client.bench.records.record import RequestRecord, Status
 from tests.support.fake_vllm_site import VERSION, write_site
-from tests.support.thoroughness import FULL
+from tests.support.thoroughness import FULL, choice
 
 SMALL = ("--peer=vllm", "--shape=qwen3-0.6b", "--device=hash", "--client-processes=1", "--requests=8")
 SHORT = ("--prompt-divisor=16", "--output-divisor=16")
@@ -51,6 +51,10 @@ def engine_is_gone(site_folder: Path) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+async def nothing(*_: object) -> None:
+    """Stands for the warm-up, whose processes take a second of CPU time."""
 
 
 def arguments(peer: Path, out: Path, *loads: str) -> list[str]:
@@ -126,7 +130,7 @@ def test_a_call_measures_what_has_no_record(
     peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not FULL:
-        monkeypatch.setattr(measure, "WARM_UP", "1000:1")
+        monkeypatch.setattr(measure, "warm_up", nothing)
     loads = ["roster=20:6", "vllm=decode,at-once", *(["vllm-1024=20:6"] if FULL else [])]
     first, both = arguments(peer, tmp_path / "out", loads[0]), arguments(peer, tmp_path / "out", *loads)
     assert compare(first) == 0, capsys.readouterr()
@@ -167,14 +171,12 @@ def test_a_peer_that_dies_is_quoted(
     peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "dies")
-    assert compare(arguments(peer, tmp_path / "out", "vllm=8:5", "vllm-1024=8:5")) == 1
-    said = capsys.readouterr().out
-    for system in ("vllm", "vllm-1024"):
-        assert f"{system}: {system} ended with status 1: ValueError: Free memory on device is less than" in said
+    assert compare(arguments(peer, tmp_path / "out", "vllm-1024=8:5")) == 1
+    assert "vllm-1024: vllm-1024 ended with status 1: ValueError: Free memory on" in capsys.readouterr().out
     assert engine_is_gone(peer) and not (tmp_path / "out" / "peer.jsonl").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", choice([signal.SIGINT, signal.SIGTERM], in_ci=[signal.SIGINT]))
 def test_nothing_runs_after_ctrl_c(
     peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:

@@ -11,9 +11,19 @@ from pathlib import Path
 VERSION = "0.0.1"
 _SERVER = """
 import asyncio, json, os, pathlib, subprocess, sys, time
-from aiohttp import web
 
 HERE = pathlib.Path(__file__).parents[3]
+flags = dict(part[2:].partition("=")[::2] for part in sys.argv if part.startswith("--"))
+with open(HERE / "calls", "a") as calls:
+    calls.write(json.dumps([os.getcwd(), *sys.argv[1:]]) + "\\n")
+engine = subprocess.Popen(["sleep", "300"])
+(HERE / "engine").write_text(str(engine.pid))
+if os.environ.get("FAKE_VLLM") == "dies":
+    sys.exit("ValueError: Free memory on device is less than desired")
+if os.environ.get("FAKE_VLLM") == "waits":
+    time.sleep(300)
+
+from aiohttp import web
 
 
 async def complete(request):
@@ -37,15 +47,6 @@ async def health(request):
     return web.Response()
 
 
-flags = dict(part[2:].partition("=")[::2] for part in sys.argv if part.startswith("--"))
-with open(HERE / "calls", "a") as calls:
-    calls.write(json.dumps([os.getcwd(), *sys.argv[1:]]) + "\\n")
-engine = subprocess.Popen(["sleep", "300"])
-(HERE / "engine").write_text(str(engine.pid))
-if os.environ.get("FAKE_VLLM") == "dies":
-    sys.exit("ValueError: Free memory on device is less than desired")
-if os.environ.get("FAKE_VLLM") == "waits":
-    time.sleep(300)
 app = web.Application()
 app.add_routes([web.get("/health", health), web.post("/v1/completions", complete)])
 web.run_app(app, host=flags["host"], port=int(flags["port"]), print=None)
