@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -19,18 +20,19 @@ import pytest
 from bench.gpu_comparison.__main__ import main
 from bench.gpu_comparison.peers import measure, servers, site
 from bench.gpu_comparison.peers.command import compare
-from bench.gpu_comparison.peers.numbers import bench_steps_numbers, padded_numbers, step_ms
+from bench.gpu_comparison.peers.numbers import bench_steps_numbers, decode_numbers, padded_numbers, step_ms
 from bench.gpu_comparison.peers.options import parse_options
 from bench.gpu_comparison.peers.parts import DECODE_ROWS, SHAPE_LOADS, Part, parse_parts, stages
 from bench.gpu_comparison.peers.records import PeerRecord, read_records
 from bench.gpu_comparison.peers.site import Unusable, found_site, unpacked_site
 from bench.gpu_comparison.peers.tables import markdown
 from bench.gpu_comparison.peers.workloads import Recipe, workload
+from bench.steps.times import StepTimes, references
 from roster_client.bench.records.record import RequestRecord, Status
 from tests.support.fake_vllm_site import VERSION, write_site
 from tests.support.thoroughness import FULL, choice
 
-SMALL = ("--peer=vllm", "--shape=qwen3-0.6b", "--device=hash", "--client-processes=1", "--requests=8")
+SMALL = ("--peer=vllm", "--shape=qwen3-0.6b", "--device=hash", f"--client-processes={1 + FULL}", "--requests=8")
 SHORT = ("--prompt-divisor=16", "--output-divisor=16")
 
 
@@ -39,7 +41,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A site, with few rows to decode, and without the tokenizers of real shapes."""
     monkeypatch.setattr(site, "WORK", tmp_path)
     monkeypatch.setattr(servers, "model_folder", lambda *_, **__: tmp_path / "model")
-    monkeypatch.setitem(DECODE_ROWS, "decode", (2,))
+    monkeypatch.setitem(DECODE_ROWS, "decode", (1, 3) if FULL else (3,))
     return write_site(tmp_path / "site")
 
 
@@ -95,9 +97,10 @@ def test_every_system_gets_the_same_conversations() -> None:
     for one, other, third in zip(slow.requests, same.requests, fast.requests, strict=True):
         assert one.scheduled_s == other.scheduled_s and one.request_id != other.request_id
         assert one.prompt.tolist() == other.prompt.tolist() != third.prompt.tolist()  # type: ignore[union-attr]
-    rows = workload(Recipe(Part("vllm", "decode"), 5000, 512, 0), 64).requests
-    assert {one.prompt_tokens for one in rows} == {512} and rows[-1].output_tokens == 256
-    assert min(one.output_tokens for one in rows[:-1]) > 256 + 64 * 512 / 8192, "all rows run to the last one's end"
+    others, observed = workload(Recipe(Part("vllm", "decode"), 5000, 512, 0), 64).requests
+    assert others.prompt.shape == (63, 512) and observed.prompt.shape == (512,)  # type: ignore[union-attr]
+    assert others.output_tokens > observed.output_tokens + 64 * 512 / 8192, "all rows run to the observed one's end"
+    assert observed.scheduled_s > others.scheduled_s == 0.0
 
 
 def test_without_a_site(peer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +148,7 @@ def test_a_call_measures_what_has_no_record(
     assert served.settings["flags"] == {} and served.facts["policy"], "defaults, and what is in force is noted"
     assert served.numbers["requests"] == 6 and served.numbers["cached_tokens"] == 0
     assert served.numbers["tokens_per_message"] >= 1 and served.numbers["ttft_ms"]["p90"] > 0
-    assert 1.9 < steps.numbers["step_ms"]["2"] < 500, "the fake server takes at least 2 ms a token"
+    assert 1.9 < steps.numbers["step_ms"]["3"] < 500, "the fake server takes at least 2 ms a token"
     assert at_once.numbers["requests"] == 8 and at_once.numbers["itl_ms"] == {}, "answers that came whole"
     folder, *command = json.loads((peer / "calls").read_text().splitlines()[0])
     assert folder == str(tmp_path) and command[0] == "serve" and "--load-format=dummy" in command
@@ -211,6 +214,10 @@ def test_steps_of_the_observed_row() -> None:
     assert step_ms(one, 2, 8) == pytest.approx(10.0) and step_ms(one, 2, 3) == pytest.approx(10.0)
     with pytest.raises(ValueError, match="came in one message"):
         step_ms(one, 4, 6)
+    observed = replace(one, request_id="x-observed")
+    assert decode_numbers([observed, replace(one, message_s=(1.0,))], 2, 8)["second_half_ms"] == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="ended before the observed one"):
+        decode_numbers([observed, replace(one, message_s=(0.01,))], 2, 8)
     rows = [{"batch": 8, "step": 1.5, "floor": 1.2, "bucket": 8, "way": "own"}]
     assert bench_steps_numbers({"rows": rows})["step_ms"] == {"8": 1.5}
     assert padded_numbers([one])["tokens_per_s"] == pytest.approx(8 / 0.07)
@@ -222,7 +229,7 @@ def test_the_runner_and_transformers_are_measured_by_their_own_processes(
     peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = tmp_path / "fake_steps.py"
-    rows = [{"batch": 2, "step": 4.25, "floor": 4.0, "bucket": 2, "way": "own"}]
+    rows = [{"batch": 3, "step": 4.25, "floor": 4.0, "bucket": 4, "way": "own"}]
     fake.write_text(
         "import pathlib, sys\nif '64' in sys.argv: sys.exit('no memory')\n"
         f"pathlib.Path(sys.argv[-1].partition('=')[2]).write_text({json.dumps({'rows': rows})!r})\n"
@@ -238,6 +245,12 @@ def test_the_runner_and_transformers_are_measured_by_their_own_processes(
     assert "| Roster, default | 4.25 |" in said
     with pytest.raises(SystemExit):
         parse_options([*options, "--device=hash"])
+
+
+def test_large_batches_have_no_references() -> None:
+    times = StepTimes("qwen3-0.6b", "runner", 1024, 1024, "cuBLAS", 9.0, 7.0, 8.0, 1.0, 2.0, 8.9, 0.1, 1e5)
+    assert all(math.isnan(value) for value in references(times))
+    assert references(replace(times, batch=8)) == (1.85, 1.3, 1.44)
 
 
 def test_tables_of_two_cards() -> None:

@@ -29,8 +29,9 @@ from aiohttp import web
 async def complete(request):
     body = await request.json()
     assert body["temperature"] == 0.0 and body["ignore_eos"] and body["model"] == "peer"
-    count, prompt = body["max_tokens"], len(body["prompt"])
-    usage = {"prompt_tokens": prompt, "completion_tokens": count}
+    count, prompt = body["max_tokens"], body["prompt"]
+    rows, length = (len(prompt), len(prompt[0])) if isinstance(prompt[0], list) else (1, len(prompt))
+    usage = {"prompt_tokens": rows * length, "completion_tokens": rows * count}
     if not body["stream"]:
         await asyncio.sleep(0.002 * count)
         return web.json_response({"choices": [{"text": "t " * count}], "usage": usage})

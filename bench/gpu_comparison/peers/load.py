@@ -56,11 +56,11 @@ async def run_load(
     on_line: OnLine,
     *,
     decode_rows: int = 0,
-    streamed: Sequence[int] | None = None,
+    whole: bool = False,
 ) -> Seen:
     """Runs a load to its end. Raises LoadFailed if a client process or a request fails.
 
-    `streamed`: indices of the requests that a server with the OpenAI protocol streams; None: all.
+    `whole`: a server with the OpenAI protocol does not stream its answers.
     """
     with tempfile.TemporaryDirectory(prefix="roster-load-") as folder:
         path = Path(folder) / "job"
@@ -70,7 +70,7 @@ async def run_load(
             "model": server.model,
             "recipe": recipe.plain(),
             "decode_rows": decode_rows,
-            "streamed": streamed,
+            "whole": whole,
             "nonce": zlib.crc32(f"{recipe.part.title} {decode_rows} {time.monotonic_ns()}".encode()),
         }
         path.write_text(json.dumps(job))

@@ -40,8 +40,8 @@ class CompletionsTarget:
     A server that writes each token of hundreds of requests as an event of its own is slowed by that, not by its engine.
     """
 
-    def __init__(self, address: str, model: str, whole: set[str]) -> None:
-        """`whole`: ids of the requests whose answers are not streamed."""
+    def __init__(self, address: str, model: str, whole: bool) -> None:
+        """`whole`: no answer is streamed; otherwise only those of requests with several prompts are not."""
         self._whole = whole
         base_url = f"http://{address}/v1"
         self._streaming = OpenAITarget(base_url, model, extra_body=_STREAM)
@@ -53,17 +53,18 @@ class CompletionsTarget:
         """URL to which requests are posted."""
         return self._streaming.url
 
-    def prepare(self, request: LoadRequest) -> tuple[bool, bytes]:
-        """Returns whether the answer comes whole, and the body."""
-        whole = request.request_id in self._whole
-        return whole, (self._at_end if whole else self._streaming).prepare(request)
+    def prepare(self, request: LoadRequest) -> tuple[int, bytes]:
+        """Returns the number of prompts of a request whose answer comes whole, otherwise 0, and the body."""
+        prompts = len(request.prompt) if not isinstance(request.prompt, str) and request.prompt.ndim == 2 else 1
+        whole = self._whole or prompts > 1
+        return prompts if whole else 0, (self._at_end if whole else self._streaming).prepare(request)
 
-    async def serve(self, prepared: tuple[bool, bytes], take: Take) -> Answer:
-        """Posts the body and reads the answer to its end. Raises RequestFailed."""
-        whole, body = prepared
-        return await (self._answer(body, take) if whole else self._streaming.serve(body, take))
+    async def serve(self, prepared: tuple[int, bytes], take: Take) -> Answer:
+        """Posts the body and reads the answer to its end; tokens count per prompt. Raises RequestFailed."""
+        prompts, body = prepared
+        return await (self._answer(prompts, body, take) if prompts else self._streaming.serve(body, take))
 
-    async def _answer(self, body: bytes, take: Take) -> Answer:
+    async def _answer(self, prompts: int, body: bytes, take: Take) -> Answer:
         assert self._session is not None, "use the target in an `async with`"
         headers = {"Content-Type": "application/json"}
         try:
@@ -74,8 +75,9 @@ class CompletionsTarget:
                 usage = json.loads(text)["usage"]
         except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
             raise RequestFailed(Status.FAILED, f"{type(error).__name__}: {error}") from None
-        take(int(usage["completion_tokens"]))
-        return Answer(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        tokens = int(usage["completion_tokens"]) // prompts
+        take(tokens)
+        return Answer(int(usage["prompt_tokens"]) // prompts, tokens)
 
     async def __aenter__(self) -> Self:
         await self._streaming.__aenter__()
@@ -91,14 +93,11 @@ class CompletionsTarget:
         await self._streaming.__aexit__(kind, error, trace)
 
 
-def target_of(job: dict[str, Any], requests: list[LoadRequest]) -> Target[Any]:
+def target_of(job: dict[str, Any]) -> Target[Any]:
     """Returns the server of a job."""
     if job["protocol"] == "grpc":
         return GrpcTarget(job["address"])
-    if job["streamed"] is None:
-        return CompletionsTarget(job["address"], job["model"], set())
-    streamed = {f"{job['nonce']}-{index}" for index in job["streamed"]}
-    return CompletionsTarget(job["address"], job["model"], {one.request_id for one in requests} - streamed)
+    return CompletionsTarget(job["address"], job["model"], job["whole"])
 
 
 async def send(job: dict[str, Any], share: int, shares: int, path: Path) -> Run:
@@ -110,7 +109,7 @@ async def send(job: dict[str, Any], share: int, shares: int, path: Path) -> Run:
     ids = rng.integers(256, recipe.vocab_size, FIRST_PROMPT).astype(np.int32)
     first = LoadRequest(f"{job['nonce']}-first-{share}", 0.0, ids, FIRST_PROMPT, FIRST_OUTPUT)
     header = RunHeader(job["protocol"], job["address"], job["model"], made.name, made.arrivals, "", "")
-    async with target_of(job, requests) as target:
+    async with target_of(job) as target:
         await target.serve(target.prepare(first), lambda _: None)
         load = LoadRun(target, requests)
         path.with_name(f"{path.name}.ready-{share}").touch()

@@ -14,7 +14,7 @@ from bench.baselines.workload_file import write_workload
 from bench.common.random_model import ALL_SHAPES
 from bench.gpu_comparison.peers.load import LoadFailed, run_load
 from bench.gpu_comparison.peers.log import Log
-from bench.gpu_comparison.peers.numbers import bench_steps_numbers, load_numbers, padded_numbers, step_ms
+from bench.gpu_comparison.peers.numbers import bench_steps_numbers, decode_numbers, load_numbers, padded_numbers
 from bench.gpu_comparison.peers.parts import AT_ONCE, DECODE_ROWS, ROSTER, TRANSFORMERS, Part
 from bench.gpu_comparison.peers.servers import Serving, model_folder, tail
 from bench.gpu_comparison.peers.workloads import WARM_UP, Recipe, workload
@@ -37,18 +37,16 @@ async def served_part(options: argparse.Namespace, serving: Serving, part: Part,
     recipe = Recipe.of(options, part, serving.server.vocab_size)
     processes = options.client_processes
     if part.kind not in DECODE_ROWS:
-        streamed = () if part.kind == AT_ONCE else None
-        return load_numbers(await run_load(serving.server, recipe, processes, log.line, streamed=streamed))
-    steps, rows_ms = {}, {}
+        whole = part.kind == AT_ONCE
+        return load_numbers(await run_load(serving.server, recipe, processes, log.line, whole=whole))
+    found = {}
     for rows in DECODE_ROWS[part.kind]:
-        seen = await run_load(serving.server, recipe, processes, log.line, decode_rows=rows, streamed=[rows - 1])
-        record = next(one for one in seen.requests if one.request_id.endswith(f"-{rows - 1}"))
+        seen = await run_load(serving.server, recipe, processes, log.line, decode_rows=rows)
         try:
-            steps[str(rows)] = step_ms(record, *recipe.timed_tokens())
+            found[str(rows)] = decode_numbers(seen.requests, *recipe.timed_tokens())
         except ValueError as error:
             raise LoadFailed(f"{rows} rows: {error}") from None
-        rows_ms[str(rows)] = load_numbers(seen)["seconds"] * 1e3
-    return {"step_ms": steps, "whole_ms": rows_ms}
+    return {name: {rows: values[name] for rows, values in found.items()} for name in next(iter(found.values()))}
 
 
 async def own_process_part(options: argparse.Namespace, part: Part, log: Log) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_comparison.peers.load import Seen
+from bench.gpu_comparison.peers.workloads import OBSERVED
 from roster_client.bench.records.record import RequestRecord
 
 PERCENTILES = (50, 90, 99)
@@ -50,6 +51,19 @@ def step_ms(observed: RequestRecord, first: int, last: int) -> float:
     if begin == end:
         raise ValueError("the observed tokens came in one message, so their steps can't be timed")
     return (observed.message_s[end] - observed.message_s[begin]) * 1e3 / (counts[end] - counts[begin])
+
+
+def decode_numbers(requests: Sequence[RequestRecord], first: int, last: int) -> dict[str, float]:
+    """Returns the milliseconds per step of a decode load, and those of the first and second half of the timed tokens.
+
+    If the halves differ by much, rows joined or ended meanwhile. Raises ValueError if the other rows ended too soon.
+    """
+    *others, observed = sorted(requests, key=lambda one: one.request_id.endswith(OBSERVED))
+    if any(one.last_token_s < observed.last_token_s for one in others):
+        raise ValueError("the other rows ended before the observed one")
+    middle = (first + last) // 2
+    halves = (step_ms(observed, first, middle), step_ms(observed, middle, last))
+    return {"step_ms": step_ms(observed, first, last), "first_half_ms": halves[0], "second_half_ms": halves[1]}
 
 
 def bench_steps_numbers(record: Mapping[str, Any]) -> dict[str, Any]:

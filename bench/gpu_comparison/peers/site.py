@@ -6,6 +6,7 @@ from the same paths takes less time.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import lzma
@@ -53,8 +54,10 @@ def unpacked_site(site: Path) -> Path:
     pieces = _pieces(site)
     if not pieces:
         return site
-    name = "-".join(f"{piece.stat().st_size:x}.{int(piece.stat().st_mtime):x}" for piece in pieces)
-    target = WORK / f"site-{name}"
+    digest = hashlib.sha256()
+    for piece in pieces:  # not its time, which copying between machines may change
+        digest.update(piece.read_bytes())
+    target = WORK / f"site-{digest.hexdigest()[:16]}"
     if not target.is_dir():
         WORK.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=WORK, prefix="partial-"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
+
+import numpy as np
 
 from bench.common.traces import TRACES
 from bench.gpu_comparison.peers.parts import AT_ONCE, DECODE_ROWS, PADDED, Part
 from roster_client.bench.load.prompts import token_prompts
-from roster_client.bench.load.workload import Arrivals, Workload, make_workload, repeated
+from roster_client.bench.load.workload import Arrivals, LoadRequest, Workload, make_workload, repeated
 from scheduler_svc.simulator.trace import Trace, TraceRequest, read_trace
 
 TRACE = "azure_conv_2023_busiest2000.csv"
@@ -20,6 +23,11 @@ DECODE_PROMPT, DECODE_FIRST, DECODE_LAST = 512, 128, 256
 """Prompt tokens of a decode load, and the observed request's first and last timed output token."""
 PEER_STEP_TOKENS = 8192
 """vLLM's default step on a large card: the rows of a decode load join within rows * 512 / 8,192 steps."""
+OBSERVED = "observed"
+JOIN_S, JOIN_ROW_S = 0.05, 0.001
+"""The observed row is sent this long after the others, and this much longer for each of them."""
+MOST_FEW, FEW_MARGIN, WIDE_MARGIN = 256, 160, 48
+"""Steps for which the other rows decode on. Few rows take short steps; many need most of the cache."""
 WARM_UP = "20:40"
 
 
@@ -55,7 +63,7 @@ class Recipe:
 
 
 def workload(recipe: Recipe, decode_rows: int = 0, id_prefix: str = "") -> Workload:
-    """Returns the requests of a part; of a decode load, those of `decode_rows` rows, the last of them observed.
+    """Returns the requests of a part; of a decode load, one whose prompt is all rows but one, and the observed one.
 
     No two loads share prompts, so that none finds another's prefixes in a cache. `id_prefix` makes the request ids
     unique; a server treats a known id as a reconnecting client.
@@ -69,7 +77,9 @@ def workload(recipe: Recipe, decode_rows: int = 0, id_prefix: str = "") -> Workl
         trace, arrivals = repeated(_conversations(recipe), count), Arrivals(at_once=True)
     else:
         trace, arrivals = repeated(_conversations(recipe), part.count), Arrivals(rate=part.rate)
-    return make_workload(trace, arrivals, token_prompts(recipe.vocab_size, salt), seed=recipe.seed, id_prefix=id_prefix)
+    prompts = token_prompts(recipe.vocab_size, salt)
+    made = make_workload(trace, arrivals, prompts, seed=recipe.seed, id_prefix=id_prefix)
+    return replace(made, requests=_observed(made.requests, id_prefix)) if part.kind in DECODE_ROWS else made
 
 
 def _conversations(recipe: Recipe) -> Trace:
@@ -79,9 +89,23 @@ def _conversations(recipe: Recipe) -> Trace:
 
 
 def _decode_rows(recipe: Recipe, rows: int) -> Trace:
-    """Returns `rows` equal prompts; all rows still decode when the last one has got its last token."""
+    """Returns `rows` equal prompts. The last one is the observed one; the others still decode when it has ended."""
     prompt = max(1, DECODE_PROMPT // recipe.prompt_divisor)
     last = recipe.timed_tokens()[1]
-    others = last + rows * DECODE_PROMPT // PEER_STEP_TOKENS + 16
+    others = last + rows * DECODE_PROMPT // PEER_STEP_TOKENS + (FEW_MARGIN if rows <= MOST_FEW else WIDE_MARGIN)
     outputs = [others] * (rows - 1) + [last]
     return Trace(f"{rows} rows", tuple(TraceRequest(0.0, prompt, output) for output in outputs))
+
+
+def _observed(requests: Sequence[LoadRequest], id_prefix: str) -> tuple[LoadRequest, ...]:
+    """Returns the rows of a decode load as one request for all but the last, and a later one for that.
+
+    A single body lets the rows join as fast as their prompts are computed, whatever a front end needs per call.
+    """
+    *others, last = requests
+    delay_s = JOIN_S + len(others) * JOIN_ROW_S if others else 0.0
+    observed = replace(last, request_id=f"{id_prefix}{OBSERVED}", scheduled_s=delay_s)
+    if not others:
+        return (observed,)
+    prompts = np.stack([one.prompt for one in others if not isinstance(one.prompt, str)])
+    return replace(others[0], request_id=f"{id_prefix}others", prompt=prompts), observed
