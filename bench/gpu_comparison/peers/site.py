@@ -33,6 +33,11 @@ _ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "TOKENIZERS_PARALLELISM": "false",
+    # Some machines have no NVLink multicast; one GPU does not need it.
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
 
 
