@@ -19,7 +19,6 @@ import grpc
 import structlog
 import uvloop
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
@@ -44,6 +43,7 @@ from scheduler_svc.front.rpc.health import (
 from scheduler_svc.front.rpc.heartbeat import Heartbeat
 from scheduler_svc.front.rpc.inference_service import InferenceService
 from scheduler_svc.front.rpc.pacing import LONGEST_S, MessagePacer
+from scheduler_svc.front.rpc.reflection import add_reflection
 from scheduler_svc.front.stream.engine_client import EngineClient
 from scheduler_svc.front.text.served_model import ServedModel
 from scheduler_svc.front.tracing.tracing import Tracing
@@ -145,7 +145,7 @@ class FrontWorker:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if not self._settings.gateway_listen:
             self._add_gateway_service(server)
-        reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        add_reflection((INFERENCE_SERVICE, HEALTH_SERVICE), server)
         self._doors.listen(server, self._settings.listen)
         await server.start()
         return server
@@ -177,7 +177,7 @@ class FrontWorker:
         server = _server(self._settings, self._doors.admins)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((ADMIN_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        add_reflection((ADMIN_SERVICE, HEALTH_SERVICE), server)
         self._doors.listen(server, self._settings.admin_listen)
         await server.start()
         return server

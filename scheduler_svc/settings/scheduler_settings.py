@@ -106,8 +106,15 @@ class SchedulerSettings(ServiceSettings):
     )
     policy: str = Field(
         "auto",
-        description="Scheduling policy, an entry point of the group roster.policies.",
+        description="Scheduling policy: an entry point of the group roster.policies, a file (./mine.py), or "
+        "module:Class.",
         json_schema_extra=EVERYONE,
+    )
+    policy_dir: Path | None = Field(
+        None,
+        description="Folder with policies as files, which `roster policy set mine.py` can put in force. The code in it "
+        "runs in the scheduler, so only its operator may write there.",
+        json_schema_extra=tuning("you write policies, and try them while requests run"),
     )
     policy_parameters: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the policy, as JSON.", json_schema_extra=EVERYONE
