@@ -26,14 +26,32 @@ from roster_client.commands.status import health, status
 from roster_client.commands.timeline import timeline
 from roster_client.commands.top import top
 from roster_client.options.connection import connection_options
+from roster_client.options.from_settings import SettingsCommand
 from roster_client.terminal.exit_codes import EXPLANATION, ExitCode, exit_code_for
 from roster_common.std_streams import OutputLost, guard_output
+from roster_common.usage_errors import sentence
 
 errors = Console(stderr=True)
 
 
 class RosterGroup(TyperGroup):
     """Turns exceptions that the user can act on into a sentence and an exit status."""
+
+    def main(self, *arguments: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        """Runs the command line; one that can't be understood is a sentence too."""
+        if not standalone_mode:
+            return super().main(*arguments, standalone_mode=False, **more)
+        try:
+            status = super().main(*arguments, standalone_mode=False, **more)
+        except typer.TyperException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                typer.echo(error.format_message(), err=True)
+            else:
+                _print(sentence(error, "roster"))
+            status = error.exit_code
+        except typer.Abort:
+            status = ExitCode.FAILED
+        sys.exit(status or ExitCode.OK)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command and reports its errors."""
@@ -61,7 +79,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health, serve, models, demo, simulate, calibrate, timeline, top):
+for command in (drain, keygen, generate, chat, status, health):
+    app.command()(command)
+app.command(cls=SettingsCommand)(serve)
+for command in (models, demo, simulate, calibrate, timeline, top):
     app.command()(command)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
@@ -76,14 +97,20 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OutputLost as lost:
-        errors.print(f"[red]{escape(str(lost))}[/]", highlight=False, soft_wrap=True)
+        _print(str(lost))
         sys.exit(ExitCode.FAILED)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 def fail(message: str, code: ExitCode) -> None:
     """Prints one red sentence and exits with `code`."""
-    errors.print(f"[red]{escape(message)}[/]", highlight=False, soft_wrap=True)
+    _print(message)
     raise typer.Exit(code)
+
+
+def _print(message: str) -> None:
+    errors.print(f"[red]{escape(message)}[/]", highlight=False, soft_wrap=True)
 
 
 def _sentence(error: RosterError) -> str:

@@ -226,6 +226,7 @@ def main() -> None:
     """Runs a worker process. The first line of stdin holds its settings; end-of-file means that the engine is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by `spawn_worker` until here
     forgive_output()
     stdin = sys.stdin.fileno()
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:

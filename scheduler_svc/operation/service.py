@@ -17,7 +17,9 @@ from types import FrameType
 import structlog
 import zmq
 
+from roster_common.distribution import version_line
 from roster_common.logs import configure_logs
+from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.front.auth.listen_address import ReservedAddress, reserve
@@ -37,6 +39,8 @@ GRPC = ("listen", "admin_listen", "gateway_listen")
 _LONGEST_FOLDER = 99
 """Bytes of the folder's path: with "/engine" it must fit into a Unix socket's address, 107."""
 
+_ABOUT = "Schedules every step of its runners, and serves gRPC, until SIGTERM or Ctrl-C."
+
 log = structlog.get_logger()
 
 
@@ -46,7 +50,7 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
     `first_worker` comes from `spawn_worker` and is killed if the settings ask for none. Must run in the main thread.
     """
     try:
-        settings = SchedulerSettings.read(_cli_parse_args=True)
+        settings = read_command_line(SchedulerSettings, "roster-scheduler", _ABOUT, _version)
     except UnusableSettings as error:
         return _complain(str(error))
     else:
@@ -169,6 +173,10 @@ def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: s
         loop.stop()
         engine.join()
         os.close(reader)
+
+
+def _version() -> str:
+    return version_line("roster-scheduler")
 
 
 def _complain(sentence: str) -> int:

@@ -37,7 +37,7 @@ def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
 def test_few_settings_are_for_everyone(generator: ModuleType) -> None:
     counts = {
         level: sum(len(generator.names(cls, level)) for cls in generator.COMMANDS.values())
-        for level in generator.LEVELS
+        for level in generator.TITLES
     }
     assert counts["everyone"] <= 15 and counts["operators"] <= 25, counts
 
