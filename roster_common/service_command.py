@@ -34,6 +34,8 @@ def read_command_line(
     prints. Raises SystemExit after `--help` and `--version`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:  # as in a container: no options need to be made
+        return settings.read()
     settings.refuse_flags(arguments)
     fields = settings.model_fields
 

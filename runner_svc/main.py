@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from roster_common.early_interrupt import end_on_interrupt
+from roster_common.early_start import end_on_interrupt, without_collections
 from roster_common.extras import RUNNER_ALWAYS, install, lacks
 from roster_common.std_streams import forgive_output
 
@@ -16,7 +16,8 @@ def main() -> None:
     reason = lacks("runner", RUNNER_ALWAYS)
     if not reason:
         try:
-            from runner_svc.service import run
+            with without_collections():
+                from runner_svc.service import run
         except ImportError as error:  # a library that is installed but broken
             reason = install("runner", error)
     if reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from roster_common.early_interrupt import end_on_interrupt
+from roster_common.early_start import end_on_interrupt, without_collections
 from roster_common.extras import install, lacks
 from roster_common.std_streams import forgive_output
 from scheduler_svc.front.worker_process import spawn_worker
@@ -18,7 +18,8 @@ def main() -> None:
         sys.exit(_complain(reason))
     first_worker = spawn_worker()
     try:
-        from scheduler_svc.operation.service import run  # imported while the worker process imports its own modules
+        with without_collections():  # imported while the worker process imports its own modules
+            from scheduler_svc.operation.service import run
     except ImportError as error:  # a library that is installed but broken
         first_worker.kill()
         first_worker.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from roster_common.early_interrupt import without_interrupts
+from roster_common.early_start import without_interrupts
 
 
 def spawn_worker() -> subprocess.Popen[bytes]:
