@@ -37,12 +37,12 @@ errors = Console(stderr=True)
 class RosterGroup(TyperGroup):
     """Turns exceptions that the user can act on into a sentence and an exit status."""
 
-    def main(self, *arguments: Any, standalone_mode: bool = True, **more: Any) -> Any:
+    def main(self, args: Any = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
         """Runs the command line; one that can't be understood is a sentence too."""
         if not standalone_mode:
-            return super().main(*arguments, standalone_mode=False, **more)
+            return super().main(args, *rest, standalone_mode=False, **more)
         try:
-            status = super().main(*arguments, standalone_mode=False, **more)
+            status = super().main(args, *rest, standalone_mode=False, **more)
         except typer.TyperException as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 typer.echo(error.format_message(), err=True)
@@ -79,11 +79,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health):
-    app.command()(command)
-app.command(cls=SettingsCommand)(serve)
-for command in (models, demo, simulate, calibrate, timeline, top):
-    app.command()(command)
+for command in (drain, keygen, generate, chat, status, health, serve, models, demo, simulate, calibrate, timeline, top):
+    app.command(cls=SettingsCommand if command is serve else None)(command)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
 
