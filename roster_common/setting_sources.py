@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -21,6 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from roster_common.unknown_settings import refused_key, refused_variable
 from roster_common.wrong_values import wrong_values
 
 FILE_VARIABLE = "ROSTER_SETTINGS"
@@ -34,9 +35,17 @@ class UnusableSettings(ValueError):
 class ServiceSettings(BaseSettings):
     """Base of both services' settings: their sources, and the check that strings are valid UTF-8."""
 
+    retired: ClassVar[frozenset[str]] = frozenset()
+    """Names of former settings, which the class refuses itself."""
+
     @classmethod
     def read(cls, **given: Any) -> Self:
-        """Returns settings from `given` and, for fields not given, from their sources. Raises UnusableSettings."""
+        """Returns settings from `given` and, for fields not given, from their sources. Raises UnusableSettings.
+
+        A misspelled `ROSTER_*` variable is refused; see unknown_settings.
+        """
+        if refused := refused_variable(os.environ):
+            raise UnusableSettings(refused)
         try:
             return cls(**given)
         except ValidationError as error:
@@ -111,7 +120,12 @@ class SettingsFile(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         """Returns the file's values, or none if `ROSTER_SETTINGS` is unset. Raises UnusableSettings."""
         name = os.environ.get(FILE_VARIABLE)
-        return InitSettingsSource(self.settings_cls, file_values(name))() if name else {}
+        if not name:
+            return {}
+        values = file_values(name)
+        if refused := refused_key(values, getattr(self.settings_cls, "retired", ())):
+            raise UnusableSettings(f"{FILE_VARIABLE} names {name!r}, which {refused}")
+        return InitSettingsSource(self.settings_cls, values)()
 
 
 def file_values(name: str) -> dict[str, Any]:

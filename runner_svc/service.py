@@ -18,7 +18,7 @@ import structlog
 import zmq
 
 from roster_common.curve_keys import UnusableKey
-from roster_common.logs import configure_logs
+from roster_common.logs import configure_logs, warn_unknown
 from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.execution.runner import Runner
@@ -52,6 +52,7 @@ def run() -> NoReturn:
     except UnusableSettings as error:
         sys.exit(_complain(str(error)))
     configure_logs(settings.log_format, settings.log_level)
+    warn_unknown()
     try:
         status = serve(settings)
     except SystemExit:

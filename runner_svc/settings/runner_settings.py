@@ -1,7 +1,7 @@
 """Settings of the runner service: flags, then `ROSTER_*` environment, then the file named by `ROSTER_SETTINGS`.
 
 Every description states the unit. `roster-runner --help` prints all settings except those for tests and benchmarks.
-Both services may share one file or environment: each ignores settings that it does not have.
+Both services may share one file or environment: each ignores the settings of the other.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class RunnerSettings(ServiceSettings):
     """Settings of `roster-runner`."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
+
+    retired = OLD_NAMES
 
     link: str = Field(
         "tcp://127.0.0.1:50063", description="ZeroMQ endpoint of the scheduler.", json_schema_extra=OPERATORS

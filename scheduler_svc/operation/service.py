@@ -18,7 +18,7 @@ import structlog
 import zmq
 
 from roster_common.distribution import version_line
-from roster_common.logs import configure_logs
+from roster_common.logs import configure_logs, warn_unknown
 from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine.engine_loop import EngineLoop
@@ -55,6 +55,7 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
         return _complain(str(error))
     else:
         configure_logs(settings.log_format, settings.log_level)
+        warn_unknown()
         if not settings.front_workers:
             first_worker.kill()
         return serve(settings, first_worker)

@@ -91,6 +91,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
     assert pod(name)["securityContext"]["runAsNonRoot"] and pod(name)["securityContext"]["runAsUser"] == 10001
     assert pod(name)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod(name)["automountServiceAccountToken"] is False
+    assert pod(name)["enableServiceLinks"] is False  # its variables are named like settings: ROSTER_PORT
     own = container(name)
     assert own["securityContext"] == {
         "allowPrivilegeEscalation": False,
