@@ -22,6 +22,7 @@ SETTINGS = frozenset(
         "front_workers",
         "gateway_listen",
         "gpu_memory",
+        "health_listen",
         "insecure",
         "isolate_tenants",
         "keepalive_s",

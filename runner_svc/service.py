@@ -24,11 +24,12 @@ from roster_common.setting_sources import UnusableSettings
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
 from runner_svc.link.curve import CurveClient
+from runner_svc.link.health import RunnerHealth
 from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
-from runner_svc.startup.device_choice import BrokenGpu, choose_device
+from runner_svc.startup.device_choice import BrokenGpu, DeviceChoice, choose_device
 from runner_svc.startup.loading_progress import LoadingProgress
 from runner_svc.startup.runner_name import default_name
 from runner_svc.startup.versions import versions
@@ -81,6 +82,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:
+        health = RunnerHealth.open(settings.health_listen)
         curve = _curve(settings)  # before loading the model, to report a wrong path at once
         name = settings.runner_id or default_name(settings.cache_dir)  # before the model: other runners may start
         choice = choose_device(settings)
@@ -88,6 +90,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         backend = _backend(settings, choice.device)
         runner = Runner(backend, name)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
+        link.answers.on_change = health.tell
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
@@ -101,24 +104,28 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, finish)
-    log.info(
-        "ready",
-        runner_id=runner.runner_id,
-        model=backend.model.name,
-        decoder=backend.model.decoder or "none",
-        device=backend.device,
-        **choice.why,
-        slots=backend.num_slots,
-        blocks=backend.num_blocks,
-        block_size=backend.block_size,
-        kv_tokens=backend.num_blocks * backend.block_size,
-        context_length=backend.model.context_length,
-        link=settings.link,
-    )
+    log.info("ready", runner_id=runner.runner_id, **_described(backend, choice), link=settings.link)
     gc.collect()
     gc.freeze()  # objects that exist now live until the end: collections need not scan them
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
-    return _run(link, settings.plan_timeout_s)
+    try:
+        return _run(link, settings.plan_timeout_s)
+    finally:
+        health.close()
+
+
+def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:
+    return {
+        "model": backend.model.name,
+        "decoder": backend.model.decoder or "none",
+        "device": backend.device,
+        **choice.why,
+        "slots": backend.num_slots,
+        "blocks": backend.num_blocks,
+        "block_size": backend.block_size,
+        "kv_tokens": backend.num_blocks * backend.block_size,
+        "context_length": backend.model.context_length,
+    }
 
 
 def _backend(settings: RunnerSettings, device: str) -> Backend:

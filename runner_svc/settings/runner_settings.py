@@ -162,6 +162,12 @@ class RunnerSettings(ServiceSettings):
         "the process exits with status 3, to be restarted.",
         json_schema_extra=tuning("a single step takes longer than this"),
     )
+    health_listen: str = Field(
+        "",
+        description="Address of the runner's gRPC health service, host:port, whose service 'roster.runner' is SERVING "
+        "while a scheduler answers this runner; '' disables it.",
+        json_schema_extra=tuning("a supervisor, for example Kubernetes, probes runners"),
+    )
     test_backend: BackendForTests = Field(
         BackendForTests(), description="Configuration of the test backends, as a JSON object."
     )

@@ -24,7 +24,8 @@ from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.front.auth.listen_address import ReservedAddress, reserve
 from scheduler_svc.front.auth.server_credentials import ServerCredentials
-from scheduler_svc.front.gateway.gateway_service import check_gateway
+from scheduler_svc.front.gateway.gateway_service import check_gateway, gateway_is_served
+from scheduler_svc.front.rpc.wrong_port import GATEWAY_IS_OFF
 from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.metrics.collector import RosterCollector
 from scheduler_svc.metrics.server import MetricsServer
@@ -95,6 +96,8 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
             metrics=metrics.address if metrics is not None else "",
             workers=settings.front_workers,
         )
+        if not gateway_is_served():
+            log.info(GATEWAY_IS_OFF)
         try:
             if settings.front_workers:
                 _serve_with_workers(settings, loop, f"ipc://{folder}/engine", first_worker)
