@@ -74,7 +74,7 @@ class Load:
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """Returns the loads that the command line names."""
-    flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
+    flags = ("--no-prefix-sharing", *arguments.scheduler_flag)
     loads = []
     for spec in arguments.offline:
         (policy, step_tokens), changes = split_spec(spec)

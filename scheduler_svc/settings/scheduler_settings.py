@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import CliSuppress, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings
@@ -20,9 +20,7 @@ from scheduler_svc.settings.tenant_limits import TenantLimits
 class SchedulerSettings(ServiceSettings):
     """Settings of `roster-scheduler`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ROSTER_", extra="ignore", cli_kebab_case=True, cli_prog_name="roster-scheduler"
-    )
+    model_config = SettingsConfigDict(env_prefix="ROSTER_", extra="ignore")
 
     listen: str = Field(
         "127.0.0.1:50061",
@@ -279,7 +277,7 @@ class SchedulerSettings(ServiceSettings):
         description="Largest gRPC request, in bytes.",
         json_schema_extra=tuning("prompts are larger than this"),
     )
-    check: CliSuppress[bool] = Field(
+    check: bool = Field(
         False, description="Check the invariants of scheduler and block pool after every step (slow; for tests)."
     )
     log_format: Literal["console", "json"] = Field(
