@@ -11,11 +11,12 @@ import transformers
 
 FAMILIES = ("llama", "mistral", "ministral", "phi3-partial", "qwen2", "qwen2-window", "qwen3", "smollm3")
 OTHER_FAMILIES = ("gemma", "gemma2", "gemma3", "granite", "olmo2", "glm", "glm4", "cohere", "cohere2", "gpt2", "opt")
+MIXTURES = ("glm4-moe", "dots1", "ernie4-5-moe")
 
 # Families of Roster's decoder and others', whose keys a configuration may have by mistake.
 FOREIGN_CLASSES = (
     "Llama Mistral Ministral Phi3 Qwen2 Qwen3 SmolLM3 Gemma Gemma2 Gemma3Text Granite Olmo2 Glm4 Cohere Cohere2 "
-    "GPT2 OPT Mixtral Qwen3Moe GptOss DeepseekV3 Starcoder2 StableLm Phi"
+    "GPT2 OPT Mixtral Qwen3Moe GptOss Glm4Moe Dots1 Ernie4_5_Moe DeepseekV3 Starcoder2 StableLm Phi"
 )
 
 _LINEAR = {"rope_type": "linear", "factor": 4.0}
@@ -107,6 +108,16 @@ VALUES: dict[str, list[Any]] = {
     "is_encoder_decoder": [False, True],
     "tokenizer_class": ["LlamaTokenizer"],
     "temperature": [0.6],
+    "num_experts_per_tok": [1],
+    "norm_topk_prob": [True, False],
+    "n_group": [1, 2, 5],
+    "topk_group": [1, 2],
+    "routed_scaling_factor": [0.5],
+    "first_k_dense_replace": [0],
+    "moe_k": [1, None],
+    "moe_norm_min": [0.0, 2.0],
+    "moe_layer_end_index": [-1, 1],
+    "moe_layer_interval": [2],
     "a key that no class has": [1],
 }
 """Other values of a key, tried in every family, whether or not its class has the key."""

@@ -65,7 +65,10 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors)
+    def read_exact(name: str) -> Tensor:
+        return checkpoint.read(name).to(device)
+
+    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )

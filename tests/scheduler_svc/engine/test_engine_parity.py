@@ -46,6 +46,9 @@ FAMILIES = (
     "opt",
     "mixtral",
     "gpt-oss",
+    "glm4-moe",
+    "dots1",
+    "ernie4-5-moe",
 )
 ON_HOST = ("llama-dynamic", "qwen3", "qwen3-moe")
 """In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""

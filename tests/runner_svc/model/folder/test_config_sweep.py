@@ -15,13 +15,21 @@ from typing import Any
 
 import pytest
 
-from tests.support.config_cases import FAMILIES, OTHER_FAMILIES, TOO_LARGE_FOR_A_TEST, Case, cases, wrong_cases
+from tests.support.config_cases import (
+    FAMILIES,
+    MIXTURES,
+    OTHER_FAMILIES,
+    TOO_LARGE_FOR_A_TEST,
+    Case,
+    cases,
+    wrong_cases,
+)
 from tests.support.config_oracle import Verdict, compare, refusal, variant
 from tests.support.thoroughness import FULL, choice, count
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(3600)
-GROUPS = {"llama-like": FAMILIES, "others": OTHER_FAMILIES}
+GROUPS = {"llama-like": FAMILIES, "others": OTHER_FAMILIES, "mixtures": MIXTURES}
 CASES_IN_CI = 48
 WRONG_CASES, WRONG_CASES_IN_CI = 2000, 120
 
