@@ -28,6 +28,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_LONG = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "short_factor": [1.0 + index / 8 for index in range(8)],
+    "long_factor": [2, *(2.5 + index for index in range(7))],
+}
 _ROPES: list[Any] = [
     None,
     {},
@@ -49,7 +55,10 @@ _ROPES: list[Any] = [
     _LLAMA3,
     {key: value for key, value in _LLAMA3.items() if key != "original_max_position_embeddings"},
     {key: value for key, value in _LLAMA3.items() if key != "low_freq_factor"},
-    {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    _LONG,
+    {**_LONG, "attention_factor": 1.2, "original_max_position_embeddings": 16},
+    {**_LONG, "factor": None, "original_max_position_embeddings": 16},
+    {**{key: value for key, value in _LONG.items() if key != "rope_type"}, "type": "su"},
     {"rope_type": "proportional", "rope_theta": 500.0},
     {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]},
     {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
@@ -61,7 +70,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 VALUES: dict[str, list[Any]] = {
     "hidden_act": [
         *("swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
-        *("quick_gelu", "relu2", "mish", "no such activation"),
+        *("quick_gelu", "relu2", "mish", "laplace", "no such activation"),
     ],
     "rms_norm_eps": [1e-3, 0.0, 1e-12, 1],
     "rope_parameters": _ROPES,
@@ -133,6 +142,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
     {"rope_parameters": _YARN, "original_max_position_embeddings": 32},
     {"rope_parameters": _LLAMA3, "original_max_position_embeddings": 32},
+    {"rope_parameters": _LONG, "original_max_position_embeddings": 16},
     {"rope_parameters": None, "partial_rotary_factor": 0.5},
     {"rope_parameters": _LINEAR, "partial_rotary_factor": 0.5},
     {"rope_parameters": _LINEAR, "partial_rotary_factor": 1.0},

@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _rope(rope_type: str, **parameters: float) -> dict[str, Any]:
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
 
 
@@ -61,6 +61,15 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "llama-linear": (transformers.LlamaConfig, _rope("linear", factor=4.0)),
     "llama-dynamic": (transformers.LlamaConfig, {"max_position_embeddings": 32, **_rope("dynamic", factor=4.0)}),
+    "llama-longrope": (
+        transformers.LlamaConfig,
+        _rope(
+            "longrope",
+            original_max_position_embeddings=32,
+            short_factor=[1.0 + index / 8 for index in range(8)],
+            long_factor=[2.0 + index / 2 for index in range(8)],
+        ),
+    ),
     "llama-yarn": (
         transformers.LlamaConfig,
         _rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=4.0, beta_slow=0.5),
@@ -198,6 +207,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 """Name to configuration class and the differences from `SIZES`."""
 
 LIKE_OTHERS = {
+    "llama-linear",
     "gemma",
     "gemma3-with-images",
     "glm",
@@ -223,6 +233,7 @@ KERNEL_SIZES = {
     "llama-linear": {"hidden_size": 256},
     "llama-dynamic": {"hidden_size": 256},
     "llama-llama3": {"hidden_size": 512},
+    "llama-longrope": {"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 16},
     "llama-yarn": {"hidden_size": 256},
     "mistral": {"hidden_size": 384, "head_dim": 256},
     "ministral": {"hidden_size": 256, "head_dim": 64},

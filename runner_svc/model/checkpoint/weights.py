@@ -59,6 +59,10 @@ def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
+    if config.why_shorter is not None:
+        log.warning(
+            f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
+        )
     checkpoint = Checkpoint(folder)
     check_tensors(checkpoint.tensors, config)
 

@@ -123,6 +123,8 @@ def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None
     else:
         is_phi3 = declared.model_type == "phi3"
         share = _SHARES.get(name)
+        if is_phi3:  # which has it beside the parameters, with a default of its own
+            raw = {"original_max_position_embeddings": values["original_max_position_embeddings"], **raw}
         parameters = rope_parameters(raw, declared.default_theta, positions, head_dim, share=share, is_phi3=is_phi3)
     values.update(layer_values(name, raw, values))
     for key in ROPE_KEYS:

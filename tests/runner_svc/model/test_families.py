@@ -190,7 +190,7 @@ def test_a_null_is_no_default() -> None:
             "add_cross_attention",
         ),
         ({**GEMMA3_1B, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({**GEMMA3_1B, "rope_parameters": {"rope_theta": 10.0}}, "rope_parameters"),
+        ({**GEMMA3_1B, "rope_parameters": {"full_attention": 10.0}}, "rope_parameters"),
         ({**GEMMA3_1B, "layer_types": ["full_attention"]}, "layer_types"),
     ],
 )
