@@ -22,6 +22,7 @@ from scheduler_svc.policy.views import (
     RequestView,
     RunningView,
     StepReport,
+    StepTimes,
     WaitingView,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "RequestView",
     "RunningView",
     "StepReport",
+    "StepTimes",
     "UnknownPolicy",
     "VictimChoice",
     "WaitingView",

@@ -102,6 +102,7 @@ ELSEWHERE = [
         "tests/roster_client/client/test_credentials.py",
     ),
     Elsewhere(r"roster --tls-ca .*", "tests/roster_client/client/test_credentials.py"),
+    Elsewhere(r"roster health --server ADDRESS .*", "tests/runner_svc/link/test_answer_watch.py"),
     Elsewhere(r"roster bench.*", "tests/roster_client/commands/test_bench.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),
     Elsewhere(r"roster policy set (shortest|mine\.py) .*", "tests/e2e/test_policies.py"),
