@@ -313,16 +313,18 @@ class RowLogprobs(_message.Message):
     def __init__(self, row: _Optional[int] = ..., first_position: _Optional[int] = ..., values: _Optional[bytes] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_values: _Optional[bytes] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("idle_ns", "prepare_ns", "forward_ns", "sample_ns")
+    __slots__ = ("idle_ns", "prepare_ns", "forward_ns", "sample_ns", "early_ns")
     IDLE_NS_FIELD_NUMBER: _ClassVar[int]
     PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_NS_FIELD_NUMBER: _ClassVar[int]
     idle_ns: int
     prepare_ns: int
     forward_ns: int
     sample_ns: int
-    def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+    early_ns: int
+    def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., early_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("resend_from", "fault", "draining", "fenced", "fenced_id")

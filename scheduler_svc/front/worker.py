@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
 from roster_common.std_streams import forgive_output
+from roster_common.usable_cores import usable_cores
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.auth.server_credentials import ServerCredentials, TokenInterceptor
 from scheduler_svc.front.gateway.gateway_service import gateway_is_served
@@ -42,7 +43,7 @@ from scheduler_svc.front.rpc.health import (
 )
 from scheduler_svc.front.rpc.heartbeat import Heartbeat
 from scheduler_svc.front.rpc.inference_service import InferenceService
-from scheduler_svc.front.rpc.pacing import MessagePacer
+from scheduler_svc.front.rpc.pacing import LONGEST_S, MessagePacer
 from scheduler_svc.front.stream.engine_client import EngineClient
 from scheduler_svc.front.text.served_model import ServedModel
 from scheduler_svc.front.tracing.tracing import Tracing
@@ -62,6 +63,9 @@ NICENESS = 5
 
 GC_THRESHOLD = 20_000
 """Young objects that trigger a garbage collection: streams leave few cycles, and a collection pauses every stream."""
+
+OTHER_CORES = 3
+"""Cores left to other processes (engine, runner, clients) before workers may use one each."""
 
 CLIENT_PINGS_APART_MS = 10_000
 """Shortest interval of client keepalive pings; gRPC's default, 5 minutes, is too long for useful keepalive.
@@ -100,7 +104,7 @@ class FrontWorker:
         self._client.on_drained = self._admin.drained
         self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
         self._client.on_pong = self._heartbeat.answered
-        self._pacer = MessagePacer(settings.flush_ms / 1000, settings.front_workers)
+        self._pacer = _pacer(settings)
         self._gateway_service = self._make_gateway_service() if gateway_is_served() else None
 
     @property
@@ -203,6 +207,15 @@ class FrontWorker:
     def _tell_health(self) -> None:
         beat = self._heartbeat
         self._health.tell({READINESS: self._ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress})
+
+
+def _pacer(settings: SchedulerSettings) -> MessagePacer:
+    """Returns the worker's pacer. Its rate follows the load only if workers have processes and cores of their own."""
+    workers = settings.front_workers
+    if settings.flush_ms is not None:
+        return MessagePacer(settings.flush_ms / 1000, workers)
+    has_core = workers > 0 and usable_cores() >= workers + OTHER_CORES
+    return MessagePacer(LONGEST_S, workers, settings.tuned.front_load if has_core else None)
 
 
 def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:

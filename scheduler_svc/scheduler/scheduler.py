@@ -22,8 +22,8 @@ from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
+from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
 from scheduler_svc.plan.slot_table import SlotTable
-from scheduler_svc.plan.step_clock import StepClock
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
@@ -53,10 +53,10 @@ class Scheduler:
         sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = lambda: 0.0,
         ledger: Ledger | None = None,
-        depth: int = 2,
+        rule: TimingRule = TimingRule(),  # noqa: B008  (frozen)
     ) -> None:
         self.hello = hello
-        self.depth = min(depth, hello.max_depth or 1)
+        self.depth = min(rule.depth, hello.max_depth or 1)
         """Maximum number of plans in flight."""
         self.most_tokens = most_tokens(hello)
         """Maximum number of tokens, prompt and output, of a sequence on this runner."""
@@ -73,10 +73,9 @@ class Scheduler:
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self._last_result_at = clock()  # before the first result: idle since it joined
-        self._step_clock = StepClock()
         self.step_times = StepTimeModel.of(hello)
         """How long this runner's steps take."""
+        self.timing = PlanTiming(rule, self.in_flight, hello.tile_tokens, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
         self._first_number = 0
@@ -122,6 +121,8 @@ class Scheduler:
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
+        if result.timings.HasField("early_ns"):
+            self.timing.learn(flight, applied.step_s, result.timings.early_ns / 1e9)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
@@ -129,25 +130,14 @@ class Scheduler:
 
     def note_time(self, applied: AppliedResult) -> None:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
-        sent_at, last_s, now_s = applied.flight.sent_at, self._last_result_at, applied.now_s
-        applied.step_s = now_s - max(sent_at, last_s)
-        applied.idle_s = max(0.0, sent_at - last_s)
-        self._last_result_at = now_s
         flight = applied.flight
-        self._step_clock.record(flight.positions, applied.step_s)
+        applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
         self.step_times.note(flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s)
 
-    def due_at(self, lead_s: float) -> float:
-        """Returns when to send the next plan: `lead_s` before the runner completes its plans in flight.
-
-        Requests that arrive before then still get into the plan. A tenth of the plans' time is subtracted, because it
-        is only an estimate. Returns 0 if no plan is in flight.
-        """
-        if not self.in_flight:
-            return 0.0
-        begin_at = max(self.in_flight[0].sent_at, self._last_result_at)
-        took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
-        return begin_at + 0.9 * took_s - lead_s
+    @property
+    def due_at(self) -> float:
+        """When to make the next plan (see `PlanTiming.due_at`)."""
+        return self.timing.due_at(full=not self.table.free)
 
     # ------------------------------------------------------------------ leaving
 
@@ -211,6 +201,7 @@ class Scheduler:
         if not may_displace and not (waiting and self.table.free):
             step = self.plans.follow()
             if step is not None:
+                self.timing.planned(step.flight)
                 return step
         if not self.table.num_running and not waiting:
             return None
@@ -230,6 +221,7 @@ class Scheduler:
             return None
         self.prefill_tokens += sum(draft.counts)
         step = self.plans.commit(draft)
+        self.timing.planned(step.flight)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step

@@ -35,7 +35,8 @@ class SimulatedRunners:
     """Identical runners with sessions 1 to `count`.
 
     `stops` maps the ids of requests that end before their `max_tokens` to their output lengths, at which the runner
-    samples `STOP_TOKEN`. `noise` returns the factor by which a step's time differs from the model.
+    samples `STOP_TOKEN`. `noise` returns the factor by which a step's time differs from the model. `reports_early`:
+    results say by how much their plan was early, as those of a real runner do.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class SimulatedRunners:
         clock: VirtualClock,
         stops: dict[str, int],
         noise: Callable[[], float] | None,
+        reports_early: bool = False,
     ) -> None:
+        self._reports_early = reports_early
         self._step_seconds = cost.timer()
         self._link_s = cost.link_s
         self._clock = clock
@@ -119,11 +122,14 @@ class SimulatedRunners:
         for session, number, plan in self._sent:
             work = StepWork.of_plan(plan)
             seconds = self._seconds(work)
+            early_s = self._free_at[session] - arrival_s
             end_at = max(self._free_at[session], arrival_s) + seconds
             self._free_at[session] = end_at
             self.tallies.add(work, seconds)
             self._serial += 1
             event = GotResult(session, number, self._result(session, plan))
+            if self._reports_early:
+                event = _with_early(event, early_s)
             heapq.heappush(self._done, (end_at + link_s, self._serial, event))
         self._sent.clear()
 
@@ -206,6 +212,14 @@ class StopPositions:
         starts, counts = np.frombuffer(plan.extent_starts, "<i4"), np.frombuffer(plan.extent_counts, "<i4")
         stopped = positions[slots] == (starts + counts)[sample]
         return np.where(stopped, np.int32(STOP_TOKEN), np.frombuffer(tokens, "<i4")).astype("<i4").tobytes()
+
+
+def _with_early(event: GotResult, early_s: float) -> GotResult:
+    """Returns the result with the time by which its plan was early."""
+    result = plan_pb2.Result()
+    result.CopyFrom(event.result)
+    result.timings.early_ns = int(early_s * 1e9)
+    return GotResult(event.session, event.number, result)
 
 
 def _column(data: bytes, size: int) -> bytes:

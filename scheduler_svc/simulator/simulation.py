@@ -11,6 +11,7 @@ at once (`scheduler_svc/simulator/fast_forward.py`), with the same outcome.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 from roster_protos import admin_pb2
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
+from scheduler_svc.settings.profiles import ProfileName
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
@@ -60,6 +62,8 @@ class Setup:
     plan_lead_ms: float | None = None
     """Milliseconds before a runner completes its plans in flight at which its next plan is made; None: as soon as the
     depth allows."""
+    profile: ProfileName | None = None
+    """Times plans as this profile of the service does, instead of by `depth` and `plan_lead_ms`."""
     scheduler_s: float = 150e-6
     """Seconds that the engine's thread takes per plan."""
     spread: float = 0.0
@@ -81,8 +85,7 @@ class Setup:
         values: dict[str, Any] = {
             "policy": self.policy if isinstance(self.policy, str) else self.policy.name,
             "policy_parameters": self.parameters,
-            "depth": self.depth,
-            "plan_lead_ms": self.plan_lead_ms,
+            **self._timing(),
             "prefix_sharing": self.prefix_sharing,
             "isolate_tenants": False,
             "max_waiting_requests": 1 << 30,
@@ -92,6 +95,11 @@ class Setup:
             "check": self.check,
         }
         return SchedulerSettings.read(**values)
+
+    def _timing(self) -> dict[str, Any]:
+        if self.profile is not None:
+            return {"profile": self.profile}
+        return {"depth": self.depth, "plan_lead_ms": math.inf if self.plan_lead_ms is None else self.plan_lead_ms}
 
 
 class Simulation:
@@ -111,6 +119,7 @@ class Simulation:
             self.clock,
             early_stops(trace),
             (lambda: rng.lognormvariate(0.0, setup.spread)) if setup.spread else None,
+            reports_early=setup.profile is not None,
         )
         self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
         if on_step is not None:
@@ -165,8 +174,7 @@ class Simulation:
         reminder_at = self.engine.requests.book.next_due_at
         if reminder_at is not None:
             due_at = min(due_at, reminder_at)
-        if self.setup.plan_lead_ms is not None:
-            due_at = min(due_at, self.engine.pool.next_due_at)
+        due_at = min(due_at, self.engine.pool.next_due_at)
         if due_at < float("inf"):
             self._idle_turns = 0
         else:
