@@ -98,7 +98,7 @@ def test_a_load_brings_settings_of_its_own() -> None:
 
 def test_variants_repeat_the_loads_with_flags_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = (
-        "tuned: --policy sjf --policy-parameters '{\"step_tokens\": 64}' --plan-lead-ms=2 --depth 3 --offline ljf:64"
+        "tuned: --policy sjf --policy-parameters '{\"step_tokens\": 64}' --plan-lead-ms=2 --depth 3 --offline ljf:9"
     )
     command = ["--online", "8", "14:20:256", "--seconds", "10", "--variant", "default:", "--variant", tuned]
     monkeypatch.setattr(sys, "argv", ["gpu_serving", *command])
@@ -106,7 +106,7 @@ def test_variants_repeat_the_loads_with_flags_of_their_own(monkeypatch: pytest.M
     assert [default.name, sized.name] == ["default: 8/s", "default: 14/s, 256 a step"]
     assert (default.requests, default.scheduling.policy, default.scheduling.depth) == (80, None, None)
     assert (sized.scheduling.policy, sized.scheduling.policy_parameters) == ("fcfs", '{"step_tokens": 256}')
-    assert [load.name for load in rest][::2] == ["tuned: 8/s", "tuned: offline, ljf, 64 a step"]
+    assert [load.name for load in rest][::2] == ["tuned: 8/s", "tuned: offline, ljf, 9 a step"]
     expected = Scheduling("sjf", '{"step_tokens": 64}', 3, ("--prefix-sharing=false", "--plan-lead-ms=2"))
     assert rest[0].scheduling == expected
     monkeypatch.setattr(sys, "argv", ["gpu_serving", "--variant", "--policy fcfs"])
