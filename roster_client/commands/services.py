@@ -27,7 +27,7 @@ def serve(
     device: Device = None,
     slots: Slots = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="Scheduling policy (default: fcfs).", autocompletion=policy_names)
+        str | None, typer.Option("--policy", help="Scheduling policy (default: auto).", autocompletion=policy_names)
     ] = None,
     listen: Annotated[str | None, typer.Option("--listen", help="Address of the gRPC API, host:port.")] = None,
     admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,

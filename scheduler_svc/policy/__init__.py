@@ -8,6 +8,7 @@ from scheduler_svc.policy.registry import (
     WrongParameters,
     available_policies,
     import_policy,
+    installed_policies,
     load_policy,
     policy_class,
 )
@@ -20,6 +21,7 @@ from scheduler_svc.policy.views import (
     RequestView,
     RunningView,
     StepReport,
+    StepTimes,
     WaitingView,
 )
 
@@ -39,12 +41,14 @@ __all__ = [
     "RequestView",
     "RunningView",
     "StepReport",
+    "StepTimes",
     "UnknownPolicy",
     "VictimChoice",
     "WaitingView",
     "WrongParameters",
     "available_policies",
     "import_policy",
+    "installed_policies",
     "load_policy",
     "policy_class",
 ]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from roster_protos import admin_pb2
-from scheduler_svc.policy import ENTRY_POINT_GROUP, import_policy
+from scheduler_svc.policy import import_policy, installed_policies
 
 
 def describe_policies() -> list[admin_pb2.PolicyDescription]:
     """Describes every installed policy, sorted by name. If a policy cannot be imported, its `problem` says why."""
-    return [_describe(entry) for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)]
+    return [_describe(entry) for entry in installed_policies()]
 
 
 def _describe(entry: EntryPoint) -> admin_pb2.PolicyDescription:

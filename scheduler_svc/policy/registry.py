@@ -11,6 +11,8 @@ from roster_common.wrong_values import wrong_values
 from scheduler_svc.policy.interface import Policy
 
 ENTRY_POINT_GROUP = "roster.policies"
+_DEFAULT = EntryPoint("auto", "scheduler_svc.policies.auto:Auto", ENTRY_POINT_GROUP)
+"""The default policy, which is found even in a checkout whose package was installed before the policy existed."""
 
 
 class UnknownPolicy(ValueError):
@@ -21,14 +23,22 @@ class WrongParameters(ValueError):
     """The policy does not accept these parameters; the message lists those it knows."""
 
 
+def installed_policies() -> list[EntryPoint]:
+    """Returns the entry points of the installed policies, sorted by name."""
+    found = list(entry_points(group=ENTRY_POINT_GROUP))
+    if not any(entry.name == _DEFAULT.name for entry in found):
+        found.append(_DEFAULT)
+    return sorted(found, key=lambda entry: entry.name)
+
+
 def available_policies() -> list[str]:
     """Returns the names of the installed policies, sorted."""
-    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+    return sorted({entry.name for entry in installed_policies()})
 
 
 def policy_class(name: str) -> type[Policy]:
     """Returns the class of the policy of this name. Raises UnknownPolicy."""
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    for entry in installed_policies():
         if entry.name == name:
             return import_policy(entry)
     raise UnknownPolicy(f"there is no policy {name!r}; installed are: {', '.join(available_policies())}")

@@ -45,6 +45,8 @@ class RunnerPool:
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
+        target_ms = settings.itl_target_ms
+        ledger.itl_target_s = None if target_ms is None else target_ms / 1000
 
     @property
     def max_tokens(self) -> int:
@@ -114,6 +116,9 @@ class RunnerPool:
         return scheduler
 
     def _note_sizes(self) -> None:
+        times = [scheduler.step_times for scheduler in self.schedulers.values()]
+        self._ledger.runners = len(times)
+        self._ledger.step_times = max(times, key=lambda each: each.row_s, default=None)
         sizes = [s.most_tokens for s in self.schedulers.values()]
         if sizes:
             self._usual_tokens = min(size for size in sizes if size >= NEARLY * max(sizes))

@@ -33,6 +33,7 @@ from scheduler_svc.scheduler.policy_views import load_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
@@ -72,6 +73,8 @@ class Scheduler:
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
+        self.step_times = StepTimeModel.of(hello)
+        """How long this runner's steps take."""
         self.timing = PlanTiming(rule, self.in_flight, hello.tile_tokens, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
@@ -115,6 +118,8 @@ class Scheduler:
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
         applied = apply_rows(self.table, flight, result, self._clock())
+        if result.HasField("timings"):
+            applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
         if result.timings.HasField("early_ns"):
             self.timing.learn(flight, applied.step_s, result.timings.early_ns / 1e9)
@@ -125,7 +130,9 @@ class Scheduler:
 
     def note_time(self, applied: AppliedResult) -> None:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
-        applied.step_s, applied.idle_s = self.timing.occupied(applied.flight, applied.now_s)
+        flight = applied.flight
+        applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
+        self.step_times.note(flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s)
 
     @property
     def due_at(self) -> float:
@@ -205,7 +212,7 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
-            budget = self._budget(draft, queue, policy)
+            budget = self._budget(draft, prompts, queue, policy)
             rest = StepBudget.of(budget, len(draft.decode), self._max_step_tokens)
             self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
             if may_admit:
@@ -219,14 +226,15 @@ class Scheduler:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
 
-    def _budget(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> Budget:
+    def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:
-            return policy.budget(self.load(queue, draft.decode))
+            return policy.budget(self.load(queue, draft.decode, prompts[0] if prompts else None))
         return policy.rest_of_step(len(draft.decode), self._max_step_tokens)
 
-    def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
-        """Returns the load for the policy, for a step that decodes the slots `decode`."""
-        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger.now_s)
+    def load(self, queue: Queue, decode: npt.NDArray[np.int64], prompt: int | None = None) -> Load:
+        """Returns the load for the policy, for a step that decodes the slots `decode`. `prompt`: slot of the first
+        prompt under way."""
+        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""

@@ -50,7 +50,7 @@ class Setup:
     """Setup on which a trace is run. A size that is None is taken from the cost model's runner."""
 
     cost: CostModel
-    policy: str | Policy = "fcfs"
+    policy: str | Policy = "auto"
     parameters: dict[str, Any] = field(default_factory=dict)
     runners: int = 1
     slots: int | None = None
