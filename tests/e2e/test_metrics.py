@@ -67,7 +67,7 @@ def test_a_load_is_seen_while_it_lasts_and_counted_in_the_end(roster: RosterProc
     assert grown("roster_runner_seconds_total", state="run") > 0
     assert all(grown("roster_engine_seconds_total", phase=phase) > 0 for phase in ("schedule", "send", "wait"))
     assert value(after, "roster_waiting_sequences") == value(after, "roster_running_sequences") == 0
-    assert value(after, "roster_policy_info", policy="fcfs") == 1
+    assert value(after, "roster_policy_info", policy="auto") == 1
 
 
 def test_refusals_are_counted_by_reason(roster: RosterProcesses) -> None:
