@@ -97,9 +97,7 @@ def test_a_load_brings_settings_of_its_own() -> None:
 
 
 def test_variants_repeat_the_loads_with_flags_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned = (
-        "tuned: --policy sjf --policy-parameters '{\"step_tokens\": 64}' --plan-lead-ms=2 --depth 3 --offline ljf:9"
-    )
+    tuned = "tuned: --policy sjf --policy-parameters '{\"step_tokens\": 64}' --plan-lead-ms=2 --depth 3 --offline ljf:9"
     command = ["--online", "8", "14:20:256", "--seconds", "10", "--variant", "default:", "--variant", tuned]
     monkeypatch.setattr(sys, "argv", ["gpu_serving", *command])
     default, sized, *rest = loads_of(parse_arguments())

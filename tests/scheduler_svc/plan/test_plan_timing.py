@@ -5,29 +5,30 @@ from __future__ import annotations
 import pytest
 
 from runner_svc.backends.hash_backend import HashBackend
-from scheduler_svc.plan.step_clock import StepClock
+from scheduler_svc.step_times.recent_steps import RecentSteps
 from tests.support.in_process import Stack
 
 STEP_S = 0.020
 
 
-def test_the_shortest_of_the_last_steps_of_about_that_size_counts() -> None:
-    clock = StepClock()
-    assert clock.least_s(1000) == 0.0
+def test_the_last_steps_of_about_that_size_count() -> None:
+    recent = RecentSteps()
+    assert recent.least_s(1000, True) == recent.median_s(1000, True) == 0.0
     for seconds in (0.5, 0.3, 0.4):
-        clock.record(1000, seconds)
-    assert clock.least_s(1000) == clock.least_s(1010) == 0.3
-    assert clock.least_s(2000) == clock.least_s(500) == 0.0
+        recent.record(1000, True, seconds)
+    assert recent.least_s(1000, True) == recent.least_s(1010, True) == 0.3
+    assert recent.median_s(1010, True) == 0.4
+    assert recent.least_s(2000, True) == recent.least_s(500, True) == recent.least_s(1000, False) == 0.0
     for _ in range(8):
-        clock.record(1010, 0.6)
-    assert clock.least_s(1000) == 0.6, "old steps are forgotten"
+        recent.record(1010, True, 0.6)
+    assert recent.least_s(1000, True) == 0.6, "old steps are forgotten"
 
 
 def test_small_sizes_have_classes_of_their_own() -> None:
-    clock = StepClock()
+    recent = RecentSteps()
     for positions in range(1, 17):
-        clock.record(positions, positions / 1000)
-    assert [clock.least_s(positions) for positions in (1, 2, 8, 15, 16)] == [0.001, 0.002, 0.008, 0.015, 0.016]
+        recent.record(positions, False, positions / 1000)
+    assert [recent.least_s(size, False) for size in (1, 2, 8, 15, 16)] == [0.001, 0.002, 0.008, 0.015, 0.016]
 
 
 class Timed:
