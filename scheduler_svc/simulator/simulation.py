@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from roster_common.profile_names import ProfileName
 from roster_protos import admin_pb2
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
-from scheduler_svc.settings.profiles import ProfileName
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime

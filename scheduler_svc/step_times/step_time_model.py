@@ -127,8 +127,8 @@ class StepTimeModel:
     def expected_s(self, starts: Any, counts: Any, num_decode: int) -> float:
         """Returns the time of the planned step with these rows, as `note` takes them; 0 if nothing is known.
 
-        Decode steps take as long as the last ones of as many rows, which know which kernels are chosen for so many.
-        Steps with prompts differ too much from one another for that: the model predicts them.
+        Decode steps take as long as the last ones of as many rows: the runner's choice of kernels depends on their
+        number. Steps with prompts differ too much from one another for that: the model predicts them.
         """
         rows, prefills = len(starts), num_decode < len(starts)
         if not prefills and (recent_s := self.recent.median_s(rows, False)):

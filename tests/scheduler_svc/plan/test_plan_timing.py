@@ -1,12 +1,21 @@
-"""Predicted step times, and plans that are delayed by them."""
+"""Plans that are held back: by a given lead, and by one that is learned from the runner."""
 
 from __future__ import annotations
+
+import math
+import random
 
 import pytest
 
 from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.plan.plan_lead import FEWEST, MARGIN_S, WINDOW, PlanLead
+from scheduler_svc.settings.profiles import PROFILES
+from scheduler_svc.simulator.outcome import Outcome
+from scheduler_svc.simulator.simulation import Setup, Simulation
+from scheduler_svc.simulator.trace import Trace, TraceRequest
 from scheduler_svc.step_times.recent_steps import RecentSteps
 from tests.support.in_process import Stack
+from tests.support.simulated_cost import round_cost
 
 STEP_S = 0.020
 
@@ -32,7 +41,7 @@ def test_small_sizes_have_classes_of_their_own() -> None:
 
 
 class Timed:
-    """A stack whose steps take STEP_S each, one after another."""
+    """A stack whose steps take STEP_S each, one after another. Its runner does not report early plans."""
 
     def __init__(self, **settings: object) -> None:
         self.stack = Stack(**settings)
@@ -95,3 +104,80 @@ def test_nothing_is_held_back_while_the_runner_is_idle() -> None:
         for _ in range(3):
             timed.finish_step()
         assert timed.stack.engine.requests.idle
+
+
+def test_without_reports_of_the_runner_plans_leave_at_once_whatever_the_profile() -> None:
+    for profile in PROFILES:
+        timed = Timed(profile=profile)
+        timed.stack.submit([1, 2, 3], 30)
+        timed.stack.step()
+        for _ in range(20):
+            assert timed.in_flight == 2
+            timed.finish_step()
+
+
+def test_the_lead_is_a_high_quantile_of_what_the_last_plans_needed() -> None:
+    lead = PlanLead(1 / 32)
+    for needed_s in range(FEWEST - 1):
+        lead.note(False, needed_s / 1000)
+    assert lead.seconds(False) == lead.seconds(True) == math.inf, "unknown"
+    rng = random.Random(5)
+    last = [rng.random() / 1000 for _ in range(3 * WINDOW)]
+    for needed_s in last:
+        lead.note(False, needed_s)
+    assert lead.seconds(False) == pytest.approx(sorted(last[-WINDOW:])[-1 - WINDOW // 32] + MARGIN_S)
+    for _ in range(WINDOW):
+        lead.note(False, -0.001)
+    assert lead.seconds(False) == MARGIN_S, "never after the runner has run out of work"
+
+
+def served(step_s: float, spread: float, rate: float, **fields: object) -> tuple[Simulation, Outcome]:
+    """Returns a run of 60 short requests that arrive one by one, on a runner half a millisecond away."""
+    rng, at_s, requests = random.Random(2), 0.0, []
+    for _ in range(60):
+        at_s += rng.expovariate(rate)
+        requests.append(TraceRequest(at_s, 50, 40))
+    cost = round_cost(fixed_s=step_s, token_s=1e-6, link_s=0.0005)
+    setup = Setup(cost, slots=64, kv_tokens=65536, spread=spread, fast_forwards=False, **fields)  # type: ignore[arg-type]
+    simulation = Simulation(Trace("short", tuple(requests)), setup)
+    return simulation, simulation.run()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+def test_held_plans_take_later_arrivals_and_cost_no_throughput(spread: float) -> None:
+    """Steps of 30 ms: without a lead, a request waits for the step that runs and for the one that is planned."""
+    _, at_once = served(0.03, spread, 4.0)
+    simulation, held = served(0.03, spread, 4.0, profile="balanced")
+    (scheduler,) = simulation.engine.pool.schedulers.values()
+    assert held.ttft_s.mean() < at_once.ttft_s.mean() - 0.015
+    assert held.itl_s.mean() < at_once.itl_s.mean() * 1.01
+    assert held.counters.virtual_s < at_once.counters.virtual_s * 1.005
+    assert scheduler.timing.late_plans < 0.12 * scheduler.last_plan
+    leads_s = scheduler.timing.leads_s
+    assert all(0.001 < lead_s < 0.0025 + 0.1 * spread for lead_s in leads_s), leads_s
+
+
+def test_a_third_plan_is_made_only_where_the_runner_would_run_dry() -> None:
+    """Steps of 1 ms: a plan needs more than that to reach the runner."""
+    _, at_once = served(0.001, 0.03, 60.0)
+    _, held = served(0.001, 0.03, 60.0, profile="balanced")
+    assert held.itl_s.mean() < at_once.itl_s.mean() * 0.97
+    assert held.ttft_s.mean() < at_once.ttft_s.mean() * 1.1
+    _, long_steps = served(0.03, 0.0, 4.0, profile="throughput")
+    _, two = served(0.03, 0.0, 4.0)
+    assert long_steps.ttft_s.mean() == pytest.approx(two.ttft_s.mean(), rel=0.01)
+
+
+def test_nothing_is_held_back_when_no_request_could_join() -> None:
+    timed = Timed()
+    (scheduler,) = timed.stack.engine.pool.schedulers.values()
+    timed.stack.submit([1, 2, 3], 40)
+    for _ in range(FEWEST):
+        timed.finish_step()
+        flight = scheduler.in_flight[0]
+        flight.ahead_s = 0.005
+        scheduler.timing.learn(flight, STEP_S, 0.001)
+    scheduler.in_flight.pop()
+    expected = timed.stack.now_s + STEP_S - 0.004 - MARGIN_S
+    assert scheduler.timing.due_at(full=False) == pytest.approx(expected)
+    assert scheduler.timing.due_at(full=True) == 0.0
