@@ -77,7 +77,7 @@ def _variant(arguments: argparse.Namespace, text: str) -> tuple[argparse.Namespa
 
 
 def _loads(arguments: argparse.Namespace, prefix: str) -> Iterator[Load]:
-    flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
+    flags = ("--no-prefix-sharing", *arguments.scheduler_flag)
     given = json.loads(arguments.policy_parameters)
     for spec in arguments.online:
         fields, changes = split_spec(spec)

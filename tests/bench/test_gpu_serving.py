@@ -105,7 +105,7 @@ def test_variants_repeat_the_loads_with_flags_of_their_own(monkeypatch: pytest.M
     assert (default.requests, default.scheduling.policy, default.scheduling.depth) == (80, None, None)
     assert (sized.scheduling.policy, sized.scheduling.policy_parameters) == ("fcfs", '{"step_tokens": 256}')
     assert [load.name for load in rest][::2] == ["tuned: 8/s", "tuned: offline, ljf, 9 a step"]
-    expected = Scheduling("sjf", '{"step_tokens": 64}', 3, ("--prefix-sharing=false", "--plan-lead-ms=2"))
+    expected = Scheduling("sjf", '{"step_tokens": 64}', 3, ("--no-prefix-sharing", "--plan-lead-ms=2"))
     assert rest[0].scheduling == expected
     monkeypatch.setattr(sys, "argv", ["gpu_serving", "--variant", "--policy fcfs"])
     with pytest.raises(ValueError, match="has no name: write"):

@@ -35,7 +35,7 @@ def load(roster: RosterProcesses) -> dict[str, Metric]:
 
     def ask(number: int) -> None:
         with SyncRosterClient(roster.address) as client:
-            list(client.generate(f"request {number}", max_tokens=TOKENS))
+            list(client.generate(f"request {number}", raw=True, max_tokens=TOKENS))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(REQUESTS)]
     for thread in threads:
@@ -75,10 +75,10 @@ def test_a_load_is_seen_while_it_lasts_and_counted_in_the_end(roster: RosterProc
 def test_refusals_are_counted_by_reason(roster: RosterProcesses) -> None:
     with SyncRosterClient(roster.address) as client:
         before = scrape(roster.metrics_address)
-        with client.generate("first", request_id="taken", max_tokens=200) as stream:
+        with client.generate("first", raw=True, request_id="taken", max_tokens=200) as stream:
             next(iter(stream))
             with pytest.raises(RosterError, match="in use with another body"):
-                list(client.generate("second", request_id="taken", max_tokens=3))
+                list(client.generate("second", raw=True, request_id="taken", max_tokens=3))
         after = scrape(roster.metrics_address)
     name = "roster_refusals_total"
     assert value(after, name, reason="id_in_use") - value(before, name, reason="id_in_use") == 1
