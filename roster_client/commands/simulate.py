@@ -30,7 +30,9 @@ class SimulateOptions:
 
     trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")]
     cost: Annotated[str, typer.Option("--cost", help="Cost model: a built-in name, or a file of `roster calibrate`.")]
-    policy: Annotated[str, typer.Option("--policy", help="Scheduling policy.", autocompletion=policy_names)] = "auto"
+    policy: Annotated[
+        str, typer.Option("--policy", help="Scheduling policy, ./FILE.py or module:Class.", autocompletion=policy_names)
+    ] = "auto"
     parameters: Annotated[str, typer.Option("--parameters", help="The policy's parameters, as JSON.")] = "{}"
     compare: Annotated[
         str | None, typer.Option("--compare", help="Policies to compare, separated by commas, instead of --policy.")
