@@ -87,8 +87,11 @@ class Stack:
         runner: Mapping[str, object] | None = None,
         on_line: OnLine = lambda name, line: None,
         credentials: Credentials = IN_THE_CLEAR,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`environment`: that of the services; None: this process's."""
         self.endpoints = endpoints
+        self._environment = environment
         self._flags = {
             SCHEDULER: {
                 "listen": endpoints.listen,
@@ -170,7 +173,7 @@ class Stack:
             part for key, value in self._flags[name].items() for part in (f"--{key.replace('_', '-')}", str(value))
         ]
         self._children[name] = await ChildProcess.start(
-            name, [sys.executable, "-m", _MODULES[name], *flags], self._line
+            name, [sys.executable, "-m", _MODULES[name], *flags], self._line, self._environment
         )
 
     async def _stop(self, name: str) -> None:
