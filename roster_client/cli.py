@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.commands.ask import chat, generate
+from roster_client.commands.batch import batch
 from roster_client.commands.bench import bench_app
 from roster_client.commands.calibrate import calibrate
 from roster_client.commands.models import models
@@ -61,7 +62,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health, serve, models, demo, simulate, calibrate, timeline, top):
+for command in (
+    drain, keygen, generate, chat, batch, status, health, serve, models, demo, simulate, calibrate, timeline, top
+):  # fmt: skip
     app.command()(command)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")

@@ -1,7 +1,7 @@
 """A Session stream that collects whole answers, with little work per token.
 
-The client's `Session` makes an event of each delta and resumes broken streams. Here a broken session fails its requests,
-which are then sent again as a whole (`bulk_client.py`).
+The client's `Session` makes an event of each delta and resumes broken streams. Here a broken session fails its
+requests, which are then sent again as a whole (`bulk_client.py`).
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ class BackgroundServices:
 
     def _serve(self, run: Coroutine[Any, Any, None]) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(_on_exception)
         try:
             self._main = self._loop.create_task(run)
             self._loop.run_until_complete(self._main)
@@ -93,12 +94,22 @@ class BackgroundServices:
 
     async def _unless_death(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
-        death = asyncio.wrap_future(self._death)
+        death: asyncio.Future[Any] = asyncio.wrap_future(self._death)
         try:
-            await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise death.result()
             return task.result()
         finally:
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait([task])
+
+
+def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Reports an exception in a callback, except grpc.aio's about another loop of the process that has been closed.
+
+    All loops get the events of all calls and pass them on, those of a call that its loop abandoned too.
+    """
+    if isinstance(context.get("exception"), RuntimeError) and "PollerCompletionQueue" in repr(context.get("handle")):
+        return
+    loop.default_exception_handler(context)
