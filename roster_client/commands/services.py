@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +15,9 @@ from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
 from roster_common.std_streams import forgive_output
+
+if TYPE_CHECKING:
+    from roster_client.serve.gateway import Gateway
 
 Model = Annotated[
     str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
@@ -36,6 +40,10 @@ def serve(
     ready_timeout: Annotated[
         float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model, without progress.")
     ] = 600,
+    openai: Annotated[bool, typer.Option("--openai", help="Run the gateway that offers OpenAI's API, too.")] = False,
+    openai_listen: Annotated[
+        str | None, typer.Option("--openai-listen", help="With --openai: its address (default: 127.0.0.1:30000).")
+    ] = None,
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
     from roster_client.serve.foreground import serve as run_services
@@ -48,8 +56,22 @@ def serve(
     endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**addresses)
     scheduler = given(policy=policy)
     runner = given(model=model, device=device, slots=slots)
-    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout))
+    gateway = gateway_beside(endpoints, {**given(**addresses), **scheduler}, openai, openai_listen, free_ports)
+    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout, gateway))
     raise typer.Exit(code)
+
+
+def gateway_beside(
+    endpoints: Endpoints, scheduler: Mapping[str, object], wanted: bool, listen: str | None, free_ports: bool
+) -> Gateway | None:
+    """Returns the gateway that is to run beside the services; None without --openai. Raises ValueError."""
+    if not wanted:
+        if listen is not None:
+            raise ValueError("--openai-listen is the gateway's address: add --openai, or omit it")
+        return None
+    from roster_client.serve.gateway import LISTEN, Gateway
+
+    return Gateway.beside(endpoints, scheduler, listen or (None if free_ports else LISTEN))
 
 
 def demo(
