@@ -7,7 +7,7 @@ from collections import deque
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
-GROWTH = 0.125
+GROWTH = 0.25
 """Places that an answer adds after refusals have removed some, so that a server that has more room is filled again."""
 
 

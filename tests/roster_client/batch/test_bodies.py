@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +139,11 @@ def test_what_changes_nothing_is_taken_and_everything_else_is_refused_by_name() 
 def test_values_of_the_wrong_type_are_refused_by_name(name: str, value: object) -> None:
     assert refusal(**{name: value}).param == name
     assert name in str(refusal(COMPLETIONS, **{name: value}))
+
+
+def test_the_page_lists_every_field() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "offline.md").read_text("utf-8")
+    table = page.split("### Fields of a body")[1].split("\n\n")[1]
+    rows = {row.split("|")[1].strip(): set(re.findall(r"`(\w+)`", row)) for row in table.splitlines()[2:]}
+    assert rows["used"] | rows["used, not OpenAI's"] == (CHAT_FIELDS | COMPLETION_FIELDS) - {"model"}
+    assert rows["without effect on the answer"] == set(WITHOUT_EFFECT) and rows["only their default"] == set(ONLY)
