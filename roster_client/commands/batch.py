@@ -11,7 +11,8 @@ from rich.console import Console
 
 from roster_client.options.addresses import DEFAULT_SERVER
 from roster_client.options.connection import credentials
-from roster_client.options.sampling import Tenant, given
+from roster_client.options.from_settings import BothSettings
+from roster_client.options.sampling import Tenant
 
 errors = Console(stderr=True)
 
@@ -30,10 +31,6 @@ def batch(
     model: Annotated[
         str | None, typer.Option("--model", help="Start both services for this model, and stop them at the end.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="With --model: device of the runner.")] = None,
-    slots: Annotated[
-        int | None, typer.Option("--slots", min=1, help="With --model: maximum number of running sequences.")
-    ] = None,
     log: Annotated[
         Path | None, typer.Option("--log", dir_okay=False, help="With --model: file for the services' output.")
     ] = None,
@@ -43,11 +40,16 @@ def batch(
         int, typer.Option("--concurrency", min=1, max=65536, help="Maximum number of requests in flight.")
     ] = 4096,
 ) -> None:
-    """Answer a file of requests in the format of OpenAI's Batch API. The same command continues a run that stopped."""
+    """Answer a file of requests in the format of OpenAI's Batch API. The same command continues a run that stopped.
+
+    With --model it takes settings of both services, as docs/settings.md.
+    """
     from roster_client.batch.job import Job, run_job
     from roster_client.batch.servers import OwnServices, RunningServer, Server
+    from roster_common.setting_options import option
 
-    own = given(device=device, slots=slots)
+    settings = BothSettings.of(context)
+    own = settings.scheduler | settings.runner
     source = context.get_parameter_source("server")
     if model is not None and source is not None and source.name == "COMMANDLINE":
         raise ValueError("--server names a running server, --model starts one: give one of them")

@@ -89,7 +89,7 @@ class LLM:
         Raises RosterError if a prompt is refused (the message says which), and then cancels the others;
         ServicesFailedError if a service ends. Check `finish_reason`: an answer may be cut short.
         """
-        requests = self._requests(prompts, raw, each, options)
+        requests = _requests(prompts, raw, each, options)
         done = _Done()
         work = self._services.start(_answer_all(self._services.bulk, requests, done))
         try:
@@ -112,26 +112,6 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _requests(
-        self, prompts: Prompt | Sequence[Prompt], raw: bool, each: Sequence[Options] | None, options: Options
-    ) -> list[pb.GenerateRequest]:
-        """Returns a message for each prompt. Raises TypeError and ValueError."""
-        one_by_one = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
-        own: Sequence[Options] = each if each is not None else [{}] * len(one_by_one)
-        if len(own) != len(one_by_one):
-            raise ValueError(f"each has options for {len(own)} prompts, but there are {len(one_by_one)}")
-        if "request_id" in options and len(one_by_one) > 1:
-            raise TypeError("request_id belongs to one prompt: give it in `each`")
-        return [self._request(prompt, raw, {**options, **mine}) for prompt, mine in zip(one_by_one, own, strict=True)]
-
-    def _request(self, prompt: Prompt, raw: bool, options: Options) -> pb.GenerateRequest:
-        if isinstance(prompt, str) and not raw and self.model.chat_template:
-            prompt = [Message("user", prompt)]
-        request = build_request(prompt, options)
-        if isinstance(prompt, str):
-            request.prompt.text = prompt
-        return request
-
     def _show_progress(self, work: Future[list[Completion]], total: int, done: _Done) -> None:
         bulk = self._services.bulk
         before = bulk.tokens_received
@@ -142,6 +122,19 @@ class LLM:
                     return
                 except TimeoutError:
                     bar.update(done.requests, bulk.tokens_received - before)
+
+
+def _requests(
+    prompts: Prompt | Sequence[Prompt], raw: bool, each: Sequence[Options] | None, options: Options
+) -> list[pb.GenerateRequest]:
+    """Returns a message for each prompt. Raises TypeError and ValueError."""
+    one_by_one = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
+    own: Sequence[Options] = each if each is not None else [{}] * len(one_by_one)
+    if len(own) != len(one_by_one):
+        raise ValueError(f"each has options for {len(own)} prompts, but there are {len(one_by_one)}")
+    if "request_id" in options and len(one_by_one) > 1:
+        raise TypeError("request_id belongs to one prompt: give it in `each`")
+    return [build_request(prompt, {**options, **mine}, raw=raw) for prompt, mine in zip(one_by_one, own, strict=True)]
 
 
 @dataclass(slots=True)

@@ -9,17 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from roster_client.offline.service_log import ServiceLog
+from roster_client.options.from_settings import FOR_OTHERS
 from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_common.extras import MODULES, RUNNER_ALWAYS, lacks_of
 from roster_protos import inference_pb2 as pb
 
 READY_TIMEOUT_S = 600.0
-
-ADDRESSES = ("listen", "admin_listen", "metrics_listen", "gateway_listen", "link")
-SECURITY = (
-    "tls_cert", "tls_key", "tls_client_ca", "tokens", "admin_tokens", "link_key", "link_runners", "runner_key",
-    "scheduler_key",
-)  # fmt: skip
-"""Settings of services for others. These services are used on loopback, by the process that starts them."""
 
 
 class ServicesFailedError(Exception):
@@ -30,14 +25,18 @@ class Settings:
     """Settings of both services, given by name."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
-        """Raises TypeError for a name that no service has, and ValueError for a value that can't be used."""
+        """Raises TypeError for a name that no service has, and ValueError if an extra is not installed."""
         from runner_svc.settings.runner_settings import RunnerSettings
         from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
         both = {*SchedulerSettings.model_fields, *RunnerSettings.model_fields}
-        known = sorted(both - {*ADDRESSES, *SECURITY})
+        known = sorted(both - {*FOR_OTHERS})
         if unknown := sorted(set(given) - set(known)):
             raise TypeError(f"unknown setting {', '.join(unknown)}; known are {', '.join(known)}")
+        is_test = given.get("device") in ("hash", "null")
+        needed = {"scheduler": MODULES["scheduler"], "runner": RUNNER_ALWAYS if is_test else MODULES["runner"]}
+        if reason := lacks_of(needed):
+            raise ValueError(reason)
         self.scheduler = _flags({name: given[name] for name in given if name in SchedulerSettings.model_fields})
         self.runner = _flags({name: given[name] for name in given if name in RunnerSettings.model_fields})
 
@@ -50,11 +49,11 @@ def _flags(settings: Mapping[str, object]) -> dict[str, object]:
 async def own_services(
     settings: Settings, log: ServiceLog, ready_timeout_s: float = READY_TIMEOUT_S
 ) -> AsyncIterator[tuple[Stack, pb.GetModelResponse]]:
-    """Runs both services on free loopback ports; yields them and the model once they are ready.
+    """Runs both services on free loopback ports, without TLS and tokens; yields them and the model once they are ready.
 
     Raises ServicesFailedError if they do not become ready.
     """
-    without = {f"ROSTER_{name.upper()}" for name in (*ADDRESSES, *SECURITY)}
+    without = {f"ROSTER_{name.upper()}" for name in FOR_OTHERS}
     environment = {name: value for name, value in os.environ.items() if name not in without}
     stack = Stack(
         Endpoints.free(),

@@ -24,7 +24,8 @@ from roster_client import LLM, FinishReason, InvalidRequestError, Message, Servi
 llm = LLM("tiny", device="hash", slots=4, log="services.log", test_backend={"eos_probability": 0})
 
 async def cell():
-    prompts = ["one", [5, 6, 7], [Message("user", "one")], [Message("system", "Be short."), Message("user", "two")]] * 3
+    two = [{"role": "system", "content": "Be short."}, Message("user", "two")]
+    prompts = ["one", [5, 6, 7], [Message("user", "one")], two] * 3
     answers = llm.generate(prompts, max_tokens=6, seed=1, n=2, logprobs=1, progress=True)
     assert [len(answer.choices) for answer in answers] == [2] * 12
     assert all(len(choice.token_ids) == len(choice.logprobs) == 6 for a in answers for choice in a.choices)
