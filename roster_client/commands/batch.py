@@ -54,9 +54,8 @@ def batch(
     if model is not None and source is not None and source.name == "COMMANDLINE":
         raise ValueError("--server names a running server, --model starts one: give one of them")
     if model is None and (own or log is not None):
-        raise ValueError(
-            "--device, --slots and --log are for the services that --model starts: add --model, or omit them"
-        )
+        name = option(next(iter(own), "log"))
+        raise ValueError(f"{name} is for services that --model starts: add --model, or omit it")
     where: Server
     if model is None:
         where = RunningServer(server or DEFAULT_SERVER, tenant, credentials())

@@ -53,7 +53,7 @@ async def test_a_refusal_waits_for_the_given_time_or_an_answer() -> None:
     window.leave()
     await asyncio.sleep(0)
     assert inside(more) == 1  # as many as the server had admitted
-    for _ in range(8):
+    for _ in range(4):
         window.answered()
     window.leave()
     await asyncio.sleep(0)
