@@ -37,6 +37,8 @@ async def run_job(job: Job, server: Server, console: Console) -> ExitCode:
     """
     if job.answers.exists() and job.answers.samefile(job.requests):
         raise ValueError(f"{job.answers} is the file of the requests: name another file for the answers")
+    if not job.requests.is_file():
+        raise ValueError(f"{job.requests} is not a file on a disk, which could be read twice: name one")
     total = count_lines(job.requests)
     with OutputFile(job.answers) as output:
         left = sum(not output.has(line) for line in read_lines(job.requests))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +28,8 @@ class OutputFile:
         self._lines: set[int] = set()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise ValueError(f"{path} is not a file on a disk, from which a run could be continued: name one")
             self._lock()
             self._read()
         except BaseException:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from roster_client.client.async_client import RosterClient
 from roster_client.offline.bulk_client import BulkClient
-from roster_client.offline.own_services import ServicesFailedError, Settings, failed, own_services
+from roster_client.offline.own_services import Settings, failed, own_services
 from roster_client.offline.service_log import ServiceLog
-from roster_client.serve.stack import Endpoints
+from roster_client.serve.stack import Endpoints, ServiceDiedError
 from roster_protos import inference_pb2 as pb
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ class BackgroundServices:
     endpoints: Endpoints
     client: RosterClient
     bulk: BulkClient
+    _death: asyncio.Task[ServiceDiedError]
 
     def __init__(self, settings: Settings, log: ServiceLog, ready_timeout_s: float, most: int) -> None:
         """Waits until the services are ready. Raises ServicesFailedError."""
@@ -34,7 +35,6 @@ class BackgroundServices:
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._ready: Future[None] = Future()
-        self._death: Future[ServicesFailedError] = Future()
         self._main: asyncio.Task[None] | None = None
         run = self._run(settings, ready_timeout_s, most)
         # A daemon, because other threads are awaited before the exit handler that ends this one.
@@ -82,23 +82,17 @@ class BackgroundServices:
             self.endpoints, self.model = stack.endpoints, model
             self.client = RosterClient(stack.endpoints.listen, reconnect_s=0)
             async with self.client, BulkClient(self.client, most=most) as self.bulk:
-                death = asyncio.create_task(stack.wait_death())
-                death.add_done_callback(self._note_death)
+                self._death = asyncio.create_task(stack.wait_death())
                 self._ready.set_result(None)
                 await self._closing.wait()
-                death.cancel()
-
-    def _note_death(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled():
-            self._death.set_result(failed(task.result(), self._log))
+                self._death.cancel()
 
     async def _unless_death(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
-        death: asyncio.Future[Any] = asyncio.wrap_future(self._death)
         try:
-            await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise death.result()
+                raise failed(self._death.result(), self._log)
             return task.result()
         finally:
             task.cancel()

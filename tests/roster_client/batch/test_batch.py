@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import time
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from roster_client.batch.output_file import OutputFile
 from roster_client.cli import app
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.terminal.exit_codes import ExitCode
 from tests.support.processes import RosterProcesses
-from tests.support.roster_command import assert_gone, roster_command
-from tests.support.thoroughness import choice
+from tests.support.roster_command import RosterCommand, assert_gone, roster_command
+from tests.support.thoroughness import FULL, choice
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
@@ -133,6 +135,11 @@ def test_errors_are_records_and_a_run_is_continued(server: str, tmp_path: Path) 
     answer(records(out)["new"])
     done = batch("-s", "127.0.0.1:1", requests, out)  # nothing is left that needs a server
     assert done.exit_code == ExitCode.INCOMPLETE and "has all 8 already" in done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr(OutputFile, "write", lambda *_: (_ for _ in ()).throw(full))
+        failed = batch("-s", server, requests, tmp_path / "out3")
+    assert failed.exit_code == ExitCode.FAILED and "No space left on device" in failed.stderr
     other = batch("-s", server, "--any-model", write(tmp_path / "in2", lines[4]), tmp_path / "out2")
     assert other.exit_code == ExitCode.OK and answer(records(tmp_path / "out2")["model"])["model"] == "hash"
 
@@ -142,6 +149,8 @@ def test_what_can_not_run_is_a_sentence(tmp_path: Path) -> None:
     for arguments, sentence in (
         ((requests, out), "lines 1 and 3 have the same custom_id 'a'"),
         ((requests, requests), "is the file of the requests"),
+        (("/dev/null", out), "which could be read twice"),
+        ((write(tmp_path / "one", request("a")), "/dev/null"), "from which a run could be continued"),
         (("-s", "127.0.0.1:1", "--model", "m", requests, out), "give one of them"),
         (("--device", "cpu", requests, out), "add --model"),
     ):
@@ -152,6 +161,29 @@ def test_what_can_not_run_is_a_sentence(tmp_path: Path) -> None:
     assert result.exit_code == ExitCode.UNAVAILABLE and "127.0.0.1:1" in result.stderr
 
 
+@pytest.mark.skipif(not FULL, reason="tests/roster_client/offline/test_bulk_client.py has a session that breaks")
+def test_it_outlives_the_scheduler(tmp_path: Path) -> None:
+    requests = write(tmp_path / "in", *[request(str(number), max_tokens=100) for number in range(400)])
+    out = tmp_path / "out"
+    settings = {"device": "hash", "slots": 16, "test_backend": {"eos_probability": 0, "step_ms": 5}}
+    with (
+        RosterProcesses(tmp_path, runner=settings) as roster,
+        roster_command("batch", "-s", roster.address, str(requests), str(out)) as run,
+    ):
+        wait_for_output(run, out)
+        roster.end("scheduler", signal.SIGKILL)
+        roster.start_one("scheduler")
+        assert run.exit_status() == ExitCode.OK, run.output
+    assert len(out.read_text().splitlines()) == len(records(out)) == 400
+
+
+def wait_for_output(run: RosterCommand, out: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (out.exists() and out.stat().st_size):
+        assert time.monotonic() < deadline and run.process.poll() is None, run.output
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("end", choice(["signal", "killed", "whole"], in_ci=[]))
 def test_it_starts_both_services_and_ends_them(tmp_path: Path, end: str) -> None:
     requests = write(tmp_path / "in", *[request(str(number), max_tokens=600) for number in range(300)])
@@ -159,10 +191,7 @@ def test_it_starts_both_services_and_ends_them(tmp_path: Path, end: str) -> None
     with roster_command(
         "batch", "--model", "hash", "--device", "hash", "--log", str(log), str(requests), str(out)
     ) as run:
-        deadline = time.monotonic() + 60
-        while not (out.exists() and out.stat().st_size):
-            assert time.monotonic() < deadline and run.process.poll() is None, run.output
-            time.sleep(0.01)
+        wait_for_output(run, out)
         started = run.descendants()
         if end == "signal":
             run.process.send_signal(signal.SIGINT)
