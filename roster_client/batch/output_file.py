@@ -15,6 +15,9 @@ from roster_client.batch.records import ID_PREFIX, Record, is_error
 
 _BEGINNING = b'{"id": "' + ID_PREFIX.encode()
 
+_SEPARATORS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+"""Characters at which some readers end a line; JSON escapes those below 32 itself."""
+
 
 class OutputFile:
     """The file, locked and open for appending, used in a `with`; a line that a crash cut short is removed first."""
@@ -47,7 +50,8 @@ class OutputFile:
 
     def write(self, record: Record) -> None:
         """Appends a record. Raises OSError, for example without room on the disk."""
-        data = memoryview(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        line = json.dumps(record, ensure_ascii=False).translate(_SEPARATORS)
+        data = memoryview(line.encode() + b"\n")
         while data:
             data = data[os.write(self._file, data) :]
         self._note(record)

@@ -67,7 +67,7 @@ def test_an_id_that_occurs_twice_is_refused_with_both_lines(tmp_path: Path) -> N
 
 def test_output_is_resumed_and_a_line_cut_short_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    first, last = answered("a", "id", {"x": "é"}), refused("b", 400, "no", "n")
+    first, last = answered("a", "id", {"x": "é\x85\u2028\u2029\x1c"}), refused("b", 400, "no", "n")
     with OutputFile(path) as output:
         for record in (first, broken(3, "invalid_json_line", "no"), last):
             output.write(record)
@@ -75,6 +75,7 @@ def test_output_is_resumed_and_a_line_cut_short_is_removed(tmp_path: Path) -> No
         with pytest.raises(ValueError, match="another `roster batch`"):
             OutputFile(path)
     whole = path.read_bytes()
+    assert json.loads(whole.decode().splitlines()[0]) == first and len(whole.decode().splitlines()) == 3
     for cut in (1, 2, 30, len(json.dumps(last)) - 1, len(json.dumps(last)), len(json.dumps(last)) + 1):
         path.write_bytes(whole[:-cut])
         with OutputFile(path) as output:
