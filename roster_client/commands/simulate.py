@@ -45,6 +45,10 @@ class SimulateOptions:
         float | None,
         typer.Option("--plan-lead-ms", min=0, help="Make plans this long before a runner idles (default: at once)."),
     ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="Time plans like a scheduler with this profile, instead of the two above."),
+    ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
     rate_scale: Annotated[float, typer.Option("--rate-scale", help="Factor of the trace's arrival rate.")] = 1.0
@@ -102,6 +106,7 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             step_tokens=options.step_tokens,
             depth=options.depth,
             plan_lead_ms=options.plan_lead_ms,
+            profile=options.profile,
             prefix_sharing=options.prefix_sharing,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,
