@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -32,6 +33,7 @@ from runner_svc.startup.backend_factory import build_backend
 from runner_svc.startup.device_choice import BrokenGpu, DeviceChoice, choose_device
 from runner_svc.startup.loading_progress import LoadingProgress
 from runner_svc.startup.runner_name import default_name
+from runner_svc.startup.step_costs import measured_step_costs
 from runner_svc.startup.versions import versions
 
 # Bounds the delay until the socket's thread gets the interpreter to send a result while the next plan is prepared.
@@ -89,6 +91,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         choice.tell()
         backend = _backend(settings, choice.device)
         runner = Runner(backend, name)
+        _measure(runner, choice.device)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
         link.answers.on_change = health.tell
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
@@ -139,6 +142,21 @@ def _backend(settings: RunnerSettings, device: str) -> Backend:
         raise UnusableSettings(
             f"{error.filename} can't be used ({error.strerror}): check its path and owner"
         ) from error
+
+
+def _measure(runner: Runner, device: str) -> None:
+    """Measures the runner's steps, unless it computes with a test backend."""
+    if device not in ("cpu", "cuda"):
+        return
+    began_at = time.monotonic()
+    runner.step_costs = measured_step_costs(runner, on_gpu=device == "cuda")
+    rows = [cost for cost in runner.step_costs if cost.decode_rows == 1 and not cost.prompt_positions]
+    log.info(
+        "measured the steps",
+        seconds=round(time.monotonic() - began_at, 2),
+        steps=len(runner.step_costs),
+        decode_ms=round(rows[0].step_ns / 1e6, 3) if rows else None,
+    )
 
 
 def _run(link: PlanSocket, plan_timeout_s: float) -> int:

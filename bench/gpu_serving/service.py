@@ -36,7 +36,7 @@ class Scheduling:
 
     policy: str
     policy_parameters: str  # JSON
-    depth: int
+    depth: int | None  # None: by the profile
     flags: tuple[str, ...] = ()
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
@@ -111,7 +111,9 @@ class Service:
                 f"--policy={scheduling.policy}",
                 "--log-level=warning",
             ),
-            *(f"--policy-parameters={scheduling.policy_parameters}", f"--depth={scheduling.depth}", *scheduling.flags),
+            f"--policy-parameters={scheduling.policy_parameters}",
+            *([] if scheduling.depth is None else [f"--depth={scheduling.depth}"]),
+            *scheduling.flags,
         ]
         self._scheduler = await ChildProcess.start("scheduler", command, _print)
         async with RosterClient(endpoints.listen) as client:

@@ -19,11 +19,11 @@ import grpc
 import structlog
 import uvloop
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
 from roster_common.std_streams import forgive_output
+from roster_common.usable_cores import usable_cores
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.auth.server_credentials import ServerCredentials, TokenInterceptor
 from scheduler_svc.front.gateway.gateway_service import gateway_is_served
@@ -42,7 +42,8 @@ from scheduler_svc.front.rpc.health import (
 )
 from scheduler_svc.front.rpc.heartbeat import Heartbeat
 from scheduler_svc.front.rpc.inference_service import InferenceService
-from scheduler_svc.front.rpc.pacing import MessagePacer
+from scheduler_svc.front.rpc.pacing import LONGEST_S, MessagePacer
+from scheduler_svc.front.rpc.reflection import add_reflection
 from scheduler_svc.front.rpc.wrong_port import ServedElsewhere
 from scheduler_svc.front.stream.engine_client import EngineClient
 from scheduler_svc.front.text.served_model import ServedModel
@@ -63,6 +64,9 @@ NICENESS = 5
 
 GC_THRESHOLD = 20_000
 """Young objects that trigger a garbage collection: streams leave few cycles, and a collection pauses every stream."""
+
+OTHER_CORES = 3
+"""Cores left to other processes (engine, runner, clients) before workers may use one each."""
 
 CLIENT_PINGS_APART_MS = 10_000
 """Shortest interval of client keepalive pings; gRPC's default, 5 minutes, is too long for useful keepalive.
@@ -101,7 +105,7 @@ class FrontWorker:
         self._client.on_drained = self._admin.drained
         self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
         self._client.on_pong = self._heartbeat.answered
-        self._pacer = MessagePacer(settings.flush_ms / 1000, settings.front_workers)
+        self._pacer = _pacer(settings)
         self._gateway_service = self._make_gateway_service() if gateway_is_served() else None
 
     @property
@@ -142,7 +146,7 @@ class FrontWorker:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if not self._settings.gateway_listen:
             self._add_gateway_service(server)
-        reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        add_reflection((INFERENCE_SERVICE, HEALTH_SERVICE), server)
         self._doors.listen(server, self._settings.listen)
         await server.start()
         return server
@@ -174,7 +178,7 @@ class FrontWorker:
         server = _server(self._settings, "admin_listen", self._doors.admins)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((ADMIN_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        add_reflection((ADMIN_SERVICE, HEALTH_SERVICE), server)
         self._doors.listen(server, self._settings.admin_listen)
         await server.start()
         return server
@@ -204,6 +208,15 @@ class FrontWorker:
     def _tell_health(self) -> None:
         beat = self._heartbeat
         self._health.tell({READINESS: self._ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress})
+
+
+def _pacer(settings: SchedulerSettings) -> MessagePacer:
+    """Returns the worker's pacer. Its rate follows the load only if workers have processes and cores of their own."""
+    workers = settings.front_workers
+    if settings.flush_ms is not None:
+        return MessagePacer(settings.flush_ms / 1000, workers)
+    has_core = workers > 0 and usable_cores() >= workers + OTHER_CORES
+    return MessagePacer(LONGEST_S, workers, settings.tuned.front_load if has_core else None)
 
 
 def _server(settings: SchedulerSettings, listener: str, tenants: Tenants) -> grpc.aio.Server:

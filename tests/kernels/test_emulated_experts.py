@@ -15,8 +15,9 @@ from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
-from tests.support.expert_cases import GPT_OSS, QWEN, TINY, ExpertCase, ExpertTensors
+from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors, check_plan
 from tests.support.expert_runs import run
 from tests.support.thoroughness import choice
 
@@ -52,6 +53,14 @@ CASES = {
     "biases": (ExpertCase(GPT_OSS, 5, hidden=192), 16),
     "biases-sorted": (ExpertCase(GPT_OSS, 21, hidden=192, dtype=torch.float16), 16),
 }
+
+
+@pytest.mark.parametrize("config", [GROUPED, ERNIE], ids=["grouped sigmoids", "corrected softmax"])
+def test_routing(config: ExpertsConfig, seed: int) -> None:
+    tensors = ExpertTensors(ExpertCase(config, 37, extra_logits=1), torch.device("cpu"), seed)
+    plan = tensors.plan(8)
+    ExpertRouting(config)(0, tensors.logits, tensors.router_bias, plan, 8)
+    check_plan(tensors, plan, 8)
 
 
 @pytest.mark.parametrize("name", choice(list(CASES), in_ci=["tiny"]))
