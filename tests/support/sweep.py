@@ -1,4 +1,4 @@
-"""Cases in which a command must end with one sentence and a status, and leave nothing running.
+"""Cases in which a command must end with at most one sentence and a status, and leave nothing running.
 
 Generated from the commands themselves: a new command, option or setting is swept too.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,7 +22,14 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 NO_PEER = "127.0.0.1:1"
 NOT_WRITABLE = "/dev/null/file"
 FULL_DISK = "/dev/full"
-TRACE = "bench/traces/azure_conv_2023_busiest2000.csv"
+TRACE = str(Path(__file__).resolve().parents[2] / "bench/traces/azure_conv_2023_busiest2000.csv")
+_OF_EXTRAS = (
+    *("accelerate", "aiohttp", "cupy", "gguf", "grpc_reflection", "jinja2", "llguidance", "matplotlib", "numpy"),
+    *("opentelemetry", "prometheus_client", "pyarrow", "safetensors", "sentencepiece", "smg_grpc_proto", "tokenizers"),
+    *("torch", "transformers", "uvloop", "zmq"),
+)
+"""Modules that only extras bring."""
+ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--metrics-listen=", "--link=tcp://127.0.0.1:*")
 SERVICES: dict[str, type[ServiceSettings]] = {"roster-scheduler": SchedulerSettings, "roster-runner": RunnerSettings}
 
 ARGUMENTS = {
@@ -30,6 +38,9 @@ ARGUMENTS = {
     "calibrate": ["costs.json"],
     "policy set": ["fcfs"],
     "bench report": ["run.jsonl"],
+    "bench serve": ["--prompt=4", "--output=4", "--requests=1"],
+    "bench offline": ["--prompt=4", "--output=4", "--requests=1"],
+    "top": ["--once"],
     "simulate": ["--trace", TRACE, "--cost", "cpu-smollm2", "--limit", "3"],
 }
 """What a command needs besides the option under test."""
@@ -46,6 +57,10 @@ class Case:
     command: tuple[str, ...]
     statuses: tuple[int, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    blocked: tuple[str, ...] = ()
+    """Modules that can't be imported."""
+    interrupt_s: float | None = None
+    stdout: str | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {' '.join(self.command)}"
@@ -111,8 +126,7 @@ def dead_peers() -> Iterator[Case]:
             continue
         names = [each.opts[0] for each in options(command)]
         where = [f"--server={NO_PEER}"] if "--server" in names else [f"--admin={NO_PEER}"]
-        more = ["--once"] if name == "top" else ["--requests=1"] if path[0] == "bench" else []
-        yield Case("dead peer", ("roster", *path, *ARGUMENTS.get(name, []), *where, *more), (3,))
+        yield Case("dead peer", ("roster", *path, *ARGUMENTS.get(name, []), *where), (3,))
 
 
 def unwritable_files() -> Iterator[Case]:
@@ -120,6 +134,56 @@ def unwritable_files() -> Iterator[Case]:
     for path, command in leaves():
         name = " ".join(path)
         for each in options(command):
-            if "Path" in str(each.type_descriptor.annotation) and path != ("serve",):
-                needed = ARGUMENTS.get(name, [])
-                yield Case("no rights", ("roster", *path, *needed, f"{each.opts[0]}={NOT_WRITABLE}"), (1, 2, 3))
+            # A cache folder that is not there holds no models, which is no error.
+            if "Path" in str(each.type_descriptor.annotation) and each.name != "cache_dir":
+                given = f"{each.opts[0]}={NOT_WRITABLE}"
+                yield Case("no rights", ("roster", *path, *ARGUMENTS.get(name, []), given), (1, 2, 3))
+
+
+def missing_extras() -> Iterator[Case]:
+    """Yields each command as it is after `pip install roster-serve` alone."""
+    for path, _ in leaves():
+        name = " ".join(path)
+        if name != "doctor":
+            command = ("roster", *path, *ARGUMENTS.get(name, []))
+            yield Case("missing extra", command, (2, 3), blocked=_OF_EXTRAS)
+    for service in SERVICES:
+        yield Case("missing extra", (service,), (2,), blocked=_OF_EXTRAS)
+
+
+def taken_ports(port: int) -> Iterator[Case]:
+    """Yields each address of the services with a port that another program has."""
+    for name in ("listen", "admin-listen", "gateway-listen", "metrics-listen", "link"):
+        taken = f"--{name}={'tcp://' if name == 'link' else ''}127.0.0.1:{port}"
+        yield Case("taken port", ("roster-scheduler", *ANYWHERE, taken), (2,))
+        yield Case("taken port", ("roster", "serve", *ANYWHERE, "--device=hash", taken), (2,))
+    yield Case("taken port", ("roster-runner", "--device=hash", f"--health-listen=127.0.0.1:{port}"), (2,))
+    yield Case("taken port", ("roster", "calibrate", "costs.json", f"--listen=tcp://127.0.0.1:{port}"), (2,))
+
+
+def full_disks() -> Iterator[Case]:
+    """Yields commands that print to a full disk, or write a file there."""
+    for path, _ in leaves():
+        yield Case("no space", ("roster", *path, "--help"), (1,), stdout=FULL_DISK)
+    yield Case("no space", ("roster", "--version"), (1,), stdout=FULL_DISK)
+    yield Case("no space", ("roster", "models"), (1,), stdout=FULL_DISK)
+    simulate = ("roster", "simulate", *ARGUMENTS["simulate"])
+    yield Case("no space", simulate, (1,), stdout=FULL_DISK)
+    for name in ("--json", "--timeline"):
+        yield Case("no space", (*simulate, f"{name}={FULL_DISK}"), (1,))
+
+
+def interrupted() -> dict[tuple[str, ...], float]:
+    """Returns the commands to interrupt, each with the seconds within which it is interrupted."""
+    simulate = ("simulate", "--trace", TRACE, "--cost=cpu-smollm2", "--limit=2000")
+    return {
+        ("roster-scheduler", *ANYWHERE): 5.0,
+        ("roster-runner", "--device=hash", f"--link=tcp://{NO_PEER}"): 4.0,
+        ("roster", "serve", "--free-ports", "--device=hash"): 9.0,
+        ("roster", "demo", "--device=hash"): 10.0,
+        ("roster", "calibrate", "costs.json", "--device=hash", "--seconds=2"): 7.0,
+        ("roster", *simulate): 7.0,
+        ("roster", "models"): 4.0,
+        ("roster", "doctor", "--device=hash"): 4.0,
+        ("roster", "health", f"--server={NO_PEER}"): 3.0,
+    }
