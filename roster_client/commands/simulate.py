@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from roster_client.options.from_fields import takes
+from roster_client.options.output_files import check_outputs
 from roster_client.options.policy_names import policy_names
 from roster_client.terminal.simulation_progress import SimulationProgress
 from roster_client.timeline.recording import MOST_BYTES, RecordingWriter, recording_writer
@@ -81,6 +82,7 @@ def simulate(options: SimulateOptions) -> None:
         from scheduler_svc.simulator.trace import read_trace
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
+    check_outputs(options.json_file, options.plot)
     trace = read_trace(options.trace, options.limit).divided(options.prompt_divisor, options.output_divisor)
     trace = trace.at_rate(options.rate_scale)
     if options.jitter:

@@ -104,6 +104,7 @@ ELSEWHERE = [
         "tests/roster_client/client/test_credentials.py",
     ),
     Elsewhere(r"roster --tls-ca .*", "tests/roster_client/client/test_credentials.py"),
+    Elsewhere(r"roster doctor", "tests/roster_client/doctor/test_doctor.py"),
     Elsewhere(r"roster health --server ADDRESS .*", "tests/runner_svc/link/test_answer_watch.py"),
     Elsewhere(r"roster bench.*", "tests/roster_client/commands/test_bench.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),

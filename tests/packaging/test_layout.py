@@ -28,7 +28,7 @@ ORDER = {
         "transformers_decoder/gpu batch backends gpu execution link startup ."
     ),
     "roster_client": (
-        "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs bench/report demo "
+        "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs bench/report demo doctor "
         "commands ."
     ),
 }
