@@ -12,11 +12,11 @@
 // Few rows of x (`all_rows`) need no sorting: each job multiplies all of them and writes those that are its own.
 //
 // Macros: SCALAR; TOKENS, 8, 16, 32, 64 or 128; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows
-// of gate, then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are older than this kernel's predecessor, so weights are
-// copied before that has ended.
+// of gate, then those of up; of GATED: HALF_ROWS, rows of gate in a tile, 32 or, for more tiles, 24 or 16, so that the
+// product's other rows are unused; BIAS; SCALED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are
+// older than this kernel's predecessor, so weights are copied before that has ended.
 
-#include "hopper.cuh"
-#include "vector.cuh"
+#include "expert_jobs.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
@@ -33,7 +33,8 @@ constexpr int kBoxRows = 8;  // of x, copied at once
 constexpr int kBoxBytes = kBoxRows * 128;
 constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kPitch = kRows + 4;  // of a row's sums: lanes of a warp write to different banks
-constexpr int kOutputs = GATED ? kRows / 2 : kRows;  // of a row
+constexpr int kOutputs = GATED ? HALF_ROWS : kRows;  // of a row
+constexpr int kCopiedBytes = (GATED ? 2 * HALF_ROWS : kRows) * 128;  // of weights in a stage
 constexpr int kQuads = kOutputs / 4;
 
 // Shared memory: the ring, a full and an empty barrier for each stage, sums [TOKENS][kPitch].
@@ -46,40 +47,6 @@ struct Shared {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
 };
 
-struct Problem {
-    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, unused
-    const int* pairs;     // [rows]: token * top_k + rank of each sorted row
-    int top_k;
-    int all_rows;         // rows of x, where it is not sorted; else 0
-    int steps;            // columns of W, in pieces of 64
-    int tiles;            // of an expert's matrix
-    int outputs;          // columns of `out`
-    const Scalar* bias;   // [experts, 2 * outputs], of BIAS
-    const float* scales;  // [tokens], of SCALED
-    Scalar* out;          // [rows, outputs]
-};
-
-// A tile of a job.
-struct Work {
-    int expert, first, rows, tile;
-
-    __device__ __forceinline__ Work(const Problem& problem, int index) {
-        const int* job = problem.jobs + 4 + index / problem.tiles * 4;
-        expert = __ldcg(job), first = __ldcg(job + 1), rows = __ldcg(job + 2);
-        tile = index % problem.tiles;
-    }
-    // Columns of the product.
-    __device__ __forceinline__ int columns(const Problem& problem) const {
-        return problem.all_rows ? problem.all_rows : rows;
-    }
-};
-
-// A kernel that starts after this may rely on the jobs.
-__device__ __forceinline__ void wait_then_release() {
-    wait_for_predecessors();
-    release_successors();
-}
-
 // By one thread: fills the ring for all of a block's tiles.
 struct Producer {
     Shared shared;
@@ -88,7 +55,7 @@ struct Producer {
     const Problem& problem;
 
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
-        barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
+        barrier_expect(shared.full(stage), kCopiedBytes + boxes(work) * kBoxBytes);
     }
     __device__ __forceinline__ void copy_weights(const Work& work, int step, int stage) const {
         const unsigned target = shared.weights(stage), full = shared.full(stage);
@@ -215,7 +182,7 @@ private:
             const int column = problem.all_rows ? __ldcg(problem.pairs + row) / problem.top_k : i;
             auto values = load_vector<float, 4>(sums + column * kPitch + quad);
 #if GATED
-            auto up = load_vector<float, 4>(sums + column * kPitch + kOutputs + quad);
+            auto up = load_vector<float, 4>(sums + column * kPitch + kRows / 2 + quad);
 #if SCALED
             const float scale = __ldcg(problem.scales + __ldcg(problem.pairs + row) / problem.top_k);
 #pragma unroll
@@ -238,7 +205,7 @@ private:
     }
 };
 
-// weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of 32 where GATED);
+// weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of HALF_ROWS where GATED);
 // inputs: those of x in boxes of 8 rows. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,

@@ -20,6 +20,9 @@ from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 
+# Rows of an expert, on average, from which tiles are faster.
+_TILES_FROM = 16
+
 
 class ExpertSpace:
     """Intermediate tensors of the experts of one model, for passes of up to `max_tokens` positions."""
@@ -116,10 +119,11 @@ class CudaExpertMlp:
         )
 
     def _own_product(self, rows: int) -> ExpertProductLauncher:
-        """Returns the variant whose jobs hold about twice an expert's share of the rows."""
-        products = self._launchers.products
-        wanted = 2 * rows * self._config.top_k / self._config.num_experts
-        return next((product for product in products if product.job_rows >= wanted), products[-1])
+        """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
+        products, share = self._launchers.products, rows * self._config.top_k / self._config.num_experts
+        if share >= _TILES_FROM and rows > FEW_ROWS:
+            return self._launchers.tiles
+        return next((product for product in products if product.job_rows >= 2 * share), products[-1])
 
     def _own(
         self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan, *, scaled: bool = False

@@ -14,7 +14,7 @@ from runner_svc.cuda.experts import expert_product, expert_routing, expert_rows
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.expert_cases import GPT_OSS, QWEN, TINY, ExpertCase, ExpertTensors
 from tests.support.expert_runs import run
@@ -43,12 +43,15 @@ def seed() -> int:
     return seed
 
 
-CASES = {
+CASES: dict[str, tuple[ExpertCase, Variant | int]] = {
     "tiny": (ExpertCase(TINY, 11, hidden=64, extra_logits=1), 8),
     "one-row": (ExpertCase(QWEN, 1, hidden=64), 8),
     "few-rows": (ExpertCase(QWEN, 5, hidden=64, extra_logits=1), 8),
     "some-rows": (ExpertCase(QWEN, 40), 32),
     "one-expert": (ExpertCase(QWEN, 33, skew=100.0), 16),
+    "tiles": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160)),
+    "tiles-of-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16), TilesVariant(128)),
+    "tiles-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160)),
     "biases": (ExpertCase(GPT_OSS, 5, hidden=192), 16),
     "biases-sorted": (ExpertCase(GPT_OSS, 21, hidden=192, dtype=torch.float16), 16),
 }
@@ -56,12 +59,14 @@ CASES = {
 
 @pytest.mark.parametrize("name", choice(list(CASES), in_ci=["tiny"]))
 def test_experts(name: str, seed: int) -> None:
-    case, job_rows = CASES[name]
+    case, variant = CASES[name]
     config = case.config
+    if isinstance(variant, int):
+        variant = ExpertVariant(variant, 2)
     run(
         ExpertTensors(case, torch.device("cpu"), seed),
         ExpertRouting(config),
         ExpertRows(config, case.hidden, case.dtype),
-        ExpertProducts(config, case.dtype, ExpertVariant(job_rows, 2)),
+        ExpertProducts(config, case.dtype, variant),
         plain=name != "tiny",  # compiling one more kernel takes seconds
     )

@@ -11,6 +11,7 @@ from runner_svc.decoder.norm import Norm
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, RowNorm
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
+from tests.support.expert_cases import equal_jobs
 
 
 class HostRouting:
@@ -38,9 +39,9 @@ class HostRouting:
         counts = torch.bincount(experts.flatten(), minlength=config.num_experts)
         plan.ends.copy_(counts.cumsum(0))
         jobs = [
-            (expert, begin, min(job_rows, end - begin))
+            (expert, *job)
             for expert, (end, count) in enumerate(zip(plan.ends.tolist(), counts.tolist(), strict=True))
-            for begin in range(end - count, end, job_rows)
+            for job in equal_jobs(end - count, count, job_rows)
         ]
         plan.jobs[0] = len(jobs)
         plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:, :3] = torch.tensor(jobs, dtype=torch.int32)
@@ -143,6 +144,7 @@ def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | 
         HostRouting(config),
         HostExpertRows(config),
         [HostExpertProducts(config, job_rows) for job_rows in (8, 32)],
+        HostExpertProducts(config, 160),
         has_grouped=True,
         shared_activation=shared_activation,
     )

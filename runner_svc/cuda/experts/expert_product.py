@@ -1,4 +1,8 @@
-"""Products of sorted rows with their experts' matrices; see `kernels/expert_product.cu`. Only for Hopper."""
+"""Launches kernels/expert_product.cu and expert_tiles.cu, the products of rows with the matrices of their experts.
+
+Only for Hopper. The first is as fast as weights can be read, the second as fast as tensor cores multiply. Both read
+the work from the plan that kernels/expert_routing.cu left, and give the same bits.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.experts.expert_rows import gating_defines
-from runner_svc.cuda.experts.expert_variant import BOX_ROWS, STEP, THREADS, TILE_ROWS, ExpertVariant, num_tiles
+from runner_svc.cuda.experts.expert_variant import STEP, Variant, num_tiles
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
@@ -22,10 +26,8 @@ _MAX_MAPS = 16384
 class ExpertProducts:
     """One variant of the products of one model. Weights are [num_experts, out, in], contiguous."""
 
-    def __init__(
-        self, config: ExpertsConfig, dtype: torch.dtype, variant: ExpertVariant, *, overlap: bool = False
-    ) -> None:
-        self.name = f"{variant.job_rows} x {variant.blocks}"
+    def __init__(self, config: ExpertsConfig, dtype: torch.dtype, variant: Variant, *, overlap: bool = False) -> None:
+        self.name = f"{variant.kernel}, {variant.job_rows} x {variant.blocks}"
         self.job_rows = variant.job_rows
         self._config = config
         self._dtype = dtype
@@ -55,47 +57,43 @@ class ExpertProducts:
         `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS`.
         `bias` is [num_experts, 2 * inner]. Where the products are `scaled`, they are multiplied by the plan's scales.
         """
-        self._launch(
-            stream,
-            self._kernel(True, is_sorted, scaled),
-            x,
-            weight,
-            bias,
-            plan,
-            out,
-            all_rows=0 if is_sorted else len(x),
-        )
+        variant = self._variant
+        if len(plan.experts) == 1:  # whose jobs are known here
+            variant = variant.balanced(self._config.top_k, out.shape[1], num_multiprocessors())
+        all_rows = 0 if is_sorted else len(x)
+        self._launch(stream, variant, (True, is_sorted, scaled), x, weight, bias, plan, out, all_rows)
 
     def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:
         """`out` [T * k, n], sorted, from `x` [T * k, width], sorted, and `weight` [num_experts, n, width]."""
-        self._launch(stream, self._kernel(False, True, False), x, weight, None, plan, out, all_rows=0)
+        self._launch(stream, self._variant, (False, True, False), x, weight, None, plan, out, 0)
 
     def prepare(self) -> None:
         """Compiles the kernels."""
-        for gated, early in ((True, False), (True, True), (False, True)):
-            self._kernel(gated, early, False)
+        for kind in ((True, False, False), (True, True, False), (False, True, False)):
+            self._kernel(self._variant, *kind)
 
     def _launch(
         self,
         stream: int,
-        kernel: Kernel,
+        variant: Variant,
+        kind: tuple[bool, bool, bool],  # whether it is gated, early, scaled
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         plan: ExpertPlan,
         out: Tensor,
-        *,
         all_rows: int,
     ) -> None:
+        gated, *_ = kind
         num_experts, num_rows, width = weight.shape
         pairs, outputs = out.shape
-        tiles = num_tiles(outputs, num_rows != outputs)
+        tiles = num_tiles(outputs, variant.outputs(gated))
         most = max_jobs(num_experts, pairs, self.job_rows) * tiles
-        kernel(
+        self._kernel(variant, *kind)(
             stream,
-            min(most, self._variant.blocks * num_multiprocessors()),
-            self._map(weight.data_ptr(), num_experts * num_rows, width, num_rows // outputs),
-            self._map(x.data_ptr(), len(x), width, TILE_ROWS // BOX_ROWS),
+            min(most, variant.blocks * num_multiprocessors()),
+            self._map(weight.data_ptr(), num_experts * num_rows, width, variant.copied_rows(gated)),
+            self._map(x.data_ptr(), len(x), width, variant.box_rows),
             plan.jobs.data_ptr(),
             plan.pairs.data_ptr(),
             bias.data_ptr() if bias is not None else 0,
@@ -108,22 +106,22 @@ class ExpertProducts:
             outputs,
         )
 
-    def _compile(self, gated: bool, early: bool, scaled: bool) -> Kernel:
-        defines = product_defines(self._config, self._variant, self._dtype, gated=gated, early=early, scaled=scaled)
+    def _compile(self, variant: Variant, gated: bool, early: bool, scaled: bool) -> Kernel:
+        defines = product_defines(self._config, variant, self._dtype, gated=gated, early=early, scaled=scaled)
         return Kernel(
-            load("expert_product", defines),
-            "expert_product",
+            load(variant.kernel, defines),
+            variant.kernel,
             # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs
             "128s128sPPPPPiiiii",
-            THREADS,
-            shared_bytes=self._variant.shared_bytes,
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )
 
 
 def product_defines(
     config: ExpertsConfig,
-    variant: ExpertVariant,
+    variant: Variant,
     dtype: torch.dtype,
     *,
     gated: bool,
@@ -141,6 +139,5 @@ def product_defines(
     return defines | gating_defines(config) if gated else defines
 
 
-def _matrix_map(address: int, rows: int, width: int, parts: int) -> bytes:
-    """Returns the map of [rows, width], in boxes of a tile's rows or of one of its `parts`."""
-    return heads_map(address, width // PLANE, PLANE, rows, width, (TILE_ROWS // parts, 1))
+def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1), read_once=True)
