@@ -1,5 +1,7 @@
 // The work of kernels/expert_product.cu and kernels/expert_tiles.cu, as kernels/expert_routing.cu lists it on the device:
 // a job is an expert and some of its rows, which lie one after the other; each of them has all tiles of the matrix.
+//
+// Macros: SCALAR; ROUTES, of kernels/expert_product.cu.
 #pragma once
 
 #include "hopper.cuh"
@@ -18,13 +20,16 @@ struct Problem {
     SCALAR* out;          // [rows, outputs]
 };
 
+// By a thread of a block that has found the jobs itself, they are in its shared memory.
+__device__ __forceinline__ int load_job(const int* job) { return ROUTES ? *job : __ldcg(job); }
+
 // A tile of a job.
 struct Work {
     int expert, first, rows, tile;
 
     __device__ __forceinline__ Work(const Problem& problem, int index) {
         const int* job = problem.jobs + 4 + index / problem.tiles * 4;
-        expert = __ldcg(job), first = __ldcg(job + 1), rows = __ldcg(job + 2);
+        expert = load_job(job), first = load_job(job + 1), rows = load_job(job + 2);
         tile = index % problem.tiles;
     }
     // Columns of the product.

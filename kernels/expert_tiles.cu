@@ -51,7 +51,7 @@ struct Producer {
 
     __device__ __forceinline__ void produce() const {
         Ring<STAGES> ring(1);
-        const int total = __ldcg(problem.jobs) * problem.tiles;
+        const int total = load_job(problem.jobs) * problem.tiles;
         int done = 0;
         if (static_cast<int>(blockIdx.x) < total) done = start(ring);
         else wait_then_release();
@@ -112,7 +112,7 @@ struct Consumer {
     float sums[2][kSums];
 
     __device__ __forceinline__ void consume() {
-        const int total = __ldcg(problem.jobs) * problem.tiles;
+        const int total = load_job(problem.jobs) * problem.tiles;
         for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
             const Work work(problem, tile);
             multiply_columns(work.rows);

@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan, ExpertProductLauncher, RowNorm
+from runner_svc.interface.expert_launchers import (
+    FEW_ROWS,
+    ExpertLaunchers,
+    ExpertPlan,
+    ExpertProductLauncher,
+    LoneRow,
+    RowNorm,
+)
 from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
@@ -89,8 +96,10 @@ class CudaExpertMlp:
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
         products.store(stream, x, self._router, logits)
         norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
-        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
-        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
+        lone = LoneRow(logits, self._router_bias, norm) if rows == 1 else None
+        if lone is None:
+            launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
 
@@ -126,7 +135,14 @@ class CudaExpertMlp:
         return next((product for product in products if product.job_rows >= 2 * share), products[-1])
 
     def _own(
-        self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan, *, scaled: bool = False
+        self,
+        stream: int,
+        product: ExpertProductLauncher,
+        normed: Tensor,
+        plan: ExpertPlan,
+        *,
+        scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
         weights, space, pairs = self._weights, self._space, len(plan.pairs)
@@ -136,8 +152,8 @@ class CudaExpertMlp:
             self._launchers.rows.gather(stream, normed, plan, x)
         activated = space.activated[:pairs]
         bias = weights.gate_up_bias
-        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled)
-        product.store(stream, activated, weights.down, plan, space.rows[:pairs])
+        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
+        product.store(stream, activated, weights.down, plan, space.rows[:pairs], lone)
         return space.rows[:pairs]
 
     def _grouped(self, stream: int, normed: Tensor, plan: ExpertPlan) -> Tensor:

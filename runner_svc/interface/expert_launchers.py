@@ -33,6 +33,15 @@ class RowNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoneRow:
+    """What the products need to route a pass of one row themselves."""
+
+    logits: Tensor  # float32 [1, num_experts]
+    bias: Tensor | None  # float32 [num_experts]
+    norm: RowNorm | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertPlan:
     """The routing of T rows to k experts each, as kernels/expert_routing.cu leaves it."""
 
@@ -40,10 +49,9 @@ class ExpertPlan:
     weights: Tensor  # float32 [T, k]
     places: Tensor  # int32 [T, k]: where each pair of row and expert lies among the sorted ones
     pairs: Tensor  # int32 [T * k]: row * k + rank of each sorted pair
-    # Of more than ROUTED_AT_ONCE rows, in groups of as many: int32 [T, k], where each pair lies among those of its group
-    # and expert; int32 [groups, num_experts], where those begin.
-    indexes: Tensor
-    bases: Tensor
+    # Of more than ROUTED_AT_ONCE rows, in groups of as many:
+    indexes: Tensor  # int32 [T, k]: where each pair lies among those of its group and expert
+    bases: Tensor  # int32 [groups, num_experts]: where those begin
     ends: Tensor  # int32 [num_experts]: where each expert's pairs end
     # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, unused.
     jobs: Tensor
@@ -161,9 +169,12 @@ class ExpertProductLauncher(Protocol):
         *,
         is_sorted: bool,
         scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> None: ...
 
-    def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None: ...
+    def store(
+        self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor, lone: LoneRow | None = None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

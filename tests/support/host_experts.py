@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from runner_svc.decoder.mlp import gate_function, route
 from runner_svc.decoder.norm import Norm
-from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, RowNorm
+from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, LoneRow, RowNorm
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.expert_cases import equal_jobs
@@ -119,7 +119,15 @@ class HostExpertProducts:
         *,
         is_sorted: bool,
         scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> None:
+        if lone is not None:
+            HostRouting(self._config)(stream, lone.logits, lone.bias, plan, self.job_rows, lone.norm)
+            ranks = torch.arange(self._config.top_k, dtype=torch.int32)
+            plan.places.copy_(ranks.unsqueeze(0))
+            plan.pairs.copy_(ranks)
+            jobs = plan.jobs[4 : 4 + 4 * len(ranks)].view(-1, 4)
+            jobs[:, 0], jobs[:, 1], jobs[:, 2] = plan.experts[0], ranks, 1
         for expert, first, rows in self._jobs(plan):
             own = slice(first, first + rows)
             inputs = x[own] if is_sorted else x[plan.pairs[own].long() // self._config.top_k]
@@ -130,7 +138,9 @@ class HostExpertProducts:
                 product += bias[expert].float()
             out[own] = self._gate(*product.chunk(2, dim=-1)).to(out.dtype)
 
-    def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:
+    def store(
+        self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor, lone: LoneRow | None = None
+    ) -> None:
         for expert, first, rows in self._jobs(plan):
             out[first : first + rows] = (x[first : first + rows].float() @ weight[expert].float().t()).to(out.dtype)
 
