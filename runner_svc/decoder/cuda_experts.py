@@ -105,18 +105,9 @@ class CudaExpertMlp:
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
-        rows, space, launchers = len(normed), self._space, self._launchers
-        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
-        logits, plan = space.logits[:rows], space.plan.rows(rows)
-        multiply_float32(normed, self._router, logits)
-        job_rows = product.job_rows if product is not None else FEW_ROWS
-        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
-        if product is None:
-            y = self._grouped(stream, normed, plan)
-        else:
-            y = self._own(stream, product, normed, plan)
+        y, plan, logits = self._outputs(stream, normed, activating)
         shared = self._shared(stream, normed) if self._weights.shared is not None else None
-        launchers.rows.combine(
+        self._launchers.rows.combine(
             stream,
             y,
             self._weights.down_bias,
@@ -126,6 +117,34 @@ class CudaExpertMlp:
             shared=shared,
             gates=logits[:, self._config.num_experts :] if shared is not None else None,
         )
+
+    def add_to_normed(
+        self,
+        stream: int,
+        normed: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        activating: Activating,
+    ) -> None:
+        """Adds the experts of `normed` [T, hidden_size] to `residual`, whose next norm `normed` becomes.
+
+        There must be no shared expert.
+        """
+        y, plan, _ = self._outputs(stream, normed, activating)
+        bias = self._weights.down_bias
+        self._launchers.rows.combine_norm(stream, y, bias, plan, residual, norm_weight, normed, eps)
+
+    def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
+        """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""
+        rows, space, launchers = len(normed), self._space, self._launchers
+        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
+        logits, plan = space.logits[:rows], space.plan.rows(rows)
+        multiply_float32(normed, self._router, logits)
+        job_rows = product.job_rows if product is not None else FEW_ROWS
+        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
+        y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
+        return y, plan, logits
 
     def _own_product(self, rows: int) -> ExpertProductLauncher:
         """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
