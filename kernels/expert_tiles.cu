@@ -16,8 +16,10 @@
 // this kernel's predecessor, so weights are copied before that has ended.
 
 #include "expert_jobs.cuh"
-#include "hopper_cluster.cuh"
 #include "wgmma.cuh"
+#if CLUSTER > 1
+#include "hopper_cluster.cuh"
+#endif
 #if GATED
 #include "gating.cuh"
 #endif
