@@ -5,21 +5,14 @@
 // product's 64-row operands, so that a job pays for its own rows, rounded up to 8 or 16, and not for whole tiles of 64 or
 // 128 rows. Two warpgroups multiply 128 rows each, where GATED 64 of gate and the same 64 of up: a thread has the gate and
 // up sums of the same outputs. One thread copies pieces of 64 columns through a ring of stages, also across tiles.
-// Outputs are transposed within warps and stored without shared memory. Warpgroup 0 is HEAD_START stages ahead, so that
-// one warpgroup multiplies while the other writes.
+// Outputs are transposed within warps and stored without shared memory.
 //
-// The CLUSTER blocks of a cluster have neighbouring tiles of one job. Each copies a part of the job's rows for all of
-// them: L2 is asked for fewer bytes.
-//
-// Macros: SCALAR; TOKENS, 128 or 160; STAGES; CLUSTER, 1 or 2; HEAD_START, below STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
+// Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
 // then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales. The jobs are older than
 // this kernel's predecessor, so weights are copied before that has ended.
 
 #include "expert_jobs.cuh"
 #include "wgmma.cuh"
-#if CLUSTER > 1
-#include "hopper_cluster.cuh"
-#endif
 #if GATED
 #include "gating.cuh"
 #endif
@@ -39,8 +32,7 @@ constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
-// Shared memory: the ring, with weights and x in each stage; a full and an empty barrier for each stage; one that completes
-// when warpgroup 0 has its head start.
+// Shared memory: the ring, with weights and x in each stage; then a full and an empty barrier for each stage.
 struct Shared {
     unsigned base;
 
@@ -48,7 +40,6 @@ struct Shared {
     __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
     __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
-    __device__ __forceinline__ unsigned head_start() const { return full(STAGES); }
 };
 
 // By one thread: fills the ring for all of a block's tiles.
@@ -91,14 +82,9 @@ private:
     }
     __device__ __forceinline__ void copy_inputs(const Work& work, int step, int stage) const {
         const int count = boxes(work);
-        for (int box = work.tile % CLUSTER; box < count; box += CLUSTER) {
-            const unsigned target = shared.inputs(stage) + box * kBoxBytes, full = shared.full(stage);
-            const int row = work.first + box * kBoxRows;
-#if CLUSTER > 1
-            copy_tensor_to((1u << CLUSTER) - 1, target, inputs, 0, row, step, full);
-#else
-            copy_tensor(target, inputs, 0, row, step, full);
-#endif
+        for (int box = 0; box < count; box++) {
+            copy_tensor(shared.inputs(stage) + box * kBoxBytes, inputs, 0, work.first + box * kBoxRows, step,
+                        shared.full(stage));
         }
     }
     // The first stages get their weights before the predecessors are waited for; how many there are.
@@ -124,31 +110,17 @@ struct Consumer {
     unsigned weight_matrix, input_matrix;
     Ring<STAGES> ring;
     float sums[2][kSums];
-    bool starts;  // this thread tells the other warpgroup to begin
 
     __device__ __forceinline__ void consume() {
         const int total = load_job(problem.jobs) * problem.tiles;
-        if (HEAD_START > 0 && index > 0 && static_cast<int>(blockIdx.x) < total) barrier_wait(shared.head_start(), 0);
         for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
             const Work work(problem, tile);
-            starts = HEAD_START > 0 && index == 0 && leads && tile == static_cast<int>(blockIdx.x);
             multiply_columns(work.rows);
             write(work);
         }
     }
 
 private:
-    // Gives a stage back to all blocks that copy into it.
-    __device__ __forceinline__ void release(int stage) const {
-        if (!leads) return;
-#if CLUSTER > 1
-#pragma unroll
-        for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(shared.empty(stage), rank);
-#else
-        barrier_arrive(shared.empty(stage));
-#endif
-    }
-
     __device__ __forceinline__ void multiply_columns(int columns) {
         if (columns <= 8) multiply<8>();
         else if (columns <= 16) multiply<16>();
@@ -188,10 +160,7 @@ private:
             wgmma_commit();
             if (step > 0) {
                 wgmma_wait<1>();
-                release(last_stage);
-            }
-            if (HEAD_START > 0 && starts && step + 1 == min(HEAD_START, problem.steps)) {
-                barrier_arrive(shared.head_start());
+                if (leads) barrier_arrive(shared.empty(last_stage));
             }
             last_stage = ring.stage;
             ring.advance();
@@ -199,7 +168,7 @@ private:
         wgmma_wait<0>();
         Product::pin(first);
         Product::pin(second);
-        release(last_stage);
+        if (leads) barrier_arrive(shared.empty(last_stage));
     }
 
     // A thread's sums are of the rows lane / 4 and lane / 4 + 8 of its warp's 16, and two neighbouring columns in 8.
@@ -288,13 +257,8 @@ private:
 };
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows; inputs: those of x,
-// sorted, in boxes of 16 rows; all_rows is 0; tiles, a multiple of CLUSTER, may be more than there are outputs for. Any grid
-// of whole clusters will do.
-extern "C" __global__ void
-#if CLUSTER > 1
-__cluster_dims__(CLUSTER, 1, 1)
-#endif
-__launch_bounds__(kThreads, 1) expert_tiles(
+// sorted, in boxes of 16 rows; all_rows is 0. Any grid will do.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
     const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k,
     int all_rows, int steps, int tiles, int outputs) {
@@ -303,16 +267,11 @@ __launch_bounds__(kThreads, 1) expert_tiles(
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), CLUSTER * kConsumers);
+            barrier_init(shared.empty(i), kConsumers);
         }
-        barrier_init(shared.head_start(), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-#if CLUSTER > 1
-    cluster_sync();
-#else
     __syncthreads();
-#endif
     const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == kConsumers) {
@@ -327,9 +286,6 @@ __launch_bounds__(kThreads, 1) expert_tiles(
                  matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0)}
             .consume();
     }
-#if CLUSTER > 1
-    cluster_sync();  // others may still copy into this block, and arrive at its barriers
-#endif
 }
 
 #endif

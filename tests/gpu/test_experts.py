@@ -61,7 +61,7 @@ def stream() -> int:
         (ExpertVariant(8, 2), True),
         (ExpertVariant(16, 2), False),
         (ExpertVariant(64, 1), True),
-        (TilesVariant(160, cluster=2, head_start=2), True),
+        (TilesVariant(160), True),
         (TilesVariant(128), False),
     ],
     ids=str,

@@ -109,11 +109,11 @@ class ExpertProducts:
         gated = kind.gated
         num_experts, num_rows, width = weight.shape
         pairs, outputs = out.shape
-        tiles = num_tiles(outputs, variant.cluster * variant.outputs(gated)) * variant.cluster
+        tiles = num_tiles(outputs, variant.outputs(gated))
         most = max_jobs(num_experts, pairs, self.job_rows) * tiles
         self._kernel(variant, kind)(
             stream,
-            min(most, variant.blocks * num_multiprocessors() // variant.cluster * variant.cluster),
+            min(most, variant.blocks * num_multiprocessors()),
             self._map(weight.data_ptr(), num_experts * num_rows, width, variant.copied_rows(gated)),
             self._map(x.data_ptr(), len(x), width, variant.box_rows),
             plan.jobs.data_ptr(),

@@ -38,10 +38,6 @@ class Variant(Protocol):
         """Of a multiprocessor."""
 
     @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-
-    @property
     def box_rows(self) -> int:
         """Rows of x that are copied at once."""
 
@@ -80,7 +76,6 @@ class ExpertVariant:
     kernel = "expert_product"
     threads = 160
     """A warpgroup that multiplies and a warp that copies."""
-    cluster = 1
     box_rows = 8
 
     # Of a multiprocessor: what its blocks can have together, less what the driver keeps of each.
@@ -130,14 +125,9 @@ class ExpertVariant:
 
 @dataclass(frozen=True, slots=True)
 class TilesVariant:
-    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows and `cluster` blocks in a cluster.
-
-    One warpgroup starts `head_start` stages ahead of the other.
-    """
+    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows."""
 
     job_rows: int
-    cluster: int = 1
-    head_start: int = 0
 
     kernel = "expert_tiles"
     threads = 384
@@ -155,22 +145,17 @@ class TilesVariant:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return (self._SHARED_BYTES - _BARRIER_BYTES) // (self._stage_bytes + _BARRIER_BYTES)
+        return self._SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def shared_bytes(self) -> int:
         """Of a block."""
-        return self.stages * (self._stage_bytes + _BARRIER_BYTES) + _BARRIER_BYTES
+        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {
-            "TOKENS": self.job_rows,
-            "STAGES": self.stages,
-            "CLUSTER": self.cluster,
-            "HEAD_START": self.head_start,
-        }
+        return {"TOKENS": self.job_rows, "STAGES": self.stages}
 
     def outputs(self, gated: bool) -> int:
         """Returns the outputs of a tile."""
