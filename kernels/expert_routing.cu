@@ -1,6 +1,6 @@
 // Which experts each row goes to, with which weights, and in what order an expert's rows lie: one launch.
 //
-// A warp takes a row: it finds the TOP_K largest logits, ties to the lower expert, and their weights. One block also sorts
+// A warp takes a row: it finds the TOP_K largest scores and their weights. One block also sorts
 // the pairs of row and expert by expert. Several blocks each number their own pairs within each expert; the last to finish
 // finds where the pairs of every block and expert begin, and kernels/expert_rows.cu puts both together. Either way the
 // work of kernels/expert_product.cu is listed. Which of an expert's pairs comes first is left to chance: no sum depends

@@ -105,8 +105,8 @@ struct WeightedSum {
 };
 
 // out [rows, WIDTH] = the weighted sums + sigmoid(gate) * shared; with `adds` that is added to what `out` holds.
-// y [rows * TOP_K, WIDTH], bias [experts, WIDTH], shared [rows, WIDTH] or null, its gate at `gates`, `gate_stride` floats
-// apart.
+// y [rows * TOP_K, WIDTH], bias [experts, WIDTH], shared [rows, WIDTH] or null, its gates at `gates`, `gate_stride` floats
+// apart, or none where that is null.
 extern "C" __global__ void expert_combine(
     const SCALAR* y, const int* places, const float* weights, const int* experts, const SCALAR* bias,
     const SCALAR* shared, const float* gates, SCALAR* out, int gate_stride, int adds, int num_rows) {
@@ -118,7 +118,7 @@ extern "C" __global__ void expert_combine(
         const int row = static_cast<int>(index / kVectors), column = static_cast<int>(index % kVectors) * 8;
         WeightedSum sum(y, Parts(places, weights, row), experts, bias, row, column);
         if (shared) {
-            const float factor = 1.0f / (1.0f + expf(-gates[row * static_cast<long long>(gate_stride)]));
+            const float factor = gates ? 1.0f / (1.0f + expf(-gates[row * static_cast<long long>(gate_stride)])) : 1.0f;
             const auto part = load_vector<SCALAR, 8>(shared + index * 8);
 #pragma unroll
             for (int j = 0; j < 8; j++) sum.sums[j] += factor * to_float(part[j]);

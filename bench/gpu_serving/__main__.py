@@ -47,6 +47,8 @@ WARM_UP = ("--requests=30", "--rate=30")
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
 GPU_PACKAGES = ("torch", "cupy")
 TEST_VOCABULARY = 512
+DEPTH = 2
+"""Plans in flight for the times of the host's parts, if the profile decides."""
 PROFILER_GAP = "profiler_gap_us"
 
 
@@ -72,7 +74,7 @@ class Load:
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """Returns the loads that the command line names."""
-    flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
+    flags = ("--no-prefix-sharing", *arguments.scheduler_flag)
     loads = []
     for spec in arguments.offline:
         (policy, step_tokens), changes = split_spec(spec)
@@ -153,7 +155,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
 def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str, Any]:
     """Returns all numbers of a load."""
-    depth = load.scheduling.depth
+    depth = load.scheduling.depth or DEPTH
     during = steps.between(int(record.due.min()), int(record.delta_times.max()))
     row = {"load": load.name, "rate": load.rate, "scheduler": vars_of(load.scheduling), **report.client_numbers(record)}
     row["runner"] = report.step_numbers(during, depth)
@@ -204,7 +206,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--policy-parameters", default="{}", help="the policy's parameters besides step_tokens, as JSON"
     )
-    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--depth", type=int, help="plans in flight; default: by the scheduler's profile")
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--max-step-tokens", type=int, default=8192)
     parser.add_argument("--gpu-memory", type=float, default=0.92)

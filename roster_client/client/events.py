@@ -138,6 +138,14 @@ class Assembler:
             self.completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
             yield self.completion.usage
 
+    def cut_by_deadline(self, num_choices: int) -> Iterator[Event]:
+        """Yields the finishes of the choices that have none, as if `timeout_ms` had passed on the server."""
+        for index in range(max(num_choices, len(self._cursors))):
+            choice = self._choice(index)
+            if choice.finish is None:
+                choice.finish = Finish(index, FinishReason.DEADLINE, self._cursors.get(index, 0))
+                yield choice.finish
+
     def _tells_of_the_start(self, response: pb.GenerateResponse) -> bool:
         """Whether the message has new data of the start; a resumed stream repeats the data of the prompt."""
         started = self.completion.started

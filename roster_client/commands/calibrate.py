@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from roster_client.commands.simulate import MISSING
+from roster_common.setting_options import as_arguments
 
 GRACE_S = 10.0
 
@@ -72,12 +73,7 @@ def started_runner(endpoint: str | None, flags: dict[str, object]) -> Iterator[C
     if endpoint is None:
         yield lambda: None
         return
-    given = [
-        part
-        for name, value in flags.items()
-        if value is not None
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    given = as_arguments({name: value for name, value in flags.items() if value is not None})
     command = [sys.executable, "-m", "runner_svc.main", "--link", endpoint, *given]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 

@@ -18,6 +18,7 @@ from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import UnavailableError
 from roster_client.serve.child_process import ChildProcess, OnLine
 from roster_client.serve.free_ports import free_ports
+from roster_common.setting_options import as_arguments
 from roster_protos import inference_pb2 as pb
 
 SCHEDULER = "scheduler"
@@ -166,12 +167,8 @@ class Stack:
         await self.stop()
 
     async def _start(self, name: str) -> None:
-        flags = [
-            part for key, value in self._flags[name].items() for part in (f"--{key.replace('_', '-')}", str(value))
-        ]
-        self._children[name] = await ChildProcess.start(
-            name, [sys.executable, "-m", _MODULES[name], *flags], self._line
-        )
+        command = [sys.executable, "-m", _MODULES[name], *as_arguments(self._flags[name])]
+        self._children[name] = await ChildProcess.start(name, command, self._line)
 
     async def _stop(self, name: str) -> None:
         if child := self._children.pop(name, None):

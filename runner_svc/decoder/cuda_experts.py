@@ -2,9 +2,9 @@
 
 Per layer: the router's product with float32 logits; routing, which also sorts rows by expert; a copy of the rows in
 that order, unless they are few; gate-up products with activation; down products; the weighted sum, which adds up each
-row's experts in the order of the router's logits. What depends on the routing stays on the device, so that steps can
-be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with a kernel
-for the activation. `mlp` is the counterpart on the CPU.
+row's experts in the order in which the router chose them. What depends on the routing stays on the device, so that
+steps can be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with
+a kernel for the activation. `mlp` is the counterpart on the CPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ExpertSpace:
 
         pairs = max_tokens * config.top_k
         self.plan = ExpertPlan.allocate(config.num_experts, config.top_k, max_tokens, FEW_ROWS, device)
-        columns = config.num_experts + (config.shared_width is not None)
+        columns = config.num_experts + (config.shared_width is not None and config.shared_gate)
         self.logits = torch.empty(max_tokens, columns, dtype=torch.float32, device=device)
         self.rows = empty(pairs, hidden_size)  # sorted by expert; the products' input, then their output
         self.activated = empty(pairs, config.width)
@@ -68,9 +68,12 @@ class CudaExpertMlp:
         self._space = space
         router = weights.router
         # The gate of a shared expert is one more column of the logits.
-        gates = [weights.shared.gate] if weights.shared is not None else []
-        self._router = torch.cat([router.weight, *gates]) if gates else router.weight
-        self._router_bias = router.bias.float() if router.bias is not None else None
+        self._gate = weights.shared.gate if weights.shared is not None else None
+        self._router = (
+            router.weight if self._gate is None else torch.cat([router.weight, self._gate.to(router.weight.dtype)])
+        )
+        # A router has biases or corrections, and its configuration says which.
+        self._router_bias = router.bias.float() if router.bias is not None else weights.corrections
 
     @property
     def router(self) -> Tensor:
@@ -115,7 +118,7 @@ class CudaExpertMlp:
             hidden.residual if hidden.last is None else hidden.last,
             adds=hidden.last is None,
             shared=shared,
-            gates=logits[:, self._config.num_experts :] if shared is not None else None,
+            gates=logits[:, self._config.num_experts :] if self._gate is not None else None,
         )
 
     def add_to_normed(
@@ -196,9 +199,11 @@ class CudaExpertMlp:
 
 
 def multiply_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Fills `out`, float32 [rows, n], with x W^T; W is [n, in]."""
+    """Fills `out`, float32 [rows, n], with x W^T; W is [n, in], of the type of x or float32."""
     if x.dtype is torch.float32:
         torch.mm(x, weight.t(), out=out)
+    elif weight.dtype is torch.float32:
+        torch.mm(x.float(), weight.t(), out=out)
     else:
         torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 

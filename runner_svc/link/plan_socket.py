@@ -5,6 +5,7 @@
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
 | the same, while a plan computes | none yet: Hello means that the runner can execute plans |
 | the same, if the plan takes longer than `plan_timeout_s`, without pauses | HungBackend: the process must restart |
+| no answer to Hello for 5 s | a warning, which repeats every 30 s; see answer_watch |
 | Welcome of a new session | none: the old session's plans, queued ones included, are dropped |
 | Welcome of a session that was left, or of an earlier term | Event: fenced, with the current term |
 | any other message of another session | the same: its scheduler may have been paused while a successor took over |
@@ -35,6 +36,7 @@ from runner_svc.execution.compute_thread import ComputeThread
 from runner_svc.execution.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.execution.overlapping_executor import OverlappingExecutor
 from runner_svc.execution.runner import Runner
+from runner_svc.link.answer_watch import AnswerWatch
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.scheduler_connection import SchedulerConnection
 
@@ -76,6 +78,7 @@ class PlanSocket:
 
         `plan_timeout_s`: seconds that a plan may take when no scheduler waits for it any more, pauses not counted.
         """
+        self.answers = AnswerWatch(endpoint)
         self._silence_s = silence_s
         self._watch = BusyWatch(plan_timeout_s)
         self._hello = runner.hello()
@@ -194,7 +197,9 @@ class PlanSocket:
             self._hellos = 0
             self._connection.replace()
         hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
-        if self._connection.send(hello.SerializeToString()):
+        connected = self._connection.send(hello.SerializeToString())
+        self.answers.missing(now, connected)
+        if connected:
             self._hellos += 1
             self._next_hello_at = now + HELLO_INTERVAL_S
         else:
@@ -250,6 +255,7 @@ class PlanSocket:
         self._seeking = False
         self._hellos = 0
         self._heard_at = time.monotonic()
+        self.answers.heard()
         self._compute.submit(BeginSession(session, welcome.resume))
 
     def _know(self, number: int, term_id: int) -> None:
@@ -270,6 +276,7 @@ class PlanSocket:
 
     def _heard(self) -> None:
         self._heard_at = time.monotonic()
+        self.answers.heard()
         self._hellos = 0
         if not self._seeking or self._faulted:
             return

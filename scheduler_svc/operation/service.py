@@ -17,12 +17,15 @@ from types import FrameType
 import structlog
 import zmq
 
-from roster_common.logs import configure_logs
+from roster_common.distribution import version_line
+from roster_common.logs import configure_logs, warn_unknown
+from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.front.auth.listen_address import ReservedAddress, reserve
 from scheduler_svc.front.auth.server_credentials import ServerCredentials
-from scheduler_svc.front.gateway.gateway_service import check_gateway
+from scheduler_svc.front.gateway.gateway_service import check_gateway, gateway_is_served
+from scheduler_svc.front.rpc.wrong_port import GATEWAY_IS_OFF
 from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.metrics.collector import RosterCollector
 from scheduler_svc.metrics.server import MetricsServer
@@ -37,6 +40,8 @@ GRPC = ("listen", "admin_listen", "gateway_listen")
 _LONGEST_FOLDER = 99
 """Bytes of the folder's path: with "/engine" it must fit into a Unix socket's address, 107."""
 
+_ABOUT = "Schedules every step of its runners, and serves gRPC, until SIGTERM or Ctrl-C."
+
 log = structlog.get_logger()
 
 
@@ -46,11 +51,12 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
     `first_worker` comes from `spawn_worker` and is killed if the settings ask for none. Must run in the main thread.
     """
     try:
-        settings = SchedulerSettings.read(_cli_parse_args=True)
+        settings = read_command_line(SchedulerSettings, "roster-scheduler", _ABOUT, _version)
     except UnusableSettings as error:
         return _complain(str(error))
     else:
         configure_logs(settings.log_format, settings.log_level)
+        warn_unknown()
         if not settings.front_workers:
             first_worker.kill()
         return serve(settings, first_worker)
@@ -90,6 +96,8 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
             metrics=metrics.address if metrics is not None else "",
             workers=settings.front_workers,
         )
+        if not gateway_is_served():
+            log.info(GATEWAY_IS_OFF)
         try:
             if settings.front_workers:
                 _serve_with_workers(settings, loop, f"ipc://{folder}/engine", first_worker)
@@ -169,6 +177,10 @@ def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: s
         loop.stop()
         engine.join()
         os.close(reader)
+
+
+def _version() -> str:
+    return version_line("roster-scheduler")
 
 
 def _complain(sentence: str) -> int:

@@ -33,7 +33,7 @@ def load(roster: RosterProcesses) -> dict[str, Metric]:
 
     def ask(number: int) -> None:
         with SyncRosterClient(roster.address) as client:
-            list(client.generate(f"request {number}", max_tokens=TOKENS))
+            list(client.generate(f"request {number}", raw=True, max_tokens=TOKENS))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(REQUESTS)]
     for thread in threads:
@@ -73,10 +73,10 @@ def test_a_load_is_seen_while_it_lasts_and_counted_in_the_end(roster: RosterProc
 def test_refusals_are_counted_by_reason(roster: RosterProcesses) -> None:
     with SyncRosterClient(roster.address) as client:
         before = scrape(roster.metrics_address)
-        with client.generate("first", request_id="taken", max_tokens=200) as stream:
+        with client.generate("first", raw=True, request_id="taken", max_tokens=200) as stream:
             next(iter(stream))
             with pytest.raises(RosterError, match="in use with another body"):
-                list(client.generate("second", request_id="taken", max_tokens=3))
+                list(client.generate("second", raw=True, request_id="taken", max_tokens=3))
         after = scrape(roster.metrics_address)
     name = "roster_refusals_total"
     assert value(after, name, reason="id_in_use") - value(before, name, reason="id_in_use") == 1
@@ -127,7 +127,7 @@ def test_each_metric_has_the_unit_that_its_name_says() -> None:
 def test_the_documented_label_values_are_those_that_are_exposed(roster: RosterProcesses) -> None:
     families = scrape(roster.metrics_address)
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (`.+`.*) \|$", PAGE, re.MULTILINE)
-    assert len(rows) == 8
+    assert len(rows) == 9
     for metric, label, values in rows:
         samples = families[metric.removesuffix("_total")].samples
         assert set(re.findall(r"`(\w+)`", values)) == {sample.labels[label] for sample in samples}, metric

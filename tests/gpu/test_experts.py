@@ -23,19 +23,19 @@ from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
-from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
-from tests.support.expert_cases import GPT_OSS, QWEN, TINY, ExpertCase, ExpertTensors
+from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors
 from tests.support.expert_runs import run
 
 if not is_hopper():
     pytest.skip("the products are Hopper's", allow_module_level=True)
 
 GPU = torch.device("cuda")
-LARGE = ExpertsConfig(128, 8, 768, softmax_first=True, normalize=True, activation="silu")
-ODD = ExpertsConfig(60, 5, 192, softmax_first=True, normalize=False, activation="gelu_pytorch_tanh")
-MANY = ExpertsConfig(300, 12, 64, softmax_first=False, normalize=False, activation="relu")
+LARGE = ExpertsConfig(128, 8, 768, RouterConfig(normalize=True), activation="silu")
+ODD = ExpertsConfig(60, 5, 192, RouterConfig(), activation="gelu_pytorch_tanh")
+MANY = ExpertsConfig(300, 12, 64, RouterConfig(Scoring.SOFTMAX_OF_CHOSEN), activation="relu")
 CASES = {
     **{f"tiny-{rows}": ExpertCase(TINY, rows, hidden=64, extra_logits=1) for rows in (1, 2, 7, 8, 9, 100)},
     **{f"qwen-{rows}": ExpertCase(QWEN, rows) for rows in (1, 8, 33, 500)},
@@ -47,6 +47,8 @@ CASES = {
     "large-1": ExpertCase(LARGE, 1, hidden=2048),
     "large-64": ExpertCase(LARGE, 64, hidden=2048),
     "odd": ExpertCase(ODD, 77, hidden=320),
+    **{f"ernie-{rows}": ExpertCase(ERNIE, rows) for rows in (1, 40, 300)},
+    **{f"grouped-{rows}": ExpertCase(GROUPED, rows, extra_logits=1) for rows in (1, 40, 300)},
     "many": ExpertCase(MANY, 50, hidden=64),
 }
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from runner_svc.cuda.experts.expert_product import product_defines
+from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
 from runner_svc.model.families.experts_config import ExpertsConfig
-from tests.support.expert_cases import GPT_OSS, QWEN
+from tests.support.expert_cases import GPT_OSS, GROUPED, QWEN
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice
 
@@ -20,6 +21,10 @@ if toolkit_folder() is None:
 
 BF16, HALF = "-DSCALAR=__nv_bfloat16", "-DSCALAR=__half"
 NO_FP8 = "-DFP8_CACHE=0"
+
+
+def macros(defines: dict[str, int | str]) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in defines.items())
 
 
 def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -> tuple[str, ...]:
@@ -56,10 +61,8 @@ CASES = {
     "rotate-halves": ("rotate_halves", (BF16, "-DHEADS=32", "-DKV_HEADS=8", "-DHEAD_DIM=128")),
     "rotate-halves-odd": ("rotate_halves", (HALF, "-DHEADS=9", "-DKV_HEADS=3", "-DHEAD_DIM=80")),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
-    "expert-routing": (
-        "expert_routing",
-        ("-DEXPERTS=128", "-DTOP_K=8", "-DSOFTMAX_FIRST=1", "-DNORMALIZE=1"),
-    ),
+    "expert-routing": ("expert_routing", macros(routing_defines(QWEN))),
+    "expert-routing-groups": ("expert_routing", macros(routing_defines(GROUPED))),
     "expert-rows": (
         "expert_rows",
         (BF16, "-DWIDTH=2880", "-DTOP_K=4", "-DBIAS=1", "-DCLAMPED=1", "-DALPHA=1.702f", "-DLIMIT=7.0f"),

@@ -82,6 +82,9 @@ def run(
     total = torch.ones_like(out)
     rows.combine(stream, y, tensors.down_bias, plan, total, adds=True, shared=shared, gates=gates)
     torch.testing.assert_close(total.float(), expected + 1 + gates.sigmoid() * shared.float(), **TOLERANCE)
+    rows.combine(stream, y, tensors.down_bias, plan, out, adds=False, shared=shared)
+    torch.testing.assert_close(out.float(), expected + shared.float(), **TOLERANCE)
+    rows.combine(stream, y, tensors.down_bias, plan, out, adds=False)
     residual = torch.randn_like(out)
     carried, norm_weight = residual.float(), torch.rand(case.hidden, device=tensors.device).to(case.dtype) + 0.5
     normed = poisoned(case.rows, case.hidden)

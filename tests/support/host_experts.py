@@ -30,7 +30,10 @@ class HostRouting:
         config = self._config
         if norm is not None:
             plan.scales.copy_(torch.rsqrt(norm.squares[:, : len(logits)].sum(dim=0) / norm.width + norm.eps))
-        experts, weights = route(logits if bias is None else logits + bias, config)
+        if config.router.is_corrected:
+            experts, weights = route(logits, config, bias)
+        else:
+            experts, weights = route(logits if bias is None else logits + bias, config)
         plan.experts.copy_(experts)
         plan.weights.copy_(weights)
         order = experts.flatten().argsort(stable=True)
@@ -79,8 +82,8 @@ class HostExpertRows:
             if bias is not None:
                 part = part + bias[plan.experts[:, rank].long()]
             total += plan.weights[:, rank : rank + 1] * part
-        if shared is not None and gates is not None:
-            total += gates.sigmoid() * shared
+        if shared is not None:
+            total += shared if gates is None else gates.sigmoid() * shared
         out.copy_(out + total if adds else total)
 
     def combine_norm(

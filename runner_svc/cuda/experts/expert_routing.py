@@ -7,10 +7,11 @@ from torch import Tensor
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
 from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan, RowNorm
-from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.experts_config import ExpertsConfig, Scoring
 
 _THREADS = 1024
 _MAX_TOP_K = 32
+_MAX_GROUPS = 32
 
 
 def routing_defines(config: ExpertsConfig) -> dict[str, int | str]:
@@ -19,11 +20,19 @@ def routing_defines(config: ExpertsConfig) -> dict[str, int | str]:
         raise ValueError(
             f"a GPU routes to up to {_MAX_TOP_K} of {_THREADS} experts, not {config.top_k} of {config.num_experts}"
         )
+    router = config.router
+    if router.groups > _MAX_GROUPS:
+        raise ValueError(f"a GPU routes to experts in up to {_MAX_GROUPS} groups, not {router.groups}")
     return {
         "EXPERTS": config.num_experts,
         "TOP_K": config.top_k,
-        "SOFTMAX_FIRST": int(config.softmax_first),
-        "NORMALIZE": int(config.normalize),
+        "SCORING": list(Scoring).index(router.scoring),
+        "NORMALIZE": int(router.normalize),
+        "LEAST_SUM": f"{router.least_sum!r}f",
+        "SCALE": f"{router.scale!r}f",
+        "CORRECTED": int(router.is_corrected),
+        "GROUPS": router.groups,
+        "TOP_GROUPS": router.top_groups,
     }
 
 
@@ -50,7 +59,8 @@ class ExpertRouting:
 
         With more than `ROUTED_AT_ONCE` rows, places and pairs are left to `ExpertRows.gather`.
 
-        Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them.
+        Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them, or it is the router's
+        corrections where the configuration has some.
         With `norm`, of up to 128 rows, the plan gets the rows' scales.
         """
         rows = len(logits)

@@ -103,7 +103,7 @@ class ExpertRows:
         """`out` [T, hidden_size] = (with `adds`: +=) each row's sum of its experts' rows of `y` [T * k, hidden_size].
 
         `bias` [num_experts, hidden_size] is part of what the router's weights multiply. `shared` [T, hidden_size] is
-        added times the sigmoid of `gates`, a float32 column of T elements.
+        added, times the sigmoid of `gates`, a float32 column of T elements, where there are some.
         """
         rows = len(out)
         self._combine(
