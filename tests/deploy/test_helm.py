@@ -64,7 +64,7 @@ def test_helm_finds_no_fault_and_prints_what_to_do(helm: Path) -> None:
     page = (ROOT / "docs" / "operators.md").read_text("utf-8")
     (documented,) = re.findall(r"^helm (install .*)", page, re.M)
     command = [helm, *documented.split(), "--dry-run=client"]
-    shown = subprocess.run(command, cwd=CHART, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(command, cwd=MANIFESTS, capture_output=True, text=True, check=True).stdout
     objects, _, notes = shown.partition("\nNOTES:\n")
     assert "image: registry.example/team/roster-runner:" in objects
     wanted = re.findall(r"create secret generic .*", page)
