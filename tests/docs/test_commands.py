@@ -96,6 +96,7 @@ ELSEWHERE = [
     Elsewhere(r"curl -s http://127\.0\.0\.1:30000/v1/.*|ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"),
     # These need a cluster; the manifests and their secrets are tested without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
+    Elsewhere(r"helm install .*|make manifests", "tests/deploy/test_helm.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
     Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
     Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/commands/test_simulate.py"),
