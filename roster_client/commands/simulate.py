@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from roster_client.options.from_fields import takes
+from roster_client.options.output_files import check_outputs
 from roster_client.options.policy_names import policy_names
 from roster_client.terminal.simulation_progress import SimulationProgress
 from roster_client.timeline.recording import MOST_BYTES, RecordingWriter, recording_writer
@@ -47,6 +48,10 @@ class SimulateOptions:
         float | None,
         typer.Option("--plan-lead-ms", min=0, help="Make plans this long before a runner idles (default: at once)."),
     ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="Time plans like a scheduler with this profile, instead of the two above."),
+    ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
     rate_scale: Annotated[float, typer.Option("--rate-scale", help="Factor of the trace's arrival rate.")] = 1.0
@@ -77,6 +82,7 @@ def simulate(options: SimulateOptions) -> None:
         from scheduler_svc.simulator.trace import read_trace
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
+    check_outputs(options.json_file, options.plot)
     trace = read_trace(options.trace, options.limit).divided(options.prompt_divisor, options.output_divisor)
     trace = trace.at_rate(options.rate_scale)
     if options.jitter:
@@ -104,6 +110,7 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             step_tokens=options.step_tokens,
             depth=options.depth,
             plan_lead_ms=options.plan_lead_ms,
+            profile=options.profile,
             prefix_sharing=options.prefix_sharing,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,
