@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.commands.ask import chat, generate
+from roster_client.commands.batch import batch
 from roster_client.commands.bench import bench_app
 from roster_client.commands.calibrate import calibrate
 from roster_client.commands.doctor import doctor
@@ -29,7 +30,7 @@ from roster_client.commands.status import health, status
 from roster_client.commands.timeline import timeline
 from roster_client.commands.top import top
 from roster_client.options.connection import connection_options
-from roster_client.options.from_settings import SettingsCommand
+from roster_client.options.from_settings import OwnSettingsCommand, SettingsCommand
 from roster_client.terminal.exit_codes import EXPLANATION, ExitCode, exit_code_for
 from roster_common.std_streams import OutputLost, guard_output
 from roster_common.unknown_settings import UNKNOWN, refused_variable, unknown_variables
@@ -85,8 +86,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health, serve, models, doctor, demo, simulate, calibrate):
-    app.command(cls=SettingsCommand if command in (serve, doctor) else None)(command)
+for command in (drain, keygen, generate, chat, batch, status, health, serve, models, doctor, demo, simulate, calibrate):
+    cls = {serve: SettingsCommand, doctor: SettingsCommand, batch: OwnSettingsCommand}.get(command)
+    app.command(cls=cls)(command)
 for command in (timeline, top):
     app.command()(command)
 app.add_typer(policy_app, name="policy")

@@ -85,7 +85,9 @@ ELSEWHERE = [
         "tests/roster_client/commands/test_timeline.py",
     ),
     Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
-    Elsewhere(r"make serve|roster serve", "tests/roster_client/serve/test_serve.py"),
+    Elsewhere(r"make serve|roster serve( --openai)?", "tests/roster_client/serve/test_serve.py"),
+    Elsewhere(r"roster batch( .*)?", "tests/roster_client/batch/test_batch.py"),
+    Elsewhere(r"python examples/offline/reviews\.py", "tests/examples/test_offline.py"),
     Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
     Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
@@ -94,6 +96,7 @@ ELSEWHERE = [
     Elsewhere(r"curl -s http://127\.0\.0\.1:30000/v1/.*|ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"),
     # These need a cluster; the manifests and their secrets are tested without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
+    Elsewhere(r"helm install .*|make manifests", "tests/deploy/test_helm.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
     Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
     Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/commands/test_simulate.py"),
