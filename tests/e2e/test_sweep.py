@@ -82,6 +82,14 @@ def test_missing_extras_and_full_disks(case: Case, tmp_path: Path) -> None:
     check(case, run(case.command, tmp_path, blocked=case.blocked, stdout=case.stdout))
 
 
+@pytest.mark.skipif(not FULL, reason="a process for each option; test_environment has the services")
+def test_folders_of_another_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for case in sweep.unwritable_files(str(tmp_path / "file.svg")):
+        if "--tls-" not in str(case):
+            check(case, run(case.command, tmp_path, other_user=True))
+
+
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     with socket.socket() as holder:

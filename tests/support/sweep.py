@@ -38,7 +38,7 @@ ARGUMENTS = {
     "calibrate": ["costs.json"],
     "policy set": ["fcfs"],
     "bench report": ["run.jsonl"],
-    "bench serve": ["--prompt=4", "--output=4", "--requests=1"],
+    "bench serve": ["--prompt=4", "--output=4", "--requests=1", "--rate=1"],
     "bench offline": ["--prompt=4", "--output=4", "--requests=1"],
     "top": ["--once"],
     "simulate": ["--trace", TRACE, "--cost", "cpu-smollm2", "--limit", "3"],
@@ -129,14 +129,14 @@ def dead_peers() -> Iterator[Case]:
         yield Case("dead peer", ("roster", *path, *ARGUMENTS.get(name, []), *where), (3,))
 
 
-def unwritable_files() -> Iterator[Case]:
+def unwritable_files(path_of_file: str = NOT_WRITABLE) -> Iterator[Case]:
     """Yields each option that names a file with one that can't be read or written."""
     for path, command in leaves():
         name = " ".join(path)
         for each in options(command):
             # A cache folder that is not there holds no models, which is no error.
             if "Path" in str(each.type_descriptor.annotation) and each.name != "cache_dir":
-                given = f"{each.opts[0]}={NOT_WRITABLE}"
+                given = f"{each.opts[0]}={path_of_file}"
                 yield Case("no rights", ("roster", *path, *ARGUMENTS.get(name, []), given), (1, 2, 3))
 
 
@@ -184,6 +184,6 @@ def interrupted() -> dict[tuple[str, ...], float]:
         ("roster", "calibrate", "costs.json", "--device=hash", "--seconds=2"): 7.0,
         ("roster", *simulate): 7.0,
         ("roster", "models"): 4.0,
-        ("roster", "doctor", "--device=hash"): 4.0,
+        ("roster", "doctor", "--device=hash", *ANYWHERE): 4.0,
         ("roster", "health", f"--server={NO_PEER}"): 3.0,
     }
