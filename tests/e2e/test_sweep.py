@@ -90,6 +90,14 @@ def test_folders_of_another_user(tmp_path: Path) -> None:
             check(case, run(case.command, tmp_path, other_user=True))
 
 
+@pytest.mark.skipif(not FULL, reason="starts a scheduler; test_wrong_port has what gateways are told")
+def test_a_scheduler_without_the_gateways_extra_says_so(tmp_path: Path) -> None:
+    command = ("roster-scheduler", *sweep.ANYWHERE)
+    ended = run(command, tmp_path, blocked=("smg_grpc_proto",), interrupt_s=8.0)
+    assert ended.status == 0 and ended.left == [], ended
+    assert "the service for OpenAI gateways is off: run pip install 'roster-serve[openai]'" in ended.stderr
+
+
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     with socket.socket() as holder:
