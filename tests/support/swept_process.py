@@ -67,7 +67,7 @@ def run(
     """Runs a command line in a folder of its own until it ends.
 
     `blocked`: modules that can't be imported. `interrupt_s`: time of SIGINT to the whole process group, as Ctrl-C in a
-    terminal. `stdout`: a file for standard output. `other_user`: runs as a user who may read, but not write.
+    terminal. `stdout`: a file for standard output. `other_user`: runs as a user that may read, but not write.
     """
     mark = uuid.uuid4().hex
     path = str(ROOT)
