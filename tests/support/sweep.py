@@ -5,6 +5,8 @@ Generated from the commands themselves: a new command, option or setting is swep
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,13 @@ _OF_EXTRAS = (
 ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--metrics-listen=", "--link=tcp://127.0.0.1:*")
 SERVICES: dict[str, type[ServiceSettings]] = {"roster-scheduler": SchedulerSettings, "roster-runner": RunnerSettings}
 
+_LINE = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "model": "smollm2"}}
+BATCH = Path(tempfile.gettempdir()) / "roster-sweep-batch.jsonl"
+"""A file of one request."""
+BATCH.write_text(json.dumps(_LINE) + "\n", "utf-8")
+
 ARGUMENTS = {
+    "batch": [str(BATCH), "answers.jsonl"],
     "generate": ["hello"],
     "keygen": ["name"],
     "calibrate": ["costs.json"],
@@ -45,7 +53,7 @@ ARGUMENTS = {
 }
 """What a command needs besides the option under test."""
 
-LOCAL = ("keygen", "serve", "models", "demo", "simulate", "calibrate", "timeline", "bench report", "doctor", "batch")
+LOCAL = ("keygen", "serve", "models", "demo", "simulate", "calibrate", "timeline", "bench report", "doctor")
 """Commands that do not call a running service at once."""
 
 
