@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-INSIDE = "roster_common/commit.txt"
+INSIDE = "/".join(["roster_common", "commit.txt"])
 
 
 class CommitHook(BuildHookInterface):
