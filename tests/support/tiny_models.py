@@ -207,6 +207,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 """Name to configuration class and the differences from `SIZES`."""
 
 LIKE_OTHERS = {
+    "qwen2-moe",
     "llama-linear",
     "gemma",
     "gemma3-with-images",
