@@ -56,7 +56,7 @@ def pool_hits(trace: Trace, num_blocks: int) -> int:
 def simulated_hits(trace: Trace, num_blocks: int) -> int:
     """Returns the blocks hit on the simulator with one runner whose pool has `num_blocks`."""
     cost = load_cost_model(COST_MODEL)
-    setup = Setup(cost, block_size=BLOCK_SIZE, kv_tokens=num_blocks * BLOCK_SIZE, prefix_sharing=True)
+    setup = Setup(cost, policy="fcfs", block_size=BLOCK_SIZE, kv_tokens=num_blocks * BLOCK_SIZE, prefix_sharing=True)
     outcome = simulate(trace.divided(DIVISOR, DIVISOR), setup)
     if outcome.refusals:
         raise RuntimeError(f"{len(outcome.refusals)} requests do not fit a pool of {num_blocks} blocks")

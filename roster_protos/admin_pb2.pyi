@@ -21,7 +21,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "draining")
+    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "draining")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GetStatusResponse(_message.Message):
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
@@ -41,8 +42,9 @@ class GetStatusResponse(_message.Message):
     runners: _containers.RepeatedCompositeFieldContainer[RunnerStatus]
     totals: Totals
     held_back: _containers.RepeatedCompositeFieldContainer[HeldBackRunner]
+    profile: str
     draining: bool
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
     __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder")

@@ -95,7 +95,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class Hello(_message.Message):
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CACHE_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -135,7 +136,22 @@ class Hello(_message.Message):
     fingerprints: _containers.ScalarMap[str, str]
     longest_context: int
     cache_groups: int
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ...) -> None: ...
+    step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns")
+    DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_START_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    decode_rows: int
+    context: int
+    prompt_positions: int
+    prompt_start: int
+    step_ns: int
+    def __init__(self, decode_rows: _Optional[int] = ..., context: _Optional[int] = ..., prompt_positions: _Optional[int] = ..., prompt_start: _Optional[int] = ..., step_ns: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions", "decoder")
@@ -297,16 +313,18 @@ class RowLogprobs(_message.Message):
     def __init__(self, row: _Optional[int] = ..., first_position: _Optional[int] = ..., values: _Optional[bytes] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_values: _Optional[bytes] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("idle_ns", "prepare_ns", "forward_ns", "sample_ns")
+    __slots__ = ("idle_ns", "prepare_ns", "forward_ns", "sample_ns", "early_ns")
     IDLE_NS_FIELD_NUMBER: _ClassVar[int]
     PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_NS_FIELD_NUMBER: _ClassVar[int]
     idle_ns: int
     prepare_ns: int
     forward_ns: int
     sample_ns: int
-    def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+    early_ns: int
+    def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., early_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("resend_from", "fault", "draining", "fenced", "fenced_id")

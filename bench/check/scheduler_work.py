@@ -29,7 +29,7 @@ def steps(policy: str, load: Load) -> Advance:
 def simulated_requests() -> Advance:
     """Sets up requests of a trace that pass through the whole engine: submitted, queued, planned, published, ended."""
     trace = read_trace(TRACE).divided(16, 16)
-    setup = Setup(load_cost_model("h200-llama-3.1-8b"), fast_forwards=False)
+    setup = Setup(load_cost_model("h200-llama-3.1-8b"), policy="fcfs", fast_forwards=False)
 
     def advance(count: int) -> None:
         if count:

@@ -102,7 +102,7 @@ def running_stack(arguments: argparse.Namespace, folder: Path) -> Iterator[Stack
         [
             *(sys.executable, "-m", "scheduler_svc.main", f"--listen={endpoints.listen}", f"--link={endpoints.link}"),
             *(f"--admin-listen={endpoints.admin_listen}", "--metrics-listen=", f"--front-workers={arguments.workers}"),
-            *(f"--depth={arguments.depth}", "--log-level=warning"),
+            *(f"--depth={arguments.depth}", "--profile=throughput", "--log-level=warning"),
         ],
         env=environment,
     )

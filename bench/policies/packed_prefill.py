@@ -109,7 +109,7 @@ def _bucket(sizes: Sequence[int], size: int) -> int:
 
 def packed(trace: Trace) -> list[Waste]:
     """Returns the waste of the engine's own plans, without and with the padding of CUDA graphs."""
-    setup = Setup(load_cost_model(COST_MODEL))
+    setup = Setup(load_cost_model(COST_MODEL), policy="fcfs")
     simulation = Simulation(trace, setup)
     tallies = simulation.runners.tallies = PaddingTallies(setup.shape.slots, setup.shape.step_tokens)
     outcome = simulation.run()

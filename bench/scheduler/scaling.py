@@ -28,7 +28,7 @@ def measure(runners: int, per_runner: int, cost: str) -> dict[str, float]:
     """Returns one row of the table."""
     count = min(19_366, max(400, per_runner * runners))
     trace = read_trace(TRACE, count).at_rate(runners)
-    setup = Setup(load_cost_model(cost), runners=runners, kv_tokens=KV_TOKENS, scheduler_s=0.0)
+    setup = Setup(load_cost_model(cost), policy="fcfs", runners=runners, kv_tokens=KV_TOKENS, scheduler_s=0.0)
     counters = simulate(trace, setup).counters
     us_per_plan = counters.engine_s / counters.plans * 1e6
     return {

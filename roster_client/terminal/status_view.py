@@ -24,8 +24,9 @@ HEADINGS = (
 
 def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
     """Returns a headline, one row per runner, and the counters since the start."""
+    profile = f"profile {status.profile}, " if status.profile else ""  # a scheduler from before profiles has none
     headline = Text(
-        f"roster {status.version}, policy {status.policy}, up {status.uptime_s:,.0f} s, "
+        f"roster {status.version}, policy {status.policy}, {profile}up {status.uptime_s:,.0f} s, "
         f"{status.waiting} waiting ({status.waiting_tokens:,} prompt tokens)"
     )
     totals = status.totals

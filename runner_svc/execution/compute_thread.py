@@ -27,7 +27,7 @@ class ComputeThread:
         self.session = 0
         self.finished: deque[plan_pb2.ToScheduler] = deque()
         self._runner = runner
-        self._plans = PlansInFlight(runner.launch)
+        self._plans = PlansInFlight(runner.launch, overlaps=False)
         self._context = context
         self._wake_endpoint = wake_endpoint
         self._jobs: SimpleQueue[Job] = SimpleQueue()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -29,6 +30,7 @@ class ExecutePlan:
     session: int
     number: int
     plan: plan_pb2.Plan
+    received_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)

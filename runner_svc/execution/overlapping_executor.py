@@ -26,7 +26,7 @@ class OverlappingExecutor:
         self.session = 0
         self.finished: deque[plan_pb2.ToScheduler] = deque()
         self._runner = runner
-        self._plans = PlansInFlight(runner.launch)
+        self._plans = PlansInFlight(runner.launch, overlaps=True)
         self._stopped = False
 
     @property

@@ -47,6 +47,8 @@ class LaunchedPlan:
         self.number = number
         self.began_at = time.monotonic()
         """Time of the launch, or of the last masks received."""
+        self.queued_s: float | None = None
+        """Seconds for which the plan waited to be launched; None if launches do not wait for the plan before."""
         self._applied = applied
         self._pending = pending
         self._finish = finish
@@ -64,6 +66,11 @@ class LaunchedPlan:
     def awaits_masks(self) -> bool:
         """Whether some row still lacks its mask."""
         return bool(self._missing)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether any row lacks or has lacked its mask."""
+        return bool(self._index_of)
 
     def mask(self, masks: plan_pb2.Masks) -> None:
         """Takes masks; masks of rows that wait for none are ignored. Raises PlanFault."""
@@ -120,9 +127,11 @@ class LaunchedPlan:
 class PlansInFlight:
     """Plans in flight of the current session, oldest first; used only by the thread that calls the runner."""
 
-    def __init__(self, launch: Callable[[int, plan_pb2.Plan], LaunchedPlan]) -> None:
-        """`launch` is `Runner.launch`."""
+    def __init__(self, launch: Callable[[int, plan_pb2.Plan], LaunchedPlan], overlaps: bool) -> None:
+        """`launch` is `Runner.launch`, which returns before the plan is computed if `overlaps`."""
         self._launch = launch
+        self._overlaps = overlaps
+        self._ended_at = 0.0  # when the last result was taken
         self._plans: deque[tuple[int, LaunchedPlan]] = deque()  # each with its session
 
     def __len__(self) -> int:
@@ -145,7 +154,11 @@ class PlansInFlight:
 
     def launch(self, job: ExecutePlan) -> None:
         """Launches the plan. Raises PlanFault."""
-        self._plans.append((job.session, self._launch(job.number, job.plan)))
+        began_at = time.monotonic()
+        plan = self._launch(job.number, job.plan)
+        if not self._overlaps:
+            plan.queued_s = began_at - job.received_at
+        self._plans.append((job.session, plan))
 
     def hand_masks(self, job: TakeMasks) -> None:
         """Passes masks to their plan, or drops them if the plan is not in flight. Raises PlanFault."""
@@ -157,9 +170,14 @@ class PlansInFlight:
         """Waits for the oldest plan, which must not await masks; returns its result or fault."""
         session, plan = self._plans.popleft()
         try:
-            return plan_pb2.ToScheduler(session=session, number=plan.number, result=plan.wait())
+            result = plan.wait()
         except Exception as error:
             return fault_of(session, error)
+        if plan.number > 1 and not plan.is_masked:
+            early_s = plan.queued_s if plan.queued_s is not None else max(0.0, self._ended_at - plan.began_at)
+            result.timings.early_ns = int(early_s * 1e9) - result.timings.idle_ns
+        self._ended_at = time.monotonic()
+        return plan_pb2.ToScheduler(session=session, number=plan.number, result=result)
 
     def finish_all(self) -> Iterator[plan_pb2.ToScheduler]:
         """Waits for the plans and yields their results or faults; abandons plans from the first that awaits masks."""

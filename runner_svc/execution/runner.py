@@ -31,6 +31,8 @@ class Runner:
         self.runner_id = runner_id
         self.max_depth = max_depth
         """Maximum number of plans in flight."""
+        self.step_costs: list[plan_pb2.StepCost] = []
+        """What steps cost, as measured at start; empty if they were not measured."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._slot_backend = backend if isinstance(backend, SlotBackend) else None
         model = backend.model
@@ -78,6 +80,7 @@ class Runner:
             # Layers with pools and block tables of their own (hybrid models) would be further groups.
             cache_groups=1,
             model=backend.model,
+            step_costs=self.step_costs,
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 

@@ -110,7 +110,7 @@ class Engine:
 
     def _assemble_reports(self) -> None:
         requests, pool, clock = self.requests, self.pool, self.clock
-        reports = Reports(requests, pool, self.drain, self.probation, clock)
+        reports = Reports(requests, pool, self.drain, self.probation, clock, self.settings.profile)
         self.watchers = Watchers(requests.outbox, reports, RosterView(requests, pool, reports, clock))
         self.workers = FrontWorkers(requests, self.disconnected, reports.model_state, self._forget_worker)
         self.shutdown = Shutdown(requests, self.drain, self.workers, self.fronts, self.step, clock)
@@ -138,7 +138,7 @@ class Engine:
             requests,
             pool,
             AdmissionControl(requests, pool, self.placement, self.constraints, self.drain, self.settings),
-            PolicyCommands(requests, pool, self.change_policy),
+            PolicyCommands(requests, pool, self.change_policy, self.settings.policy_dir),
             self.constraints,
             self.disconnected,
             self.lifecycle,
@@ -211,7 +211,7 @@ class Engine:
                     self.requests.started(sequence)
                 if self.settings.check:
                     check_scheduler(scheduler)
-                if not self.pool.takes_plan(scheduler):
+                if not self.pool.takes_plan(session):
                     break
             self.placement.give_back(session)
         return plans

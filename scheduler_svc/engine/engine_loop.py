@@ -10,6 +10,7 @@ import structlog
 import zmq
 
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.engine_wait import EngineWait
 from scheduler_svc.failure.own_pause import forgive
 from scheduler_svc.link.curve import CurveServer
 from scheduler_svc.link.front_link import FrontLink
@@ -33,9 +34,9 @@ class EngineLoop:
         """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (endpoint in use)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         policy = PolicyGuard(
-            load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
+            load_policy(settings.policy, settings.policy_parameters, settings.policy_dir),
+            settings.policy_timeout_ms / 1000 or None,
         )
-        self._settings = settings
         curve = None
         if settings.link_key is not None and settings.link_runners is not None:
             curve = CurveServer(self._context, settings.link_key, settings.link_runners)
@@ -52,8 +53,11 @@ class EngineLoop:
         self.snapshots = SnapshotExchange()
         """Exchange through which other threads request the engine's metrics."""
         self._pipe = WakePipe()
+        self._wait = EngineWait(settings, self.engine.pool, self.engine.phases)
         self.engine.constraints.wake = self._pipe.wake
         self.engine.constraints.starts_early = True
+        given = {name: getattr(settings, name) for name in ("depth", "plan_lead_ms", "busy_poll_us", "flush_ms")}
+        self._timing = {"profile": settings.profile, **{k: v for k, v in given.items() if v is not None}}
         self._failures_told = 0
         self._told_at = -math.inf
         self._stops = 0
@@ -65,24 +69,23 @@ class EngineLoop:
 
     def run(self) -> None:
         """Runs steps until the engine has drained."""
-        engine, poller = self.engine, zmq.Poller()
+        engine, wait = self.engine, self._wait
         gc.collect()
         gc.freeze()  # objects alive now live as long as the process: collections need not visit them
         gc.set_threshold(GC_THRESHOLD, 20, 20)
-        poller.register(self._fronts.socket, zmq.POLLIN)
-        poller.register(self.snapshots.reader, zmq.POLLIN)
-        poller.register(self._pipe.reader, zmq.POLLIN)
-        for socket in self._runners.sockets:
-            poller.register(socket, zmq.POLLIN)
+        for descriptor in (self.snapshots.reader, self._pipe.reader):
+            wait.watch(descriptor)
+        for socket in (self._fronts.socket, *self._runners.sockets):
+            wait.watch(socket)
         self._turned_at = time.monotonic()
-        log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
+        log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name, **self._timing)
         while not engine.shutdown.is_due:
             self._forgive_pause()
             self._pipe.drain()
             engine.step()
             self.snapshots.answer(engine.snapshots.take_snapshot)
             self._tell_failures()
-            self._wait(poller, min(engine.wake_at, self._runners.wake_at))
+            wait.until(min(engine.wake_at, self._runners.wake_at))
             engine.phases.end(StepPhase.WAIT)
             if self._stops:
                 engine.shutdown.begin(None if self._stops == 1 else 0.0)
@@ -102,18 +105,6 @@ class EngineLoop:
         """Whether the loop ended because a successor took over."""
         return self.engine.lifecycle.fenced
 
-    def _wait(self, poller: zmq.Poller, until_at: float) -> None:
-        """Waits for input or until that time; with `busy_poll_us`, first polls without sleeping while a runner
-        works."""
-        now_s = time.monotonic()
-        if self._settings.busy_poll_us and self.engine.pool.computes:
-            watch_s = min(until_at, now_s + self._settings.busy_poll_us / 1e6)
-            while now_s < watch_s:
-                if poller.poll(0):
-                    return
-                now_s = time.monotonic()
-        poller.poll(_ms_until(until_at))
-
     def _tell_failures(self) -> None:
         """Logs failures of the policy, at most once a second."""
         guard, now_s = self.engine.policy, time.monotonic()
@@ -127,13 +118,9 @@ class EngineLoop:
         self.engine.policy.close()
         self.engine.constraints.wake = lambda: None
         self.engine.constraints.close()
+        self._wait.close()
         self._pipe.close()
         self.snapshots.close()
         self._fronts.close()
         self._runners.close()
         self._context.term()
-
-
-def _ms_until(at_s: float) -> int:
-    """Returns whole milliseconds, rounded up so that what is due at that time is due when the wait ends."""
-    return max(0, math.ceil((at_s - time.monotonic()) * 1000))

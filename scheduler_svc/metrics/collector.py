@@ -113,6 +113,8 @@ def _time(snapshot: Snapshot) -> Iterator[Metric]:
     yield _histogram("roster_step_positions", "Token positions computed by a step.", snapshot.step_positions)
     phases = {phase.name.lower(): snapshot.phases_s[phase] for phase in StepPhase}
     yield _counters("roster_engine_seconds", "Time of the engine's thread, by phase of its loop.", "phase", phases)
+    text = "Time that the engine's thread polled for results instead of sleeping; part of the phase wait."
+    yield _counter("roster_poll_seconds", text, snapshot.poll_s)
     runners = {"run": snapshot.run_s, "idle": snapshot.idle_s}
     text = "Time of all runners: in steps, and idle between a step and the next plan."
     yield _counters("roster_runner_seconds", text, "state", runners)
@@ -140,6 +142,13 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
     for runner_id, age_s in snapshot.oldest_plans_s.items():
         family.add_metric([runner_id], age_s)
     yield family
+    text = "Time before a runner runs out of work at which its next plan is made, by what the plans ahead compute."
+    family = GaugeMetricFamily("roster_plan_lead_seconds", text, labels=["runner", "behind"])
+    for runner_id, behind, lead_s in snapshot.leads_s:
+        family.add_metric([runner_id, behind], lead_s)
+    yield family
+    text = "Plans that were held back and reached their runner after it had run out of work."
+    yield _counter("roster_late_plans", text, snapshot.late_plans)
     held_back = snapshot.status.held_back
     yield _gauge(
         "roster_runners_held_back",
@@ -178,8 +187,9 @@ def _failures(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counters("roster_recovered_sequences", text, "way", recoveries)
     yield _gauge("roster_draining", "1 while the service drains.", int(snapshot.status.draining))
     yield _gauge("roster_uptime_seconds", "Time since the engine started.", snapshot.status.uptime_s)
-    family = InfoMetricFamily("roster_build", "Version and model of the service.")
-    family.add_metric([], {"version": snapshot.status.version, "model": snapshot.model})
+    family = InfoMetricFamily("roster_build", "Version, profile and model of the service.")
+    build = {"version": snapshot.status.version, "profile": snapshot.status.profile, "model": snapshot.model}
+    family.add_metric([], build)
     yield family
 
 

@@ -39,6 +39,11 @@ class Snapshot:
     recomputed: int
     adopted: int
     phases_s: dict[StepPhase, float]
+    poll_s: float
+    """Part of WAIT in which the engine polled."""
+    leads_s: list[tuple[str, str, float]]
+    """(runner id, "decode" or "prompts", lead of its plans in seconds, NaN if unknown)."""
+    late_plans: int
     run_s: float
     idle_s: float
     ttft_s: HistogramState

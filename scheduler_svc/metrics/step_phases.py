@@ -23,6 +23,8 @@ class StepPhases:
 
     def __init__(self) -> None:
         self._seconds = [0.0] * len(StepPhase)
+        self.poll_s = 0.0
+        """Seconds of WAIT in which the thread polled instead of sleeping."""
         self._since_at = time.perf_counter()
 
     def end(self, phase: StepPhase) -> None:

@@ -1,11 +1,13 @@
-"""State that a policy swap keeps: the clock, and the tokens that each tenant was served."""
+"""State that a policy swap keeps: the clock, the tokens that each tenant was served, and the runners' speed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.policy import Account
+from scheduler_svc.policy import Account, StepTimes
 
 MOST_TENANTS = 65_536
 """Maximum number of accounts; further tenants share one. Without authentication, clients can invent tenants."""
@@ -19,6 +21,13 @@ class Ledger:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.runners = 0
+        self.step_times: StepTimes | None = None
+        """Of the slowest runner."""
+        self.itl_target_s: float | None = None
+        """The service's ITL target."""
+        self.count_waiting: Callable[[], int] = lambda: 0
+        """Returns the prompt tokens that wait in the queue."""
         self._index: dict[str, int] = {}
         self._prompt, self._sampled = np.zeros(64, np.int64), np.zeros(64, np.int64)
         self._lift: list[float] = []
@@ -43,6 +52,11 @@ class Ledger:
         if index is None:
             return Account()
         return Account(int(self._prompt[index]), int(self._sampled[index]), self._lift[index])
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that wait in the queue."""
+        return self.count_waiting()
 
     def charge_prompt(self, tenant: str, tokens: int) -> None:
         """Charges the tenant for `tokens` computed prompt tokens."""

@@ -47,6 +47,8 @@ class AppliedResult:
     """When the sequence's previous token arrived, for the tokens of live rows; NaN for a first token."""
     step_s: float = 0.0
     """Seconds of the runner's time that the step took."""
+    runner_s: float = 0.0
+    """Seconds of the forward pass and the sampling, as the runner measured them; 0 if it did not."""
     idle_s: float = 0.0
     """Seconds for which the runner had no plan before this one was sent."""
 

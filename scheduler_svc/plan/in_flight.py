@@ -6,6 +6,7 @@ from the previous plan is derived from it instead of looked up.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,20 @@ class InFlight:
     fills: bool
     """Whether some row samples the last token that its sequence may have."""
     sent_at: float
+    expected_s: float = 0.0
+    """Predicted seconds of its step; 0 if not predicted."""
+    ahead_s: float = math.nan
+    """Seconds by which it was made before the predicted end of the plans before it; NaN if there were none, or their
+    end was not predicted."""
+    behind_prompts: bool = False
+    """Whether those plans compute parts of prompts."""
+    held: bool = False
+    """Whether it was held back until this time."""
+
+    @property
+    def prefills(self) -> bool:
+        """Whether the step computes parts of prompts."""
+        return self.positions != self.num_decode
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:

@@ -2,11 +2,10 @@
 
 This is a bandit over budgets whose arms share a model. The arms are the numbers of prompt positions in a step, the
 context is the step's decoding work, and the reward is the number of positions if the step stays below the target. Once
-a step's time is known, the reward of every arm is known, so no exploration is needed. A linear model of the step's time
-and a tracked quantile of its error (`StepTimeModel`) give the largest budget whose step stays below the target with the
-required probability. Each token of a decoding sequence ends one step's gap, so a share `tail` of slow steps means a
-share of about `tail` of slow gaps. Until the model has seen enough steps, the budget starts at `min_tokens` and doubles
-while steps are fast.
+a step's time is known, the reward of every arm is known, so no exploration is needed. The runner's step-time model and
+the quantile of its error (`Load.step_times`) give the largest budget whose step stays below the target with the
+required probability. Each token of a decoding sequence ends one step's gap, so a share of slow steps means about the
+same share of slow gaps. Until the model predicts, the budget starts at `min_tokens` and doubles while steps are fast.
 
 A fixed budget fails when the load shifts: a budget that is safe with many long contexts wastes the steps that decode
 few, and a budget that suits few breaks the target with many.
@@ -14,14 +13,12 @@ few, and a budget that suits few breaks the target with many.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import Field
 
-from scheduler_svc.policies.step_time_model import StepTimeModel
 from scheduler_svc.policy import Budget, Load, Policy, PolicyParameters, StepReport
-
-_LEARNING_STEPS = 40
 
 
 class AdaptiveParameters(PolicyParameters):
@@ -44,7 +41,7 @@ class Adaptive(Policy):
         super().__init__(parameters)
         self._target_s = parameters.itl_ms / 1000
         # Half of the allowed slow share is reserved for causes that no budget prevents: preemptions, machine pauses.
-        self._model = StepTimeModel(tail=(1 - parameters.quantile) / 2)
+        self._kept_share = (1 + parameters.quantile) / 2
         self._trial = parameters.min_tokens
 
     def budget(self, load: Load) -> Budget:
@@ -52,14 +49,15 @@ class Adaptive(Policy):
         rest = super().budget(load)
         if not load.decoding:
             return rest
-        if self._model.num_steps < _LEARNING_STEPS:
+        times = load.step_times
+        if times is None or not times.known:
             return rest.within(self._trial)
-        tokens = self._model.prefill_tokens_within(self._target_s, load.decoding, load.context, load.tile_tokens)
-        tokens = min(tokens, 2 * self._model.largest_prefill)  # the model does not extrapolate reliably
+        step_s, left = self._target_s - times.delay_s(self._kept_share), load.prompt_left or math.inf
+        tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
+        tokens = min(tokens, 2 * times.largest_prefill)  # the model does not extrapolate reliably
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:
-        """Updates the model. During learning, doubles the budget after a fast step that used all of it."""
-        self._model.observe(report)
+        """Doubles the first budget after a fast step that used all of it, for while the step times are unknown."""
         if report.prefill_tokens >= self._trial and 0 < report.step_s < self._target_s / 2:
             self._trial *= 2

@@ -4,18 +4,18 @@ A request's deadline is its arrival plus its TTFT target, or its own deadline if
 target are ordered as if their target were `best_effort_s` and are never refused. A request with a target is refused on
 arrival if its first token would be late, or if accepting it would make the first token of an accepted request late. The
 wait is estimated from the prompt tokens ahead of the request and the pace at which runners compute them; the pace comes
-from a step-time model and the mean output length, both learned from results. No request is refused until both have
-seen enough results.
+from the step-time model and the mean output length, which is learned from results. No request is refused until both
+have seen enough of them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import Field
 
 from scheduler_svc.policies.pending_deadlines import Pace, PendingDeadlines
-from scheduler_svc.policies.step_time_model import StepTimeModel
 from scheduler_svc.policy import (
     Accept,
     Budget,
@@ -30,6 +30,7 @@ from scheduler_svc.policy import (
 
 _LEARNING_STEPS = 40
 _LEARNING_ENDS = 8
+_KEPT_SHARE = 0.99
 _LONGEST_RETRY_S = 60.0
 
 
@@ -54,7 +55,7 @@ class Deadline(Policy):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
-        self._model = StepTimeModel()
+        self._num_steps = 0
         self._pending = PendingDeadlines()
         self._mean_output = 0.0
         self._num_ended = 0
@@ -85,14 +86,16 @@ class Deadline(Policy):
     def budget(self, load: Load) -> Budget:
         """Returns the largest budget that keeps the tightest ITL target among the decoding sequences."""
         rest = super().budget(load)
-        if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
+        times = load.step_times
+        if load.itl_target_s == math.inf or times is None or not times.known:
             return rest
-        tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context, load.tile_tokens)
+        step_s, left = load.itl_target_s - times.delay_s(_KEPT_SHARE), load.prompt_left or math.inf
+        tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:
-        """Learns step times and output lengths, and removes first tokens that have arrived from the pending ones."""
-        self._model.observe(report)
+        """Learns output lengths, and removes first tokens that have arrived from the pending ones."""
+        self._num_steps += 1
         for first in report.first_tokens:
             self._pending.keep(first.request, self._due_at(first.request))
         for ended in report.ended:
@@ -101,7 +104,7 @@ class Deadline(Policy):
 
     @property
     def _has_learnt(self) -> bool:
-        return self._model.num_steps >= _LEARNING_STEPS and self._num_ended >= _LEARNING_ENDS
+        return self._num_steps >= _LEARNING_STEPS and self._num_ended >= _LEARNING_ENDS
 
     def _due_at(self, request: RequestView) -> float:
         target_s = self.parameters.best_effort_s if request.ttft_target_ms is None else request.ttft_target_ms / 1000
@@ -112,7 +115,10 @@ class Deadline(Policy):
         """Estimates the pace at this load: a full step's prompt positions per its time, slots per sequence lifetime."""
         one = load.of_one_runner()
         tokens = max(1, self.budget(one).prefill_tokens)
-        step_s = max(1e-6, self._model.seconds(tokens, one.decoding, one.context, one.tile_tokens))
-        decode_s = max(1e-6, self._model.seconds(0, one.decoding, one.context))
+        times = load.step_times
+        step_s, decode_s = (
+            max(1e-6, times.seconds(number, one.decoding, one.context)) if times is not None else 1e-6
+            for number in (tokens, 0)
+        )
         ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s
         return Pace(tokens / step_s, max(1, load.runners), ends_per_s, load.slots - load.decoding, decode_s)

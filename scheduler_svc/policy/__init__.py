@@ -2,13 +2,15 @@
 
 from scheduler_svc.policy.guard import PolicyGuard
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice
+from scheduler_svc.policy.policy_files import UnknownPolicy, class_in_file, file_in, files_of
 from scheduler_svc.policy.registry import (
     ENTRY_POINT_GROUP,
-    UnknownPolicy,
     WrongParameters,
     available_policies,
+    create_policy,
     import_policy,
     load_policy,
+    permitted_policy_class,
     policy_class,
 )
 from scheduler_svc.policy.views import (
@@ -20,6 +22,7 @@ from scheduler_svc.policy.views import (
     RequestView,
     RunningView,
     StepReport,
+    StepTimes,
     WaitingView,
 )
 
@@ -39,12 +42,18 @@ __all__ = [
     "RequestView",
     "RunningView",
     "StepReport",
+    "StepTimes",
     "UnknownPolicy",
     "VictimChoice",
     "WaitingView",
     "WrongParameters",
     "available_policies",
+    "class_in_file",
+    "create_policy",
+    "file_in",
+    "files_of",
     "import_policy",
     "load_policy",
+    "permitted_policy_class",
     "policy_class",
 ]

@@ -56,6 +56,57 @@ class RunningView(NamedTuple):
     blocks: int
 
 
+class StepTimes(Protocol):
+    """A runner's step-time model: seeded by what the runner measured at start, corrected by its steps. Times are in
+    seconds."""
+
+    @property
+    def known(self) -> bool:
+        """Returns whether it predicts; before, all times are 0 or rough."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Returns whether the runner computes on a GPU."""
+
+    @property
+    def largest_prefill(self) -> int:
+        """Returns the maximum number of prompt positions in one step so far, measured at start or observed."""
+
+    @property
+    def row_s(self) -> float:
+        """Returns the time of a step that decodes one row of a short context."""
+
+    @property
+    def position_s(self) -> float:
+        """Returns the time that one more prompt position takes in a large step, without its attention."""
+
+    def seconds(self, prefill_tokens: float, decode_rows: int, context: int, start: int = 0) -> float:
+        """Returns the predicted time of a step with a chunk of `prefill_tokens` that starts at position `start`."""
+
+    @property
+    def overhead_s(self) -> float:
+        """Returns the time of a step with prompts besides what its positions and rows take."""
+
+    @property
+    def prompt_share(self) -> float:
+        """Returns the share of the recent steps that had prompts."""
+
+    def delay_s(self, share: float) -> float:
+        """Returns by how much longer than predicted a share `share` of steps with prompts take at most, at least 0.
+
+        It includes launch, link and the scheduler's own delays.
+        """
+
+    def prefill_tokens_within(
+        self, seconds: float, decode_rows: int, context: int, start: int = 0, left: float = math.inf
+    ) -> float:
+        """Returns the maximum number of prompt positions, in whole tiles, of a step predicted to take `seconds`.
+
+        The first `left` of them continue a prompt at position `start`; the others begin new ones. If no whole tile
+        fits, returns the number that would fit without tiles; it is negative if the decoding rows alone take longer.
+        """
+
+
 class Load(NamedTuple):
     """State of one runner and of the shared queue when a step is planned.
 
@@ -84,6 +135,14 @@ class Load(NamedTuple):
     """Positions per tile; a step's time grows by whole tiles, as a partly filled tile takes as long as a full one."""
     runners: int = 1
     """Runners over which the sums are taken."""
+    step_times: StepTimes | None = None
+    """The runner's step-time model; of several runners, the slowest one's. None in tests that have none."""
+    prompt_start: int = 0
+    """Position at which the first prompt under way continues."""
+    prompt_left: int = 0
+    """Positions that it has yet to compute; 0 if no prompt is under way."""
+    service_itl_target_s: float | None = None
+    """The service's ITL target (setting `itl_target_ms`); 0: none, throughput alone counts; None: not set."""
 
     def of_one_runner(self) -> Load:
         """Returns one runner's equal share of the load, rounded down. The fields of the queue still cover all of it."""
@@ -113,7 +172,7 @@ class Account(NamedTuple):
 
 
 class LedgerView(Protocol):
-    """State that outlives a policy: the engine's clock and an account per tenant."""
+    """State that outlives a policy: the engine's clock, an account per tenant, and how much waits for what runners."""
 
     @property
     def now_s(self) -> float:
@@ -121,6 +180,22 @@ class LedgerView(Protocol):
 
     def account(self, tenant: str) -> Account:
         """Returns the tenant's account, empty if it was never served."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Returns the prompt tokens that wait in the queue."""
+
+    @property
+    def runners(self) -> int:
+        """Returns the number of runners that serve."""
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """Returns the slowest runner's step-time model; None while there is no runner."""
+
+    @property
+    def itl_target_s(self) -> float | None:
+        """Returns the service's ITL target, as `Load.service_itl_target_s`."""
 
 
 class FirstToken(NamedTuple):

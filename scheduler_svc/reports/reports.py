@@ -29,12 +29,14 @@ class Reports:
         drain: Drain,
         probation: Probation,
         clock: Callable[[], float],
+        profile: str,
     ) -> None:
         self._requests = requests
         self._pool = pool
         self._drain = drain
         self._probation = probation
         self._clock = clock
+        self._profile = profile
         self.started_at = clock()
 
     def model_state(self) -> engine_pb2.FromEngine:
@@ -55,6 +57,7 @@ class Reports:
         schedulers = list(self._pool.schedulers.values())
         return admin_pb2.GetStatusResponse(
             version=distribution_version(),
+            profile=self._profile,
             uptime_s=self._clock() - self.started_at,
             policy=self._requests.policy.policy.name,
             policy_parameters=self._requests.policy.policy.parameters.model_dump_json(),

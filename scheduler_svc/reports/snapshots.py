@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from scheduler_svc.constrained.constraints import Constraints
@@ -63,6 +64,9 @@ class Snapshots:
             recomputed=totals.recomputed,
             adopted=totals.adopted,
             phases_s=self._phases.seconds(),
+            poll_s=self._phases.poll_s,
+            leads_s=self._leads_s(),
+            late_plans=totals.late_plans + sum(s.timing.late_plans for s in self._pool.schedulers.values()),
             run_s=measured.run_s,
             idle_s=measured.idle_s,
             ttft_s=measured.ttft_s.state(),
@@ -72,3 +76,11 @@ class Snapshots:
             step_rows=measured.step_rows.state(),
             step_positions=measured.step_positions.state(),
         )
+
+    def _leads_s(self) -> list[tuple[str, str, float]]:
+        """Returns the leads, NaN for unknown ones, with the runner's id and what the plans ahead compute."""
+        return [
+            (scheduler.hello.runner_id, behind, lead_s if lead_s < math.inf else math.nan)
+            for scheduler in self._pool.schedulers.values()
+            for behind, lead_s in zip(("decode", "prompts"), scheduler.timing.leads_s, strict=True)
+        ]

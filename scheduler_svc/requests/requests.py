@@ -56,6 +56,7 @@ class Requests:
         """Called with each sequence that has just ended, before its request is forgotten."""
         self._wall_clock = wall_clock
         self._serial = 0
+        ledger.count_waiting = lambda: self.queue.num_tokens
 
     def submit(self, request: Request) -> None:
         """Records the request; `begin` queues its sequences."""

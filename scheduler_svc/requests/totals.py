@@ -23,6 +23,8 @@ class Totals:
     prefill_tokens: int = 0
     dropped_rows: int = 0
     cached_tokens: int = 0
+    late_plans: int = 0
+    """Plans that were held back and reached their runner after it had run out of work."""
     policy_changes: int = 0
     recomputed: int = 0
     """Sequences that wait again because their runner was lost."""
@@ -43,3 +45,4 @@ class Totals:
         self.prefill_tokens += scheduler.prefill_tokens
         self.dropped_rows += scheduler.dropped_rows
         self.cached_tokens += scheduler.cached_tokens
+        self.late_plans += scheduler.timing.late_plans

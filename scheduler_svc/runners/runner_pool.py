@@ -6,6 +6,7 @@ its cost does not grow with the number of runners.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from roster_protos import plan_pb2
 from scheduler_svc.kv.block_pool import most_tokens
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.model.ledger import Ledger
+from scheduler_svc.plan.plan_timing import TimingRule
 from scheduler_svc.scheduler.prefix_cache import SharingRules
 from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
@@ -35,13 +37,16 @@ class RunnerPool:
         self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
         self._max_tokens = self._usual_tokens = 0
         self._expected: dict[int, int] = {}  # maximum number of tokens of a sequence on each runner on probation
-        lead_ms = settings.plan_lead_ms
-        self._lead_s = None if lead_ms is None else lead_ms / 1000
+        self.timing_rule = timing_rule(settings)
+        self._held: list[tuple[float, int]] = []  # heap of times at which plans are due, with the runner's session
+        self._due_at: dict[int, float] = {}  # of runners whose plan is held back; other entries of the heap are stale
         self.model: plan_pb2.Model | None = None
         self.likeness = Likeness()
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
+        target_ms = settings.itl_target_ms
+        ledger.itl_target_s = None if target_ms is None else target_ms / 1000
 
     @property
     def max_tokens(self) -> int:
@@ -79,8 +84,7 @@ class RunnerPool:
         self._note_context(hello)
         self.likeness.learn(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        depth = self._settings.depth
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, rule=self.timing_rule)
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
         self._note_sizes()
@@ -106,11 +110,15 @@ class RunnerPool:
         """Removes the session; returns its scheduler, or None if it was not in the pool."""
         self._expected.pop(session, None)
         self._open.pop(session, None)
+        self._due_at.pop(session, None)
         scheduler = self.schedulers.pop(session, None)
         self._note_sizes()
         return scheduler
 
     def _note_sizes(self) -> None:
+        times = [scheduler.step_times for scheduler in self.schedulers.values()]
+        self._ledger.runners = len(times)
+        self._ledger.step_times = max(times, key=lambda each: each.row_s, default=None)
         sizes = [s.most_tokens for s in self.schedulers.values()]
         if sizes:
             self._usual_tokens = min(size for size in sizes if size >= NEARLY * max(sizes))
@@ -126,17 +134,12 @@ class RunnerPool:
 
     def ready(self) -> list[tuple[int, Scheduler]]:
         """Returns the runners that can take another plan now, if there is work for it."""
-        ready = []
-        for session, scheduler in list(self._open.items()):
-            if not self._has_room(scheduler):
-                del self._open[session]
-            elif not self._is_early(scheduler):
-                ready.append((session, scheduler))
-        return ready
+        self._take_due()
+        return [(session, scheduler) for session, scheduler in list(self._open.items()) if self._is_open(session)]
 
-    def takes_plan(self, scheduler: Scheduler) -> bool:
+    def takes_plan(self, session: int) -> bool:
         """Returns whether the runner can take another plan now."""
-        return self._has_room(scheduler) and not self._is_early(scheduler)
+        return session in self._open and self._is_open(session)
 
     def rest(self, session: int) -> None:
         """Leaves a runner without work out of `ready` until it is woken."""
@@ -146,6 +149,7 @@ class RunnerPool:
         """Lets `ready` include a runner again: a result of it was applied, or a sequence waits for it."""
         if session in self.schedulers:
             self._open[session] = self.schedulers[session]
+            self._due_at.pop(session, None)
 
     @property
     def computes(self) -> bool:
@@ -153,17 +157,47 @@ class RunnerPool:
         return any(scheduler.in_flight for scheduler in self.schedulers.values())
 
     @property
+    def next_result_at(self) -> float:
+        """Predicted time of the next result; infinity if none is predicted."""
+        return min((scheduler.timing.next_result_at for scheduler in self.schedulers.values()), default=math.inf)
+
+    @property
     def next_due_at(self) -> float:
         """Time at which the next held-back plan is due; infinity if none is held back."""
-        lead_s = self._lead_s
-        if lead_s is None:
-            return math.inf
-        held = (s.due_at(lead_s) for s in self.schedulers.values() if self._has_room(s) and self._is_early(s))
-        return min(held, default=math.inf)
+        held = self._held
+        while held and self._due_at.get(held[0][1]) != held[0][0]:
+            heapq.heappop(held)
+        return held[0][0] if held else math.inf
 
-    def _has_room(self, scheduler: Scheduler) -> bool:
-        return len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving
+    def _take_due(self) -> None:
+        """Opens the runners whose held-back plan is due."""
+        now_s = self._clock() if self._held else 0.0
+        while self.next_due_at <= now_s:
+            _, session = heapq.heappop(self._held)
+            del self._due_at[session]
+            self._open[session] = self.schedulers[session]
 
-    def _is_early(self, scheduler: Scheduler) -> bool:
-        """Returns whether a plan is better made later, so that it includes the requests that arrive until then."""
-        return self._lead_s is not None and self._clock() < scheduler.due_at(self._lead_s)
+    def _is_open(self, session: int) -> bool:
+        """Returns whether a runner of `_open` can take a plan now. Otherwise takes it out until that changes.
+
+        A plan may be better made later, so that it includes the requests that arrive until then.
+        """
+        scheduler = self.schedulers[session]
+        if len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving:
+            due_at = scheduler.due_at if self.timing_rule.holds else 0.0
+            if due_at <= self._clock():
+                return True
+            if due_at < math.inf:
+                scheduler.timing.hold()
+                self._due_at[session] = due_at
+                heapq.heappush(self._held, (due_at, session))
+        del self._open[session]
+        return False
+
+
+def timing_rule(settings: SchedulerSettings) -> TimingRule:
+    """Returns how plans are timed: as given, otherwise as the profile says."""
+    profile, depth, lead_ms = settings.tuned, settings.depth, settings.plan_lead_ms
+    if lead_ms is not None:
+        return TimingRule(depth or 2, depth or 2, lead_ms / 1000)
+    return TimingRule(depth or profile.most_depth, depth or 2, None, profile.late_share)

@@ -7,11 +7,13 @@ import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.kv.block_pool import BlockPool
+from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Request, Sequence
 from scheduler_svc.plan.applied_result import AppliedResult
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.policy import Ended, FirstToken, Load, RequestView, RunningView, StepReport, WaitingView
 from scheduler_svc.queue.tenant_queues import Queue
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 
 
 def request_view(request: Request) -> RequestView:
@@ -58,10 +60,16 @@ def load_view(
     pool: BlockPool,
     queue: Queue,
     decode: npt.NDArray[np.int64],
-    now_s: float,
+    ledger: Ledger,
+    step_times: StepTimeModel,
+    prompt: int | None = None,
 ) -> Load:
-    """Returns the load of the runner described by `hello` and of the queue, for a step that decodes these slots."""
+    """Returns the load of the runner described by `hello` and of the queue, for a step that decodes these slots.
+
+    `prompt`: slot of the first prompt under way; None if there is none.
+    """
     running = table.num_running
+    start = 0 if prompt is None else int(table.planned[prompt])
     return Load(
         running=running,
         decoding=len(decode),
@@ -72,11 +80,15 @@ def load_view(
         blocks=pool.num_blocks,
         block_size=pool.block_size,
         max_step_tokens=hello.max_step_tokens,
-        now_s=now_s,
+        now_s=ledger.now_s,
         context=int(np.add.reduce(table.planned[decode])),
         prompt_backlog=table.backlog if len(decode) < running else 0,
         itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
         tile_tokens=tile_tokens(hello),
+        step_times=step_times,
+        prompt_start=start,
+        prompt_left=0 if prompt is None else int(table.known[prompt]) - start,
+        service_itl_target_s=ledger.itl_target_s,
     )
 
 

@@ -22,8 +22,8 @@ from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
+from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
 from scheduler_svc.plan.slot_table import SlotTable
-from scheduler_svc.plan.step_clock import StepClock
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
@@ -33,6 +33,7 @@ from scheduler_svc.scheduler.policy_views import load_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
@@ -52,10 +53,10 @@ class Scheduler:
         sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = lambda: 0.0,
         ledger: Ledger | None = None,
-        depth: int = 2,
+        rule: TimingRule = TimingRule(),  # noqa: B008  (frozen)
     ) -> None:
         self.hello = hello
-        self.depth = min(depth, hello.max_depth or 1)
+        self.depth = min(rule.depth, hello.max_depth or 1)
         """Maximum number of plans in flight."""
         self.most_tokens = most_tokens(hello)
         """Maximum number of tokens, prompt and output, of a sequence on this runner."""
@@ -72,8 +73,9 @@ class Scheduler:
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self._last_result_at = clock()  # before the first result: idle since it joined
-        self._step_clock = StepClock()
+        self.step_times = StepTimeModel.of(hello)
+        """How long this runner's steps take."""
+        self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
         self._first_number = 0
@@ -116,7 +118,11 @@ class Scheduler:
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
         applied = apply_rows(self.table, flight, result, self._clock())
+        if result.HasField("timings"):
+            applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
+        early_s = result.timings.early_ns * 1e-9 if result.timings.HasField("early_ns") else None
+        self.timing.learn(flight, applied.step_s, early_s)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
@@ -124,23 +130,14 @@ class Scheduler:
 
     def note_time(self, applied: AppliedResult) -> None:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
-        sent_at, last_s, now_s = applied.flight.sent_at, self._last_result_at, applied.now_s
-        applied.step_s = now_s - max(sent_at, last_s)
-        applied.idle_s = max(0.0, sent_at - last_s)
-        self._last_result_at = now_s
-        self._step_clock.record(applied.flight.positions, applied.step_s)
+        flight = applied.flight
+        applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
+        self.step_times.note(flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s)
 
-    def due_at(self, lead_s: float) -> float:
-        """Returns when to send the next plan: `lead_s` before the runner completes its plans in flight.
-
-        Requests that arrive before then still get into the plan. A tenth of the plans' time is subtracted, because it
-        is only an estimate. Returns 0 if no plan is in flight.
-        """
-        if not self.in_flight:
-            return 0.0
-        begin_at = max(self.in_flight[0].sent_at, self._last_result_at)
-        took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
-        return begin_at + 0.9 * took_s - lead_s
+    @property
+    def due_at(self) -> float:
+        """When to make the next plan (see `PlanTiming.due_at`)."""
+        return self.timing.due_at(full=not self.table.free)
 
     # ------------------------------------------------------------------ leaving
 
@@ -204,6 +201,7 @@ class Scheduler:
         if not may_displace and not (waiting and self.table.free):
             step = self.plans.follow()
             if step is not None:
+                self.timing.planned(step.flight)
                 return step
         if not self.table.num_running and not waiting:
             return None
@@ -214,7 +212,7 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
-            budget = self._budget(draft, queue, policy)
+            budget = self._budget(draft, prompts, queue, policy)
             rest = StepBudget.of(budget, len(draft.decode), self._max_step_tokens)
             self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
             if may_admit:
@@ -223,18 +221,20 @@ class Scheduler:
             return None
         self.prefill_tokens += sum(draft.counts)
         step = self.plans.commit(draft)
+        self.timing.planned(step.flight)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
 
-    def _budget(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> Budget:
+    def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:
-            return policy.budget(self.load(queue, draft.decode))
+            return policy.budget(self.load(queue, draft.decode, prompts[0] if prompts else None))
         return policy.rest_of_step(len(draft.decode), self._max_step_tokens)
 
-    def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
-        """Returns the load for the policy, for a step that decodes the slots `decode`."""
-        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger.now_s)
+    def load(self, queue: Queue, decode: npt.NDArray[np.int64], prompt: int | None = None) -> Load:
+        """Returns the load for the policy, for a step that decodes the slots `decode`. `prompt`: slot of the first
+        prompt under way."""
+        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""

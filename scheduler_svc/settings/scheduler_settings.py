@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import CliSuppress, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings
+from scheduler_svc.settings.profiles import PROFILES, Profile
 from scheduler_svc.settings.tenant_limits import TenantLimits
 
 
 class SchedulerSettings(ServiceSettings):
     """Settings of `roster-scheduler`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ROSTER_", extra="ignore", cli_kebab_case=True, cli_prog_name="roster-scheduler"
-    )
+    model_config = SettingsConfigDict(env_prefix="ROSTER_", extra="ignore")
 
     listen: str = Field(
         "127.0.0.1:50061",
@@ -104,12 +104,26 @@ class SchedulerSettings(ServiceSettings):
         json_schema_extra=OPERATORS,
     )
     policy: str = Field(
-        "fcfs",
-        description="Scheduling policy, an entry point of the group roster.policies.",
+        "auto",
+        description="Scheduling policy: an entry point of the group roster.policies, a file (./mine.py), or "
+        "module:Class.",
         json_schema_extra=EVERYONE,
+    )
+    policy_dir: Path | None = Field(
+        None,
+        description="Folder with policies as files, which `roster policy set mine.py` can put in force. The code in it "
+        "runs in the scheduler, so only its operator may write there.",
+        json_schema_extra=tuning("you write policies, and try them while requests run"),
     )
     policy_parameters: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the policy, as JSON.", json_schema_extra=EVERYONE
+    )
+    itl_target_ms: float | None = Field(
+        None,
+        ge=0,
+        description="Time between tokens that the 99th percentile keeps under the policy `auto`, in milliseconds; 0: "
+        "none, throughput alone counts. Default: 8 decode steps of one row, 5 to 35 ms on a GPU.",
+        json_schema_extra=EVERYONE,
     )
     policy_timeout_ms: float = Field(
         100.0,
@@ -117,27 +131,35 @@ class SchedulerSettings(ServiceSettings):
         description="Milliseconds after which a call of the policy is logged and interrupted; 0: never.",
         json_schema_extra=tuning("your own policy is slow, or you debug it"),
     )
-    depth: int = Field(
-        2,
+    profile: ProfileName = Field(
+        "balanced",
+        description="What the service is tuned for: sets depth, plan_lead_ms, busy_poll_us and flush_ms where they are "
+        "not given, and adapts them to the load. latency: the shortest waits, for some CPU; quiet: the least CPU.",
+        json_schema_extra=EVERYONE,
+    )
+    depth: int | None = Field(
+        None,
         ge=1,
         le=3,
-        description="Plans in flight per runner.",
+        description="Maximum number of plans in flight per runner. Default: by `profile`, 2, and 3 where steps are "
+        "shorter than the way of a plan to its runner.",
         json_schema_extra=tuning("steps are long: fewer plans in flight shorten the wait of new requests"),
     )
     plan_lead_ms: float | None = Field(
         None,
         ge=0,
         description="Milliseconds before a runner completes its plans in flight at which its next plan is made; "
-        "requests that arrive before then still get into it. Default: as soon as `depth` allows.",
-        json_schema_extra=tuning("requests that arrive one by one should get into the next step"),
+        "requests that arrive before then still get into it. Longer than a step: as soon as `depth` allows. "
+        "Default: by `profile`, as measured on each runner.",
+        json_schema_extra=tuning('`roster_late_plans_total` rises with `roster_runner_seconds_total{state="idle"}`'),
     )
-    busy_poll_us: float = Field(
-        0.0,
+    busy_poll_us: float | None = Field(
+        None,
         ge=0,
         le=1e6,
-        description="Microseconds for which the engine polls for results before it sleeps, while a runner computes. "
-        "It uses up to one core and saves one wake-up per step.",
-        json_schema_extra=tuning("a core is free and steps are short"),
+        description="Microseconds for which the engine polls for results before it sleeps, while a runner computes; "
+        "0: it never polls. Default: by `profile`, near the predicted time of a result if a core is free.",
+        json_schema_extra=tuning("the engine should use more or less of a core than `roster_poll_seconds_total` shows"),
     )
     mask_threads: int = Field(
         4,
@@ -216,11 +238,12 @@ class SchedulerSettings(ServiceSettings):
         "seconds.",
         json_schema_extra=tuning("clients need longer to reconnect"),
     )
-    flush_ms: float = Field(
-        30.0,
+    flush_ms: float | None = Field(
+        None,
         ge=0,
         le=1000,
-        description="Longest time for which deltas are held to be merged under load, in milliseconds.",
+        description="Longest time for which deltas are held to be merged above 5,000 messages per second, in "
+        "milliseconds. Default: by `profile`, at most 30, and only where a front worker is overloaded.",
         json_schema_extra=tuning("tokens arrive in larger pieces than clients want, or front workers are overloaded"),
     )
     stall_s: float = Field(
@@ -255,7 +278,7 @@ class SchedulerSettings(ServiceSettings):
         description="Largest gRPC request, in bytes.",
         json_schema_extra=tuning("prompts are larger than this"),
     )
-    check: CliSuppress[bool] = Field(
+    check: bool = Field(
         False, description="Check the invariants of scheduler and block pool after every step (slow; for tests)."
     )
     log_format: Literal["console", "json"] = Field(
@@ -264,6 +287,11 @@ class SchedulerSettings(ServiceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged.", json_schema_extra=OPERATORS
     )
+
+    @property
+    def tuned(self) -> Profile:
+        """What `profile` sets, before settings that are given override it."""
+        return PROFILES[self.profile]
 
     @model_validator(mode="after")
     def _files_come_together(self) -> Self:

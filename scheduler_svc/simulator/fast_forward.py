@@ -41,7 +41,7 @@ class FastForward:
 def possible_fast_forward(engine: Engine) -> FastForward | None:
     """Returns the turns that the engine could skip now, or None if the next turn may be of another kind."""
     settings = engine.settings
-    if len(engine.pool.schedulers) != 1 or settings.plan_lead_ms is not None or settings.check:
+    if len(engine.pool.schedulers) != 1 or engine.pool.timing_rule.holds or settings.check:
         return None
     if engine.watchers.active or engine.kv_feed.active or engine.quarantine.active:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ class SimulatedRunners:
     """Identical runners with sessions 1 to `count`.
 
     `stops` maps the ids of requests that end before their `max_tokens` to their output lengths, at which the runner
-    samples `STOP_TOKEN`. `noise` returns the factor by which a step's time differs from the model.
+    samples `STOP_TOKEN`. `noise` returns the factor by which a step's time differs from the model. `reports_early`:
+    results say by how much their plan was early, as those of a real runner do.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class SimulatedRunners:
         clock: VirtualClock,
         stops: dict[str, int],
         noise: Callable[[], float] | None,
+        reports_early: bool = False,
     ) -> None:
+        self._reports_early = reports_early
         self._step_seconds = cost.timer()
         self._link_s = cost.link_s
         self._clock = clock
@@ -57,7 +60,7 @@ class SimulatedRunners:
         self._free_at = [0.0] * (count + 1)
         self._serial = 0
         self._results: dict[bytes, plan_pb2.Result] = {}
-        hellos = {session: _hello(session, shape, cost.tile_tokens) for session in range(1, count + 1)}
+        hellos = {session: _hello(session, shape, cost) for session in range(1, count + 1)}
         self._joining: list[RunnerEvent] = [Joined(session, hello) for session, hello in hellos.items()]
         self.tallies = StepTallies()
 
@@ -119,11 +122,14 @@ class SimulatedRunners:
         for session, number, plan in self._sent:
             work = StepWork.of_plan(plan)
             seconds = self._seconds(work)
+            early_s = self._free_at[session] - arrival_s
             end_at = max(self._free_at[session], arrival_s) + seconds
             self._free_at[session] = end_at
             self.tallies.add(work, seconds)
             self._serial += 1
             event = GotResult(session, number, self._result(session, plan))
+            if self._reports_early:
+                event = _with_early(event, early_s)
             heapq.heappush(self._done, (end_at + link_s, self._serial, event))
         self._sent.clear()
 
@@ -208,21 +214,46 @@ class StopPositions:
         return np.where(stopped, np.int32(STOP_TOKEN), np.frombuffer(tokens, "<i4")).astype("<i4").tobytes()
 
 
+def _with_early(event: GotResult, early_s: float) -> GotResult:
+    """Returns the result with the time by which its plan was early."""
+    result = plan_pb2.Result()
+    result.CopyFrom(event.result)
+    result.timings.early_ns = int(early_s * 1e9)
+    return GotResult(event.session, event.number, result)
+
+
 def _column(data: bytes, size: int) -> bytes:
     """Returns the first `size` bytes of `data` repeated."""
     return data[:size] if size <= len(data) else (data * -(-size // len(data)))[:size]
 
 
-def _hello(session: int, shape: RunnerShape, tile_tokens: int) -> plan_pb2.Hello:
+def _hello(session: int, shape: RunnerShape, cost: CostModel) -> plan_pb2.Hello:
     return plan_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         runner_id=f"simulated-{session}",
-        device="simulated",
+        device="cuda:simulated" if cost.tile_tokens > 1 else "simulated",  # only GPUs have tiles
         num_slots=shape.slots,
         block_size=shape.block_size,
         num_blocks=max(1, shape.kv_tokens // shape.block_size),
         max_step_tokens=shape.step_tokens,
-        tile_tokens=tile_tokens,
+        tile_tokens=cost.tile_tokens,
         max_depth=3,
         model=plan_pb2.Model(name="simulated", vocab_size=shape.vocab_size, context_length=shape.kv_tokens),
+        step_costs=_step_costs(shape, cost),
     )
+
+
+def _step_costs(shape: RunnerShape, cost: CostModel) -> Iterator[plan_pb2.StepCost]:
+    """Yields what a runner would measure at start: decoding rows, and prompts with and without them."""
+    seconds, slots = cost.timer(), shape.slots
+    for rows, each in ((1, 256), (min(8, slots), 256), (min(64, slots), 256), (min(64, slots), 1024), (slots, 256)):
+        work = StepWork(rows, rows, rows * (each + 1), 0.0)
+        yield plan_pb2.StepCost(decode_rows=rows, context=rows * each, step_ns=round(1e9 * seconds(work)))
+    for rows, count, start in ((0, 64, 0), (0, 256, 0), (0, 1024, 0), (32, 480, 0), (64, 960, 0), (0, 512, 4096)):
+        rows = min(rows, slots - 1)
+        if rows + count <= shape.step_tokens:
+            work = StepWork(rows + count, rows + 1, rows * 1025 + start + count, count * (start + count / 2))
+            ns = round(1e9 * seconds(work))
+            yield plan_pb2.StepCost(
+                decode_rows=rows, context=rows * 1024, prompt_positions=count, prompt_start=start, step_ns=ns
+            )

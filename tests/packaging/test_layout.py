@@ -17,7 +17,7 @@ EXEMPT = {"scheduler_svc/policies"}
 
 ORDER = {
     "scheduler_svc": (
-        "settings link policy policies model kv plan queue metrics scheduler requests runners constrained "
+        "settings link step_times policy policies model kv plan queue metrics scheduler requests runners constrained "
         "constrained/schema constrained/process kv_events failure reports engine simulator simulator/calibration "
         "simulator/report front/base front/text front/request front/tracing front/stream front/rpc front/auth "
         "front/gateway front operation ."
@@ -28,8 +28,8 @@ ORDER = {
         "transformers_decoder/gpu batch backends gpu execution link startup ."
     ),
     "roster_client": (
-        "client options terminal timeline top serve bench bench/records bench/load bench/runs bench/report demo "
-        "commands ."
+        "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs bench/report demo "
+        "doctor commands ."
     ),
 }
 """Each package's folders, lowest first: files import only from their own folder and from lower ones."""

@@ -28,7 +28,7 @@ from tests.support.replayed_runner import ReplayedRunner
 
 ROOT = Path(__file__).parents[3]
 LEAST_REPLAYED = 8
-NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14, 16)}
+NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14, 16, 17)}
 """Sent before the peer is known; an older scheduler drops it."""
 
 
@@ -91,6 +91,7 @@ def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schem
     assert set(table) == OURS
     featured = {field for fields in table.values() for field in fields.split(", ")}
     hello = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Hello.cache_groups"}
+    hello |= {"Hello.step_costs", *(f"StepCost.{name}" for name in plan_pb2.StepCost.DESCRIPTOR.fields_by_name)}
     assert schema.fields_since() <= featured | hello | {"Model.decoder", "Welcome.features"}
 
 

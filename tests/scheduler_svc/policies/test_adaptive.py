@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from scheduler_svc.policies.adaptive import Adaptive, AdaptiveParameters
-from scheduler_svc.policy import Budget, Load, StepReport
+from scheduler_svc.policy import Budget, Load
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, load_cost_model
 from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 from tests.support.arrivals import merged, poisson
 
 TARGET_S = 0.05
@@ -77,10 +78,9 @@ class Untiled(Adaptive):
     """`adaptive` without the tile size."""
 
     def budget(self, load: Load) -> Budget:
-        return super().budget(load._replace(tile_tokens=1))
-
-    def observe(self, report: StepReport) -> None:
-        super().observe(report._replace(tile_tokens=1))
+        assert isinstance(load.step_times, StepTimeModel)
+        load.step_times._tile = 1
+        return super().budget(load)
 
 
 def test_budgets_that_end_with_a_tile_bring_more_prompts_through() -> None:

@@ -83,8 +83,7 @@ def state(engine: Engine) -> dict[str, Any]:
         "accounts": [engine.ledger.account(tenant) for tenant in "ab"],
         "rate": vars(engine.requests.rate),
         "steps": (scheduler.last_plan, scheduler.preemptions, scheduler.prefill_tokens, scheduler.dropped_rows),
-        "clock": vars(scheduler._step_clock),
-        "last_result_at": scheduler._last_result_at,
+        "last_result_at": scheduler.timing._last_result_at,
         "blocks": {name: value for name, value in vars(scheduler.pool).items() if "_of" not in name},
     }
 

@@ -1,0 +1,191 @@
+"""Measures at start what steps cost, by rows and prompt positions: the seed of the scheduler's step-time model.
+
+The runner executes plans of its own before its first session, so every backend is measured as it serves: with graphs,
+and with the next plan launched while one computes. Contexts need no prefill, as a row's time does not depend on the
+values in the cache: one block is computed and copied to the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import structlog
+
+from roster_common.link_protocol import SAMPLE_FLAG
+from roster_protos import plan_pb2
+from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.plans_in_flight import LaunchedPlan
+from runner_svc.execution.runner import Runner
+
+GPU_SECONDS, CPU_SECONDS = 2.0, 0.4
+"""Time after which no further step is measured."""
+_COPIED_BLOCKS = 64
+"""Blocks that one plan copies: a copy needs as much memory again."""
+_DEPTH = 2
+_MOST_STEPS = 4
+"""Steps of one kind in a row, each of which adds a position to every decoding row."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of `rows` decoding rows, each with a context of `context` positions, and a chunk of a prompt."""
+
+    rows: int
+    context: int = 0
+    positions: int = 0
+    start: int = 0
+
+
+def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
+    """Returns the steps that the runner can execute, those first without which the others say little."""
+    slots = hello.num_slots
+    cases = [Step(1, 256), Step(min(8, slots), 256), Step(0, 0, 64), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
+    cases += [
+        Step(min(64, slots), 256),
+        Step(0, 0, 1024),
+        Step(min(64, slots), 1024),
+        Step(min(32, slots - 1), 1024, 480),
+    ]
+    cases += [Step(min(256, slots), 256), Step(min(64, slots - 1), 1024, 960), Step(0, 0, 2048)]
+    cases += [Step(min(64, slots - 1), 512, 1984), Step(0, 0, 512, 4096), Step(0, 0, 4096), Step(slots, 256)]
+    possible = [step for case in cases if (step := _fitting(case, hello)) is not None]
+    return list(dict.fromkeys(possible))
+
+
+def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
+    """Returns the step, with shorter contexts if the cache or the model requires it; None if the runner can't execute
+    it."""
+    longest, end, size = hello.model.context_length, step.start + step.positions, hello.block_size
+    if step.rows + step.positions > hello.max_step_tokens or end >= longest or not step.rows + step.positions:
+        return None
+    if not step.rows:
+        return step if -(-end // size) < hello.num_blocks else None
+    each = (hello.num_blocks - 1 - -(-end // size)) // step.rows * size
+    context = min(step.context, longest // 2, each - _MOST_STEPS)
+    return replace(step, context=context) if context > 0 else None
+
+
+def measured_step_costs(runner: Runner, on_gpu: bool) -> list[plan_pb2.StepCost]:
+    """Returns the times of the steps measured within `GPU_SECONDS` or `CPU_SECONDS`; none if the backend fails.
+
+    Leaves the runner without a session, and arbitrary values in its cache.
+    """
+    until_at = time.monotonic() + (GPU_SECONDS if on_gpu else CPU_SECONDS)
+    measurement = _Measurement(runner)
+    costs: list[plan_pb2.StepCost] = []
+    try:
+        steps = steps_to_measure(measurement.hello)
+        measurement.fill_cache(steps)
+        for number, step in enumerate(steps):
+            if time.monotonic() > until_at:
+                break
+            warm_up, timed = (1, 3) if on_gpu else (int(number == 0), 1)
+            costs += measurement.cost(step, warm_up, timed)
+    except PlanFault as fault:
+        log.warning("the steps can't be measured: the scheduler learns their times from results", reason=str(fault))
+        costs.clear()
+    runner.reset()
+    return costs
+
+
+class _Measurement:
+    """Plans of one runner, each sent after the last."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.hello = runner.hello()
+        self._rng = np.random.default_rng(0)
+        self._in_flight: deque[LaunchedPlan] = deque()
+        runner.reset()
+
+    def fill_cache(self, steps: list[Step]) -> None:
+        """Computes one block and copies it to all blocks that the steps read."""
+        size = self.hello.block_size
+        most = max((step.rows * self._blocks(step) + -(-step.start // size) for step in steps), default=0) + 1
+        prompt = self._admission(0, size, 0, np.array([1]))
+        self._execute([plan_pb2.Plan(admissions=[prompt], **_extents([(0, 0, size, 0)]))])
+        targets = np.arange(2, min(most, self.hello.num_blocks) + 1)
+        parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
+        for part in parts:
+            ones = np.ones(len(part), "<i4").tobytes()
+            self._execute([plan_pb2.Plan(copy_sources=ones, copy_targets=part.astype("<i4").tobytes())])
+
+    def cost(self, step: Step, warm_up: int, timed: int) -> list[plan_pb2.StepCost]:
+        """Executes the step `warm_up` + `timed` times in a row; returns its median time, or nothing if a row failed."""
+        self._runner.reset()
+        results = self._execute(list(self._plans(step, warm_up + timed)))[warm_up:]
+        if any(any(result.statuses) for result in results):
+            return []
+        took_ns = [result.timings.forward_ns + result.timings.sample_ns for result in results]
+        return [
+            plan_pb2.StepCost(
+                decode_rows=step.rows,
+                context=step.rows * step.context,
+                prompt_positions=step.positions,
+                prompt_start=step.start,
+                step_ns=int(np.median(took_ns)),
+            )
+        ]
+
+    def _plans(self, step: Step, count: int) -> Iterator[plan_pb2.Plan]:
+        """Yields `count` plans with the step's work; the decoding rows go on from one to the next."""
+        size, per_row = self.hello.block_size, self._blocks(step)
+        chunk, end = step.rows, step.start + step.positions
+        blocks = 1 + step.rows * per_row + np.arange(-(-end // size))
+        for number in range(count):
+            rows = [(row, step.context + number, 1, SAMPLE_FLAG) for row in range(step.rows)]
+            plan = plan_pb2.Plan()
+            if number == 0:
+                for row in range(step.rows):
+                    own = 1 + row * per_row + np.arange(per_row)
+                    plan.admissions.append(self._admission(row, step.context + 1, step.context, own))
+            if step.positions:
+                plan.admissions.append(self._admission(chunk, end, step.start, blocks))
+                plan.releases = np.array([chunk] if number else [], "<i4").tobytes()
+                rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
+            plan.MergeFrom(plan_pb2.Plan(**_extents(rows)))
+            yield plan
+
+    def _blocks(self, step: Step) -> int:
+        """Returns the blocks of one decoding row."""
+        return -(-(step.context + _MOST_STEPS) // self.hello.block_size) if step.rows else 0
+
+    def _admission(self, slot: int, num_tokens: int, computed: int, blocks: np.ndarray) -> plan_pb2.Admission:
+        tokens = self._rng.integers(0, self.hello.model.vocab_size, num_tokens)
+        return plan_pb2.Admission(
+            slot=slot,
+            sequence_id=slot + 1,
+            tokens=tokens.astype("<i4").tobytes(),
+            prompt_len=num_tokens,
+            num_computed=computed,
+            sampling=plan_pb2.Sampling(temperature=1.0, top_p=1.0, repetition_penalty=1.0),
+            blocks=blocks.astype("<i4").tobytes(),
+        )
+
+    def _execute(self, plans: list[plan_pb2.Plan]) -> list[plan_pb2.Result]:
+        """Executes the plans; an overlapping backend gets the next one while it computes."""
+        results = []
+        for plan in plans:
+            self._in_flight.append(self._runner.launch(self._runner.last_plan + 1, plan))
+            if len(self._in_flight) >= (_DEPTH if self._runner.overlaps else 1):
+                results.append(self._in_flight.popleft().wait())
+        while self._in_flight:
+            results.append(self._in_flight.popleft().wait())
+        return results
+
+
+def _extents(rows: list[tuple[int, int, int, int]]) -> dict[str, bytes]:
+    """Returns the columns of rows (slot, start, count, flags)."""
+    slots, starts, counts, flags = np.array(rows, "<i4").T
+    return {
+        "extent_slots": slots.tobytes(),
+        "extent_starts": starts.tobytes(),
+        "extent_counts": counts.tobytes(),
+        "extent_flags": flags.astype(np.uint8).tobytes(),
+    }

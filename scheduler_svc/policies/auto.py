@@ -1,0 +1,131 @@
+"""The default: steps as long as the time between tokens allows, short prompts first, and the makespan in a deep queue.
+
+*Steps.* While sequences decode, a step may take the ITL target: the service's, or 8 decode steps of one row, or a
+tighter target of a decoding request. The runner's step-time model says how many prompt positions fit. A part of the
+time is kept for the end of a prompt, which otherwise needs a step of its own. When nothing decodes, one prompt may take
+the whole step. Small steps cost little: on a GPU the prompts themselves take most of their time.
+
+*Order.* A prompt goes behind those that arrive within `patience` times its own computing time, so short ones hardly
+wait for long ones, and none waits longer than in proportion to its length.
+
+*A deep queue*, of more than `_DEEP` steps of prompts, is a batch that came at once, or an overload: the first token is
+far away, and throughput counts. Requests with long outputs then go first (as in `ljf`), so that none is left to decode
+alone at the end, and prompts get at least half the time of the decoding rows, whatever the target says.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field
+
+from scheduler_svc.policy import Budget, LedgerView, Load, Policy, PolicyParameters, RequestView, StepTimes
+
+_DEFAULT_ROW_STEPS = 8
+_LONGEST_DEFAULT_S = 0.035
+"""Of the default target, on a GPU."""
+_SHORTEST_DEFAULT_S = 0.005
+_LEAST_ROW_STEPS = 2
+"""A default target is at least this many decode steps of one row, however slow they are."""
+_UNHURRIED = 0.8
+"""Share of the target that prompts fill which do not end in the step."""
+_SLOW_SHARE = 0.008
+"""Share of all steps that may miss the target: the 99th percentile of the gaps keeps it."""
+_MOST_SLOW = 0.15
+"""Of the steps with prompts, if they are few."""
+_DEEP = 32
+_LEAST_PROMPT_SHARE = 1.0
+_WORTHWHILE = 12
+"""In a deep queue, a step is at least this many times its overhead."""
+_UNKNOWN_TOKENS = 512
+"""Prompt positions per step while the step times are unknown."""
+_LONGEST_OUTPUT = math.log1p(32_768)
+
+
+class AutoParameters(PolicyParameters):
+    itl_target_ms: float | None = Field(
+        default=None,
+        ge=0,
+        description="Inter-token time that the 99th percentile keeps, in milliseconds; 0: none, throughput alone "
+        "counts. Default: the scheduler's setting of this name, otherwise 8 decode steps of one row, 5 to 35 ms on a "
+        "GPU.",
+    )
+    min_tokens: int = Field(
+        default=64, ge=1, description="Prompt positions that every step may have, even if the target is then missed."
+    )
+    patience: float = Field(
+        default=2.0,
+        ge=0,
+        description="A prompt goes behind those that arrive within this many times its own computing time; 0: in order "
+        "of arrival.",
+    )
+    ageing_s: float = Field(
+        default=2.0,
+        ge=0,
+        description="Seconds by which a deep queue may delay a short output behind long ones.",
+    )
+
+
+class Auto(Policy):
+    """Steps that keep the time between tokens, short prompts first, and throughput in a deep queue."""
+
+    name = "auto"
+    Parameters = AutoParameters
+
+    def key(self, request: RequestView, ledger: LedgerView) -> float:
+        """Returns the arrival, moved later by the prompt's computing time, or in a deep queue for a short output."""
+        times, arrival_s = ledger.step_times, request.arrival_s
+        if times is None or not times.known:
+            return arrival_s
+        position_s = times.position_s
+        waiting_s = ledger.waiting_tokens * position_s / max(1, ledger.runners)
+        if waiting_s > _DEEP * self._target_s(ledger.itl_target_s, times):
+            output = min(1.0, math.log1p(request.max_tokens) / _LONGEST_OUTPUT)
+            return arrival_s + float(self.parameters.ageing_s) * (1 - output)
+        return arrival_s + float(self.parameters.patience) * request.prompt_tokens * position_s
+
+    def budget(self, load: Load) -> Budget:
+        """Returns the prompt positions with which the step keeps the target, some of them for the end of a prompt."""
+        rest = self.rest_of_step(load.decoding, load.max_step_tokens)
+        times = load.step_times
+        if times is None or not times.known:
+            return rest.within(_UNKNOWN_TOKENS)
+        target_s = self._target_s(load.service_itl_target_s, times)
+        if not target_s:
+            return rest
+        target_s = min(target_s, load.itl_target_s)
+        deep = (load.waiting_tokens + load.prompt_backlog) * times.position_s > _DEEP * target_s
+        if not load.decoding and deep:
+            return rest
+        step_s = target_s - times.delay_s(1 - min(_MOST_SLOW, _SLOW_SHARE / times.prompt_share))
+        decode_s = times.seconds(0, load.decoding, load.context) if load.decoding else 0.0
+        if deep:
+            step_s = max(step_s, _WORTHWHILE * times.overhead_s)
+        if deep or decode_s >= step_s:
+            step_s = max(step_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
+        tokens, most = (
+            self._within(step_s * (1 if deep else _UNHURRIED), load, times),
+            self._within(step_s, load, times),
+        )
+        if not load.decoding:
+            most = rest.prefill_tokens + rest.overflow
+        prefill_tokens = min(tokens, rest.prefill_tokens)
+        return Budget(prefill_tokens, overflow=max(0, min(most, rest.prefill_tokens + rest.overflow) - prefill_tokens))
+
+    def _within(self, step_s: float, load: Load, times: StepTimes) -> int:
+        """Returns the prompt positions of a step of `step_s` seconds, at least `min_tokens`."""
+        left = load.prompt_left or math.inf
+        tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
+        tokens = min(tokens, 2 * times.largest_prefill)  # the model does not extrapolate reliably
+        return max(int(self.parameters.min_tokens), int(tokens))
+
+    def _target_s(self, setting_s: float | None, times: StepTimes) -> float:
+        """Returns the service's ITL target in seconds; 0 if there is none."""
+        own_ms = self.parameters.itl_target_ms
+        if own_ms is not None:
+            return float(own_ms) / 1000
+        if setting_s is not None:
+            return setting_s
+        row_s = times.row_s
+        longest_s = max(_LONGEST_DEFAULT_S, _LEAST_ROW_STEPS * row_s) if times.on_gpu else math.inf
+        return max(_SHORTEST_DEFAULT_S, min(_DEFAULT_ROW_STEPS * row_s, longest_s))

@@ -1,0 +1,1 @@
+"""A runner's step times, for everything in the core that plans with them."""

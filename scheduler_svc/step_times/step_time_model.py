@@ -1,0 +1,234 @@
+"""Model of one runner's step times, seeded by what the runner measured at start and corrected by its steps.
+
+    seconds = w0 + w1 * has prompts + w2 * charged positions + w3 * decoding rows + w4 * context + w5 * prompt pairs
+
+All w >= 0. *Charged positions* are those of the step, rounded up to whole tiles; *context* are the KV positions before
+the decoding rows; *prompt pairs* are the (query, key) pairs of prompt chunks, the quadratic term of long prompts. The
+weights come from least squares on relative errors. Decode steps and steps with prompts fade separately, so that an hour
+without prompts leaves what is known about them. The measured seed never fades, but its times are multiplied by the
+ratio of the observed steps to it: a machine may be busier, or a card hotter, than at the start.
+
+A step's time is the runner's own (`Timings`) where its results have it. By how much the steps take longer as the
+scheduler sees them is a distribution of its own (`ErrorTail`), which includes launch, link and the scheduler's delays.
+Observations are only noted when results arrive, and used when a policy asks: one that does not pays nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from roster_protos import plan_pb2
+from scheduler_svc.step_times.error_tail import ErrorTail
+from scheduler_svc.step_times.least_squares import RunningSums, solve
+from scheduler_svc.step_times.recent_steps import RecentSteps
+
+_SCALE = (1.0, 1.0, 1e-3, 1e-2, 1e-5, 1e-6)
+"""Factors that scale the inputs to about 1."""
+_REFIT_EVERY = 8
+_MEMORY = 500.0
+_SEED_WEIGHT = 2
+"""Observed steps that one measured step outweighs."""
+_DECODE_SAMPLE = 16
+"""One of this many decode steps is observed: they are frequent and alike."""
+_DRIFT_MEMORY = 50
+"""Observations over which the ratio of observed to measured steps is averaged."""
+_SHARE_MEMORY = 256
+"""Steps over which the share of those with prompts is averaged."""
+_MOST_NOTED = 64
+_KNOWN_AFTER = 24
+"""Observations after which a model without a seed predicts."""
+_USUAL_CONTEXT = 256
+
+Inputs = tuple[float, float, float, float, float, float]
+
+
+class StepTimeModel:
+    """Step times of one runner. Policies read it as `StepTimes`."""
+
+    def __init__(self, tile_tokens: int = 1, on_gpu: bool = False, costs: Iterable[plan_pb2.StepCost] = ()) -> None:
+        """`costs`: steps that the runner measured at start. `tile_tokens`: as in Hello."""
+        self.on_gpu = on_gpu
+        self.largest_prefill = 0
+        """Maximum number of prompt positions in one step so far, measured or observed."""
+        self._tile = max(1, tile_tokens)
+        self._decode, self._mixed = RunningSums(len(_SCALE), _MEMORY), RunningSums(len(_SCALE), _MEMORY)
+        self._seed = RunningSums(len(_SCALE), math.inf)
+        self._tail = ErrorTail()
+        self.prompt_share = 0.1
+        """Share of the recent steps that had prompts."""
+        self._weights = self._seed_weights = [0.0] * len(_SCALE)
+        self._drift = 1.0
+        self._noted: deque[tuple[Any, Any, int, float, float]] = deque(maxlen=_MOST_NOTED)
+        self._ticks = self._fitted = 0
+        self.recent = RecentSteps()
+        """Times of the last steps as the scheduler saw them, without the runner's waits for late plans."""
+        self._measured_row_s = 0.0
+        self._seed_with(costs)
+
+    @classmethod
+    def of(cls, hello: plan_pb2.Hello) -> StepTimeModel:
+        """Returns the model of the runner that `hello` describes."""
+        return cls(hello.tile_tokens, hello.device.startswith("cuda"), hello.step_costs)
+
+    def _seed_with(self, costs: Iterable[plan_pb2.StepCost]) -> None:
+        for cost in costs:
+            seconds, prompt, start = cost.step_ns * 1e-9, cost.prompt_positions, cost.prompt_start
+            if seconds <= 0:
+                continue
+            inputs = self._inputs(prompt, cost.decode_rows, cost.context, prompt * (start + prompt / 2))
+            for _ in range(_SEED_WEIGHT):
+                self._seed.add([x / seconds for x in inputs], 1.0)
+            self.largest_prefill = max(self.largest_prefill, prompt)
+            if cost.decode_rows == 1 and not prompt:
+                self._measured_row_s = seconds
+        self._fit()
+        self._seed_weights = self._weights
+
+    # ------------------------------------------------------------------ observations
+
+    def note(self, starts: Any, counts: Any, num_decode: int, step_s: float, runner_s: float) -> None:
+        """Notes a step whose rows, decoding ones first, have these starts and counts (int32 [R] each).
+
+        `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
+        0 if it did not. The arrays must not change afterwards.
+        """
+        has_prompts = num_decode < len(starts)
+        self.prompt_share += (has_prompts - self.prompt_share) / _SHARE_MEMORY
+        if not has_prompts:
+            self._ticks += 1
+            if self._ticks % _DECODE_SAMPLE:
+                return
+        if step_s > 0:
+            self._noted.append((starts, counts, num_decode, step_s, runner_s))
+
+    def _observe(self) -> None:
+        """Uses the noted steps."""
+        while self._noted:
+            starts, counts, num_decode, step_s, runner_s = self._noted.popleft()
+            seconds = runner_s or step_s
+            inputs, prompts = self._inputs_of(starts, counts, num_decode)
+            self.largest_prefill = max(self.largest_prefill, prompts)
+            if prompts and num_decode and self.known:
+                self._tail.add(step_s - self._predicted(inputs))
+            measured_s = self._predicted(inputs, self._seed_weights)
+            if measured_s > 0:
+                self._drift += (seconds / measured_s - self._drift) / _DRIFT_MEMORY
+            sums = self._mixed if prompts else self._decode
+            sums.add([x / seconds for x in inputs], 1.0)
+            if self._decode.count + self._mixed.count - self._fitted >= _REFIT_EVERY:
+                self._fit()
+
+    def _fit(self) -> None:
+        self._fitted = self._decode.count + self._mixed.count
+        self._weights = solve((self._seed.with_inputs_scaled(1 / self._drift), self._decode, self._mixed))
+
+    # ------------------------------------------------------------------ what the timing of plans reads
+
+    def expected_s(self, starts: Any, counts: Any, num_decode: int) -> float:
+        """Returns the time of the planned step with these rows, as `note` takes them; 0 if nothing is known.
+
+        Decode steps take as long as the last ones of as many rows: the runner's choice of kernels depends on their
+        number. Steps with prompts differ too much from one another for that: the model predicts them.
+        """
+        rows, prefills = len(starts), num_decode < len(starts)
+        if not prefills and (recent_s := self.recent.median_s(rows, False)):
+            return recent_s
+        if self.known:
+            return self._predicted(self._inputs_of(starts, counts, num_decode)[0])
+        return self.recent.median_s(int(np.add.reduce(counts)), prefills)
+
+    # ------------------------------------------------------------------ what policies read
+
+    @property
+    def known(self) -> bool:
+        """Whether it predicts: the runner has measured its steps, or enough have been observed, some with prompts."""
+        self._observe()
+        observed = self._decode.count + self._mixed.count
+        return bool(self._seed.count) or (observed >= _KNOWN_AFTER and self._mixed.count >= _REFIT_EVERY)
+
+    @property
+    def row_s(self) -> float:
+        """Seconds of a step that decodes one row of a short context, as the runner measured it; otherwise predicted."""
+        return self._measured_row_s or self.seconds(0, 1, _USUAL_CONTEXT)  # not the drift: a target should not move
+
+    @property
+    def position_s(self) -> float:
+        """Seconds that one more prompt position takes in a large step, without its attention."""
+        self._observe()
+        return self._weights[2] * _SCALE[2]
+
+    def seconds(self, prefill_tokens: float, decode_rows: int, context: int, start: int = 0) -> float:
+        """Returns the predicted time of a step, in seconds; 0 if nothing is known.
+
+        Its prompt positions, `prefill_tokens`, are those of one chunk that starts at position `start`.
+        """
+        self._observe()
+        pairs = prefill_tokens * (start + prefill_tokens / 2)
+        return self._predicted(self._inputs(prefill_tokens, decode_rows, context, pairs))
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of a step with prompts besides what its positions and rows take."""
+        self._observe()
+        return self._weights[0] + self._weights[1]
+
+    def delay_s(self, share: float) -> float:
+        """Returns the seconds, at least 0, by which a share `share` of steps with prompts take at most longer."""
+        self._observe()
+        return self._tail.quantile_s(share)
+
+    def prefill_tokens_within(
+        self, seconds: float, decode_rows: int, context: int, start: int = 0, left: float = math.inf
+    ) -> float:
+        """Returns the maximum number of prompt positions, in whole tiles, of a step predicted to take `seconds`.
+
+        The first `left` of them continue a prompt at position `start`; the others begin new ones. If no whole tile
+        fits, returns the number that would fit without tiles; it is negative if the decoding rows alone take longer.
+        """
+        self._observe()
+        per_token = self._weights[2] * _SCALE[2]
+        per_pair = self._weights[5] * _SCALE[5]
+        rest = seconds - self._predicted((1.0, 1.0, 0.0, *self._inputs(0, decode_rows, context, 0.0)[3:]))
+        rest -= per_token * decode_rows
+        if rest <= 0 or (per_token <= 0 and per_pair <= 0):
+            return rest / per_token if per_token > 0 else math.copysign(math.inf, rest)
+        tokens = _positive_root(per_pair / 2, per_token + per_pair * start, rest)
+        if tokens > left:
+            rest -= per_pair * start * left
+            tokens = max(left, _positive_root(per_pair / 2, per_token, rest)) if rest > 0 else left
+        whole_tiles = (tokens + decode_rows) // self._tile * self._tile - decode_rows
+        return whole_tiles if whole_tiles > 0 else tokens
+
+    def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
+        return sum(map(mul, inputs, weights or self._weights))
+
+    def _inputs_of(self, starts: Any, counts: Any, num_decode: int) -> tuple[Inputs, int]:
+        """Returns the inputs of a step with these rows, and its prompt positions."""
+        prompts, pairs = 0, 0.0
+        if num_decode < len(starts):
+            chunks = counts[num_decode:].astype(np.float64)
+            prompts = int(chunks.sum())
+            pairs = float(chunks @ (starts[num_decode:] + chunks / 2))
+        return self._inputs(prompts, num_decode, int(np.add.reduce(starts[:num_decode])), pairs), prompts
+
+    def _inputs(self, prefill_tokens: float, decode_rows: int, context: int, pairs: float) -> Inputs:
+        charged = -(-(prefill_tokens + decode_rows) // self._tile) * self._tile
+        return (
+            1.0,
+            1.0 if prefill_tokens else 0.0,
+            charged * _SCALE[2],
+            decode_rows * _SCALE[3],
+            context * _SCALE[4],
+            pairs * _SCALE[5],
+        )
+
+
+def _positive_root(square: float, linear: float, value: float) -> float:
+    """Returns x > 0 with square * x^2 + linear * x = value, for coefficients >= 0, not both 0, and value > 0."""
+    return 2 * value / (linear + math.sqrt(linear * linear + 4 * square * value))

@@ -1,0 +1,103 @@
+"""What steps cost is measured on every backend, within its time, and leaves the runner as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roster_protos import plan_pb2
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
+from runner_svc.interface.step import StepBatch, StepOutput
+from runner_svc.startup import step_costs
+from runner_svc.startup.step_costs import Step, measured_step_costs, steps_to_measure
+from tests.support.host_backend import host_backend
+from tests.support.plans import SAMPLE, admission, ints, plan
+from tests.support.tiny_models import make_tiny_model
+
+
+def hash_backend(num_slots: int = 8, num_blocks: int = 64) -> HashBackend:
+    return HashBackend(
+        num_slots=num_slots,
+        block_size=16,
+        num_blocks=num_blocks,
+        max_step_tokens=512,
+        vocab_size=300,
+        context_length=2048,
+    )
+
+
+@pytest.fixture
+def cuda(tmp_path: Path) -> Backend:
+    make_tiny_model("llama", tmp_path)
+    return host_backend(tmp_path, num_slots=4, block_size=8, max_step_tokens=80, num_blocks=60)
+
+
+def answer(runner: Runner) -> list[int]:
+    """Returns the tokens of a short prompt."""
+    runner.reset()
+    first = runner.execute(1, plan(admissions=[admission(0, [5, 6, 7], [3])], extents=[(0, 0, 3, SAMPLE)]))
+    return ints(first.tokens) + ints(runner.execute(2, plan(extents=[(0, 3, 1, SAMPLE)])).tokens)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_all_kinds_of_steps_are_measured_and_answers_do_not_change(
+    on_gpu: bool, cuda: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`on_gpu`: on the CUDA backend, with plans launched ahead."""
+    monkeypatch.setattr(step_costs, "GPU_SECONDS", 60.0)
+    monkeypatch.setattr(step_costs, "steps_to_measure", lambda hello: steps_to_measure(hello)[:5])
+    runner = Runner(cuda if on_gpu else hash_backend())
+    before = answer(runner)
+    costs = measured_step_costs(runner, on_gpu)
+    assert answer(runner) == before
+    assert costs[0].decode_rows == 1 and not costs[0].prompt_positions
+    kinds = {(bool(cost.decode_rows), bool(cost.prompt_positions)) for cost in costs}
+    assert kinds == {(True, False), (False, True), (True, True)}
+    assert all(cost.step_ns > 0 for cost in costs)
+    runner.step_costs = costs
+    assert list(runner.hello().step_costs) == costs
+
+
+class Slow(HashBackend):
+    """Takes its time, by a clock that only it moves."""
+
+    now_s = 0.0
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        Slow.now_s += 0.15
+        return super().step(batch)
+
+
+def test_it_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_costs.time, "monotonic", lambda: Slow.now_s)
+    backend = Slow(num_slots=8, block_size=16, num_blocks=64, max_step_tokens=512, vocab_size=300, context_length=2048)
+    costs = measured_step_costs(Runner(backend), on_gpu=False)
+    assert len(costs) in (1, 2) and Slow.now_s < step_costs.CPU_SECONDS + 0.4
+
+
+class Failing(HashBackend):
+    def step(self, batch: StepBatch) -> StepOutput:
+        raise RuntimeError("the device has had enough")
+
+
+def test_a_backend_that_fails_is_not_measured() -> None:
+    backend = Failing(num_slots=2, block_size=16, num_blocks=8, max_step_tokens=64, vocab_size=300, context_length=256)
+    runner = Runner(backend)
+    assert measured_step_costs(runner, on_gpu=False) == []
+    assert runner.last_plan == 0
+
+
+@pytest.mark.parametrize(("slots", "blocks", "step_tokens"), [(1, 1, 1), (1, 4, 16), (3, 8, 64), (256, 4000, 8192)])
+def test_only_steps_that_fit_are_measured(slots: int, blocks: int, step_tokens: int) -> None:
+    hello = plan_pb2.Hello(num_slots=slots, num_blocks=blocks, block_size=16, max_step_tokens=step_tokens)
+    hello.model.context_length = 4000
+    steps = steps_to_measure(hello)
+    assert len(steps) == len(set(steps)) and (not steps) == (blocks == 1)
+    for step in steps:
+        assert step.rows + step.positions <= step_tokens and step.rows + bool(step.positions) <= slots
+        assert step.start + step.positions < 4000
+    if slots == 256:
+        assert {Step(1, 256), Step(256, 228), Step(64, 960, 960)} & set(steps)
