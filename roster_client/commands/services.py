@@ -44,6 +44,7 @@ def serve(
     """Run both services on this machine until Ctrl-C or SIGTERM. Takes every setting of both, as docs/settings.md."""
     from roster_client.serve.foreground import serve as run_services
     from roster_client.serve.taken_addresses import refuse_taken
+    from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
     forgive_output()
     given_settings = BothSettings.of(context)
@@ -52,7 +53,7 @@ def serve(
         raise ValueError(f"--free-ports chooses the addresses: omit {', '.join(chosen)}")
     check_settings(scheduler, runner)
     endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**scheduler)
-    refuse_taken(endpoints)
+    refuse_taken(endpoints, SchedulerSettings.read(**scheduler).gateway_listen)
     gateway = gateway_beside(endpoints, scheduler, openai, openai_listen, free_ports)
     code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout, gateway))
     raise typer.Exit(code)
@@ -97,6 +98,7 @@ def demo(
 
     console = Console()
     runner = given(model=model, device=device, slots=slots)
+    check_settings({}, runner)
     with recording_writer(record) as recorder:
         status = asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal, recorder=recorder))
     raise typer.Exit(status)

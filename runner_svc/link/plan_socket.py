@@ -29,7 +29,7 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from roster_common.link_protocol import OURS, TERMS, shared
+from roster_common.link_protocol import EARLY, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from runner_svc.execution.compute_thread import ComputeThread
@@ -182,6 +182,8 @@ class PlanSocket:
             if kind == "event":
                 self._faulted = True
                 self._seek()
+            elif kind == "result" and EARLY not in self._features:
+                message.result.timings.ClearField("early_ns")
             frame = self._post(message)
             if kind == "result":
                 self._last_done = message.number

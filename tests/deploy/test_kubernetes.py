@@ -80,9 +80,9 @@ def test_the_schema_detects_a_mistake() -> None:
 def test_the_kustomization_lists_every_file() -> None:
     files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml", "prometheus-adapter-rules.yaml"}
     assert set(KUSTOMIZATION["resources"]) == files
-    used = {container(name)["image"] for name in WORKLOADS}
+    used = {container(name)["image"].partition(":")[0] for name in WORKLOADS}
     assert used == {image["name"] for image in KUSTOMIZATION["images"]}
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+(-cuda)?", image["newTag"]) for image in KUSTOMIZATION["images"])
+    assert not any("newTag" in image for image in KUSTOMIZATION["images"]), "the manifests have the tags"
     (namespace,) = of_kind("Namespace")
     assert KUSTOMIZATION["namespace"] == namespace["metadata"]["name"]
 

@@ -96,6 +96,7 @@ ELSEWHERE = [
     Elsewhere(r"curl -s http://127\.0\.0\.1:30000/v1/.*|ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"),
     # These need a cluster; the manifests and their secrets are tested without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
+    Elsewhere(r"helm install .*|make manifests", "tests/deploy/test_helm.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
     Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
     Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/commands/test_simulate.py"),
@@ -104,6 +105,7 @@ ELSEWHERE = [
         "tests/roster_client/client/test_credentials.py",
     ),
     Elsewhere(r"roster --tls-ca .*", "tests/roster_client/client/test_credentials.py"),
+    Elsewhere(r"roster doctor", "tests/roster_client/doctor/test_doctor.py"),
     Elsewhere(r"roster health --server ADDRESS .*", "tests/runner_svc/link/test_answer_watch.py"),
     Elsewhere(r"roster bench.*", "tests/roster_client/commands/test_bench.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),

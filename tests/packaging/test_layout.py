@@ -29,7 +29,7 @@ ORDER = {
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs bench/report demo "
-        "commands ."
+        "doctor commands ."
     ),
 }
 """Each package's folders, lowest first: files import only from their own folder and from lower ones."""
