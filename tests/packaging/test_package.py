@@ -114,14 +114,10 @@ def test_a_wheel_has_the_commit_and_absolute_links(tmp_path: Path, monkeypatch: 
 def test_the_description_links_to_the_page_of_the_sources(remote: str, page: str) -> None:
     hooks = runpy.run_path(str(ROOT / "hatch_build.py"))
     assert hooks["source_url"](remote) == page
-    readme = "![A run](docs/images/top.svg), [docs](docs/models.md#b), [us](https://x.example), [below](#b)\n```sh\nx[0](y)\n```\n"
-    links = (
-        f"![A run]({page}/raw/v1/docs/images/top.svg), [docs]({page}/blob/v1/docs/models.md#b)"
-        if page
-        else "A run, docs"
-    )
     rest = ", [us](https://x.example), [below](#b)\n```sh\nx[0](y)\n```\n"
-    assert hooks["description"](readme, page, "v1") == links + rest
+    links = f"![A run]({page}/raw/v1/docs/images/top.svg), [docs]({page}/blob/v1/docs/models.md#b)"
+    readme = "![A run](docs/images/top.svg), [docs](docs/models.md#b)"
+    assert hooks["description"](readme + rest, page, "v1") == (links if page else "A run, docs") + rest
 
 
 def printed(settings: type[ServiceSettings], name: str, version: Callable[[], str]) -> list[str]:
