@@ -5,6 +5,7 @@ A failure prints one red sentence on stderr and sets the exit status (`exit_code
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Any
@@ -16,8 +17,10 @@ from typer.core import TyperGroup
 
 from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.commands.ask import chat, generate
+from roster_client.commands.batch import batch
 from roster_client.commands.bench import bench_app
 from roster_client.commands.calibrate import calibrate
+from roster_client.commands.doctor import doctor
 from roster_client.commands.models import models
 from roster_client.commands.operator import drain, keygen
 from roster_client.commands.policy import policy_app
@@ -27,7 +30,7 @@ from roster_client.commands.status import health, status
 from roster_client.commands.timeline import timeline
 from roster_client.commands.top import top
 from roster_client.options.connection import connection_options
-from roster_client.options.from_settings import SettingsCommand
+from roster_client.options.from_settings import OwnSettingsCommand, SettingsCommand
 from roster_client.terminal.exit_codes import EXPLANATION, ExitCode, exit_code_for
 from roster_common.std_streams import OutputLost, guard_output
 from roster_common.unknown_settings import UNKNOWN, refused_variable, unknown_variables
@@ -67,7 +70,8 @@ class RosterGroup(TyperGroup):
         except BrokenPipeError:  # `roster ... | head`, which typer ends in silence
             raise
         except OSError as error:  # a file that can't be read or written
-            where = f"{error.filename}: " if error.filename is not None else ""
+            nameless = "an output file: " if error.errno == errno.ENOSPC else ""
+            where = f"{error.filename}: " if error.filename is not None else nameless
             fail(f"{where}{error.strerror or error}", ExitCode.FAILED)
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -82,8 +86,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, status, health, serve, models, demo, simulate, calibrate, timeline, top):
-    app.command(cls=SettingsCommand if command is serve else None)(command)
+for command in (drain, keygen, generate, chat, batch, status, health, serve, models, doctor, demo, simulate, calibrate):
+    cls = {serve: SettingsCommand, doctor: SettingsCommand, batch: OwnSettingsCommand}.get(command)
+    app.command(cls=cls)(command)
+for command in (timeline, top):
+    app.command()(command)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
 

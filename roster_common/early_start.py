@@ -1,29 +1,11 @@
-"""The moments in which a command imports its modules: Ctrl-C gives a status without a traceback, and no collections."""
+"""How a service imports its modules, and starts processes while it does."""
 
 from __future__ import annotations
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-
-INTERRUPTED = 130
-
-
-def end_on_interrupt() -> None:
-    """Makes Ctrl-C end this process at once, with status 130, until another handler takes over.
-
-    Call it in the main thread before anything is imported that takes long. Child processes that wait for their stdin
-    end with this process.
-    """
-    signal.signal(signal.SIGINT, _end)
-
-
-def raise_on_interrupt() -> None:
-    """Makes Ctrl-C raise KeyboardInterrupt again, as Python does by default."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
@@ -44,7 +26,3 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 MODULES = {
     "scheduler": (
-        "google.rpc",
         "grpc_reflection",
         "jinja2",
         "llguidance",

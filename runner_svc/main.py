@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from roster_common.early_start import end_on_interrupt, without_collections
-from roster_common.extras import RUNNER_ALWAYS, install, lacks
-from roster_common.std_streams import forgive_output
+from roster_common.early_interrupt import end_on_interrupt
 
 
 def main() -> None:
     """Entry point of the `roster-runner` command."""
     end_on_interrupt()
+    from roster_common.early_start import without_collections
+    from roster_common.extras import RUNNER_ALWAYS, install, lacks
+    from roster_common.std_streams import forgive_output
+
     forgive_output()
     reason = lacks("runner", RUNNER_ALWAYS)
     if not reason:

@@ -94,6 +94,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         _measure(runner, choice.device)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
         link.answers.on_change = health.tell
+        link.sleeps = settings.profile == "quiet"
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from roster_common.early_start import end_on_interrupt, without_collections
-from roster_common.extras import install, lacks
-from roster_common.std_streams import forgive_output
-from scheduler_svc.front.worker_process import spawn_worker
+from roster_common.early_interrupt import end_on_interrupt
 
 
 def main() -> None:
     """Runs the `roster-scheduler` command."""
     end_on_interrupt()
+    from roster_common.early_start import without_collections
+    from roster_common.extras import install, lacks
+    from roster_common.std_streams import forgive_output
+    from scheduler_svc.front.worker_process import spawn_worker
+
     forgive_output()
     if reason := lacks("scheduler"):
         sys.exit(_complain(reason))

@@ -34,7 +34,7 @@ class NoService(RuntimeError):
 class Scheduling:
     """The scheduler's settings for a load."""
 
-    policy: str
+    policy: str | None  # None: the scheduler's default
     policy_parameters: str  # JSON
     depth: int | None  # None: by the profile
     flags: tuple[str, ...] = ()
@@ -108,9 +108,9 @@ class Service:
             *(
                 f"--admin-listen={endpoints.admin_listen}",
                 "--metrics-listen=",
-                f"--policy={scheduling.policy}",
                 "--log-level=warning",
             ),
+            *([] if scheduling.policy is None else [f"--policy={scheduling.policy}"]),
             f"--policy-parameters={scheduling.policy_parameters}",
             *([] if scheduling.depth is None else [f"--depth={scheduling.depth}"]),
             *scheduling.flags,

@@ -180,7 +180,11 @@ class RosterClient:
 
     def session(self) -> Session:
         """Returns one stream for many requests; use it in an `async with`."""
-        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata()), self._reconnect_s)
+        return Session(self.session_call, self._reconnect_s)
+
+    def session_call(self, actions: AsyncIterator[pb.SessionRequest]) -> Any:
+        """Makes a Session call, for those who read its messages themselves."""
+        return self._stub.Session(actions, metadata=self._metadata())
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Cancels a request, waiting or running. Raises NotFoundError if the tenant has no such request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
 from roster_common.extras import MODULES, RUNNER_ALWAYS, lacks_of
 from roster_common.std_streams import forgive_output
+
+if TYPE_CHECKING:
+    from roster_client.serve.gateway import Gateway
 
 ADDRESSES = ("listen", "admin_listen", "link", "metrics_listen")
 """Settings that --free-ports chooses."""
@@ -33,10 +36,15 @@ def serve(
     ready_timeout: Annotated[
         float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model, without progress.")
     ] = 600,
+    openai: Annotated[bool, typer.Option("--openai", help="Run the gateway that offers OpenAI's API, too.")] = False,
+    openai_listen: Annotated[
+        str | None, typer.Option("--openai-listen", help="With --openai: its address (default: 127.0.0.1:30000).")
+    ] = None,
 ) -> None:
     """Run both services on this machine until Ctrl-C or SIGTERM. Takes every setting of both, as docs/settings.md."""
     from roster_client.serve.foreground import serve as run_services
     from roster_client.serve.taken_addresses import refuse_taken
+    from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
     forgive_output()
     given_settings = BothSettings.of(context)
@@ -45,8 +53,9 @@ def serve(
         raise ValueError(f"--free-ports chooses the addresses: omit {', '.join(chosen)}")
     check_settings(scheduler, runner)
     endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**scheduler)
-    refuse_taken(endpoints)
-    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout))
+    refuse_taken(endpoints, SchedulerSettings.read(**scheduler).gateway_listen)
+    gateway = gateway_beside(endpoints, scheduler, openai, openai_listen, free_ports)
+    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout, gateway))
     raise typer.Exit(code)
 
 
@@ -60,6 +69,19 @@ def check_settings(scheduler: Mapping[str, Any], runner: Mapping[str, Any]) -> N
     needed = {"scheduler": MODULES["scheduler"], "runner": RUNNER_ALWAYS if is_test else MODULES["runner"]}
     if reason := lacks_of(needed):
         raise ValueError(reason)
+
+
+def gateway_beside(
+    endpoints: Endpoints, scheduler: Mapping[str, object], wanted: bool, listen: str | None, free_ports: bool
+) -> Gateway | None:
+    """Returns the gateway that is to run beside the services; None without --openai. Raises ValueError."""
+    if not wanted:
+        if listen is not None:
+            raise ValueError("--openai-listen is the gateway's address: add --openai, or omit it")
+        return None
+    from roster_client.serve.gateway import LISTEN, Gateway
+
+    return Gateway.beside(endpoints, scheduler, listen or (None if free_ports else LISTEN))
 
 
 def demo(
@@ -76,6 +98,7 @@ def demo(
 
     console = Console()
     runner = given(model=model, device=device, slots=slots)
+    check_settings({}, runner)
     with recording_writer(record) as recorder:
         status = asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal, recorder=recorder))
     raise typer.Exit(status)

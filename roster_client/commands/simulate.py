@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from roster_client.options.from_fields import takes
+from roster_client.options.output_files import check_outputs
 from roster_client.options.policy_names import policy_names
 from roster_client.terminal.simulation_progress import SimulationProgress
 from roster_client.timeline.recording import MOST_BYTES, RecordingWriter, recording_writer
@@ -30,7 +31,9 @@ class SimulateOptions:
 
     trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")]
     cost: Annotated[str, typer.Option("--cost", help="Cost model: a built-in name, or a file of `roster calibrate`.")]
-    policy: Annotated[str, typer.Option("--policy", help="Scheduling policy.", autocompletion=policy_names)] = "auto"
+    policy: Annotated[
+        str, typer.Option("--policy", help="Scheduling policy, ./FILE.py or module:Class.", autocompletion=policy_names)
+    ] = "auto"
     parameters: Annotated[str, typer.Option("--parameters", help="The policy's parameters, as JSON.")] = "{}"
     compare: Annotated[
         str | None, typer.Option("--compare", help="Policies to compare, separated by commas, instead of --policy.")
@@ -44,6 +47,10 @@ class SimulateOptions:
     plan_lead_ms: Annotated[
         float | None,
         typer.Option("--plan-lead-ms", min=0, help="Make plans this long before a runner idles (default: at once)."),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="Time plans like a scheduler with this profile, instead of the two above."),
     ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
@@ -75,6 +82,7 @@ def simulate(options: SimulateOptions) -> None:
         from scheduler_svc.simulator.trace import read_trace
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
+    check_outputs(options.json_file, options.plot)
     trace = read_trace(options.trace, options.limit).divided(options.prompt_divisor, options.output_divisor)
     trace = trace.at_rate(options.rate_scale)
     if options.jitter:
@@ -102,6 +110,7 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             step_tokens=options.step_tokens,
             depth=options.depth,
             plan_lead_ms=options.plan_lead_ms,
+            profile=options.profile,
             prefix_sharing=options.prefix_sharing,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,

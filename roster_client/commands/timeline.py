@@ -31,7 +31,7 @@ def timeline(
     ] = None,
     out: Annotated[
         list[Path] | None,
-        typer.Option("--out", "-o", help="Picture to write (.svg, .png, .pdf); may be repeated."),
+        typer.Option("--out", "-o", help="Picture to write (.svg, .html, .png, .pdf); may be repeated."),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Also write a trace that ui.perfetto.dev opens (JSON).")

@@ -16,6 +16,12 @@ from roster_client.options.policy_names import policy_names
 
 _GIVEN = "roster.settings"
 
+FOR_OTHERS = (
+    "listen", "admin_listen", "metrics_listen", "gateway_listen", "link", "tls_cert", "tls_key", "tls_client_ca",
+    "tokens", "admin_tokens", "link_key", "link_runners", "runner_key", "scheduler_key", "insecure",
+)  # fmt: skip
+"""Settings of services that others use: where they listen, and what protects them."""
+
 
 @dataclass(frozen=True, slots=True)
 class BothSettings:
@@ -40,18 +46,26 @@ class BothSettings:
 class SettingsCommand(TyperCommand):
     """A command with the options of its function and those of both services' settings."""
 
+    without: frozenset[str] = frozenset()
+    """Settings that are no options of the command."""
     _options: list[Any] | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Returns all options, the function's first."""
         if self._options is None:
-            self._options = _options({option.name for option in self.params})
+            self._options = _options({option.name for option in self.params} | self.without)
         return [*super().get_params(ctx), *self._options]
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the function, which finds the settings with `BothSettings.of`."""
         ctx.meta[_GIVEN] = {option.name: ctx.params.pop(option.name) for option in self._options or ()}
         return super().invoke(ctx)
+
+
+class OwnSettingsCommand(SettingsCommand):
+    """A command that starts services for itself alone: addresses, TLS and tokens are not for its user to set."""
+
+    without = frozenset(FOR_OTHERS)
 
 
 def _classes() -> tuple[Any, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from roster_client.serve.stack import Endpoints
 
@@ -16,12 +18,13 @@ class AddressTaken(ValueError):
     """An address is in use; the message says by what, and what to do."""
 
 
-def refuse_taken(endpoints: Endpoints) -> None:
+def refuse_taken(endpoints: Endpoints, gateway_listen: str = "") -> None:
     """Raises AddressTaken if another process listens at one of the addresses. Waits for a service that was killed."""
+    addresses = {**asdict(endpoints), "gateway_listen": gateway_listen}
     deadline = time.monotonic() + LETTING_GO_S
-    while (taken := _first_taken(endpoints)) is not None:
+    while (taken := _first_taken(addresses)) is not None:
         setting, address = taken
-        if served := _served_model(endpoints.listen):
+        if served := served_model(endpoints.listen):
             raise AddressTaken(
                 f"another service runs at {endpoints.listen} ({served}): use it, stop it, or start this one with "
                 "--free-ports"
@@ -34,16 +37,13 @@ def refuse_taken(endpoints: Endpoints) -> None:
         time.sleep(0.1)
 
 
-def _first_taken(endpoints: Endpoints) -> tuple[str, str] | None:
+def _first_taken(addresses: Mapping[str, str]) -> tuple[str, str] | None:
     """Returns the setting and the address of the first that is taken, or None."""
-    for setting in ("listen", "admin_listen", "link", "metrics_listen"):
-        address = getattr(endpoints, setting)
-        if _is_taken(address.removeprefix("tcp://")):
-            return setting, address
-    return None
+    taken = ((setting, address) for setting, address in addresses.items() if is_taken(address.removeprefix("tcp://")))
+    return next(taken, None)
 
 
-def _is_taken(address: str) -> bool:
+def is_taken(address: str) -> bool:
     """Returns whether a TCP address is in use; False for one that the service will refuse."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or port == "0":
@@ -61,7 +61,7 @@ def _is_taken(address: str) -> bool:
     return False
 
 
-def _served_model(listen: str) -> str:
+def served_model(listen: str) -> str:
     """Returns the name of the model that a Roster service serves at an address, or "" if none answers."""
     from roster_client.client.errors import RosterError
     from roster_client.client.sync_client import SyncRosterClient

@@ -16,6 +16,7 @@ from roster_protos import admin_pb2
 
 BAR_CELLS = 24
 GAUGE_CELLS = 12
+NAME_CELLS = 32
 TENANTS_SHOWN = 4
 FIXED_LINES = 12
 """Lines of a frame besides runners and sequences."""
@@ -159,12 +160,14 @@ def _sequence(row: admin_pb2.RunningSequence, several: bool, colour: str) -> lis
 
 def _menu(menu: Menu, in_force: str, room: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(no_wrap=True)
+    # Only a column that may wrap gives way in a narrow terminal; its texts are cut instead of wrapped.
+    for gives_way in (False, False, True):
+        table.add_column(no_wrap=not gives_way)
     for number, policy in enumerate(menu.policies[:room]):
         style = "bold green" if policy.name == in_force else "red" if policy.problem else ""
-        what = f"can't be used: {policy.problem}" if policy.problem else policy.summary
-        table.add_row(Text(MENU_KEYS[number : number + 1]), Text(one_line(policy.name), style), Text(one_line(what)))
+        what = one_line(f"can't be used: {policy.problem}" if policy.problem else policy.summary)
+        name = Text(one_line(policy.name)[:NAME_CELLS], style)
+        table.add_row(MENU_KEYS[number : number + 1], name, Text(what, no_wrap=True, overflow="ellipsis"))
     return Panel(table, title="policies", title_align="left")
 
 

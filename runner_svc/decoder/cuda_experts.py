@@ -15,10 +15,20 @@ from torch.nn import functional
 
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan, ExpertProductLauncher, RowNorm
+from runner_svc.interface.expert_launchers import (
+    FEW_ROWS,
+    ExpertLaunchers,
+    ExpertPlan,
+    ExpertProductLauncher,
+    LoneRow,
+    RowNorm,
+)
 from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
+
+# Rows of an expert, on average, from which tiles are faster.
+_TILES_FROM = 16
 
 
 class ExpertSpace:
@@ -89,25 +99,18 @@ class CudaExpertMlp:
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
         products.store(stream, x, self._router, logits)
         norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
-        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
-        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
+        lone = LoneRow(logits, self._router_bias, norm) if rows == 1 else None
+        if lone is None:
+            launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
-        rows, space, launchers = len(normed), self._space, self._launchers
-        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
-        logits, plan = space.logits[:rows], space.plan.rows(rows)
-        multiply_float32(normed, self._router, logits)
-        job_rows = product.job_rows if product is not None else FEW_ROWS
-        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
-        if product is None:
-            y = self._grouped(stream, normed, plan)
-        else:
-            y = self._own(stream, product, normed, plan)
+        y, plan, logits = self._outputs(stream, normed, activating)
         shared = self._shared(stream, normed) if self._weights.shared is not None else None
-        launchers.rows.combine(
+        self._launchers.rows.combine(
             stream,
             y,
             self._weights.down_bias,
@@ -118,14 +121,50 @@ class CudaExpertMlp:
             gates=logits[:, self._config.num_experts :] if self._gate is not None else None,
         )
 
+    def add_to_normed(
+        self,
+        stream: int,
+        normed: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        activating: Activating,
+    ) -> None:
+        """Adds the experts of `normed` [T, hidden_size] to `residual`, whose next norm `normed` becomes.
+
+        There must be no shared expert.
+        """
+        y, plan, _ = self._outputs(stream, normed, activating)
+        bias = self._weights.down_bias
+        self._launchers.rows.combine_norm(stream, y, bias, plan, residual, norm_weight, normed, eps)
+
+    def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
+        """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""
+        rows, space, launchers = len(normed), self._space, self._launchers
+        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
+        logits, plan = space.logits[:rows], space.plan.rows(rows)
+        multiply_float32(normed, self._router, logits)
+        job_rows = product.job_rows if product is not None else FEW_ROWS
+        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
+        y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
+        return y, plan, logits
+
     def _own_product(self, rows: int) -> ExpertProductLauncher:
-        """Returns the variant whose jobs hold about twice an expert's share of the rows."""
-        products = self._launchers.products
-        wanted = 2 * rows * self._config.top_k / self._config.num_experts
-        return next((product for product in products if product.job_rows >= wanted), products[-1])
+        """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
+        products, share = self._launchers.products, rows * self._config.top_k / self._config.num_experts
+        if share >= _TILES_FROM and rows > FEW_ROWS:
+            return self._launchers.tiles
+        return next((product for product in products if product.job_rows >= 2 * share), products[-1])
 
     def _own(
-        self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan, *, scaled: bool = False
+        self,
+        stream: int,
+        product: ExpertProductLauncher,
+        normed: Tensor,
+        plan: ExpertPlan,
+        *,
+        scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
         weights, space, pairs = self._weights, self._space, len(plan.pairs)
@@ -135,8 +174,8 @@ class CudaExpertMlp:
             self._launchers.rows.gather(stream, normed, plan, x)
         activated = space.activated[:pairs]
         bias = weights.gate_up_bias
-        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled)
-        product.store(stream, activated, weights.down, plan, space.rows[:pairs])
+        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
+        product.store(stream, activated, weights.down, plan, space.rows[:pairs], lone)
         return space.rows[:pairs]
 
     def _grouped(self, stream: int, normed: Tensor, plan: ExpertPlan) -> Tensor:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
@@ -40,15 +41,16 @@ class RunnerHealth:
         from grpc_health.v1 import health, health_pb2_grpc
 
         try:
-            _, port = split_address(listen, "127.0.0.1:50066")
+            host, port = split_address(listen, "127.0.0.1:50066")
             if port > _LAST_PORT:
                 raise ValueError(f"a port is at most {_LAST_PORT}")
+            _try(host, port)
             servicer = health.HealthServicer()
             server = grpc.server(ThreadPoolExecutor(_THREADS), options=(("grpc.so_reuseport", 0),))
             health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
             server.add_insecure_port(listen)
-        except (ValueError, RuntimeError) as error:
-            reason = str(error) if isinstance(error, ValueError) else "it is in use, or not an address of this machine"
+        except (ValueError, RuntimeError, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             raise UnusableSettings(f"health_listen is {listen!r}, which can't be listened on: {reason}") from error
         server.start()
         opened = cls(server, servicer)
@@ -71,3 +73,10 @@ class RunnerHealth:
 
             status = health_pb2.HealthCheckResponse
             self._servicer.set(service, status.SERVING if serves else status.NOT_SERVING)
+
+
+def _try(host: str, port: int) -> None:
+    """Raises OSError if the address can't be bound; gRPC would log the reason instead of raising it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))

@@ -29,7 +29,7 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from roster_common.link_protocol import OURS, TERMS, shared
+from roster_common.link_protocol import EARLY, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from runner_svc.execution.compute_thread import ComputeThread
@@ -46,6 +46,7 @@ _UNANSWERED_HELLOS = 10  # number after which the socket is replaced
 _KEPT_RESULTS = 8  # more than the greatest number of plans in flight
 _RETRY_S = 0.05  # between attempts while not connected
 _WATCHING_TURN_S = 0.005  # between full turns of the loop while plans compute
+_SLEEP_S = 0.001  # between looks at a device that computes, if the thread may not poll
 _LINGER_MS = 1000
 
 log = structlog.get_logger()
@@ -91,6 +92,8 @@ class PlanSocket:
             OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
         )
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
+        self.sleeps = False
+        """Sleep while an overlapping backend computes, instead of polling it."""
         self._stopping = False
         self._session = 0
         self._features: frozenset[str] = frozenset()  # common to both sides of the session
@@ -142,11 +145,13 @@ class PlanSocket:
         under_way = self._compute.look()
         if self._compute.finished:
             self._forward()
-        if under_way and now < self._next_turn_at and not self._connection.has_message:
+        if under_way and not self.sleeps and now < self._next_turn_at and not self._connection.has_message:
             return
         self._next_turn_at = now + _WATCHING_TURN_S
         self._watch.look(self._compute.oldest_began_at, now)
-        wait_s = 0.0 if under_way else _LONGEST_POLL_S
+        wait_s = _LONGEST_POLL_S
+        if under_way:
+            wait_s = _SLEEP_S if self.sleeps else 0.0
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_at - now))
         ready = self._connection.poll(wait_s)
@@ -177,6 +182,8 @@ class PlanSocket:
             if kind == "event":
                 self._faulted = True
                 self._seek()
+            elif kind == "result" and EARLY not in self._features:
+                message.result.timings.ClearField("early_ns")
             frame = self._post(message)
             if kind == "result":
                 self._last_done = message.number

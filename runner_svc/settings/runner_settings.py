@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForTests, OldVariables, old_flag, refusal
@@ -161,6 +162,12 @@ class RunnerSettings(ServiceSettings):
         description="Seconds that a plan may take once the scheduler is gone or has removed this runner; after that "
         "the process exits with status 3, to be restarted.",
         json_schema_extra=tuning("a single step takes longer than this"),
+    )
+    profile: ProfileName = Field(
+        "balanced",
+        description="As the scheduler's. quiet: while a GPU computes, the runner looks every millisecond whether it is "
+        "done, instead of polling, which uses a core.",
+        json_schema_extra=tuning("the scheduler's `profile` is quiet, or no core is free"),
     )
     health_listen: str = Field(
         "",

@@ -40,6 +40,7 @@ GRPC = ("listen", "admin_listen", "gateway_listen")
 _LONGEST_FOLDER = 99
 """Bytes of the folder's path: with "/engine" it must fit into a Unix socket's address, 107."""
 
+_FREE = "set another address, or end the program that uses this one"
 _ABOUT = "Schedules every step of its runners, and serves gRPC, until SIGTERM or Ctrl-C."
 
 log = structlog.get_logger()
@@ -76,15 +77,17 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
             check_tracing(settings)
             ServerCredentials.open(settings)  # reports an unusable file here rather than in each worker
             check_gateway(settings)
-            addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
+            addresses = _reserved(settings)
             if reason := exposed(settings):
                 return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
             metrics = _metrics_server(settings, loop)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             return _complain(str(error))
+        except OSError as error:
+            return _complain(f"{error.strerror or error}; {_FREE}")
         except zmq.ZMQError as error:
-            return _complain(f"link {settings.link!r} can't be bound: {error}")
+            return _complain(f"link {settings.link!r} can't be bound: {zmq.strerror(error.errno or 0)}; {_FREE}")
         settings = _with_addresses(settings, addresses)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: _stop(loop, number, frame))
@@ -110,6 +113,22 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
                 address.close()
     log.info("stopped")
     return FENCED if loop.fenced else 0
+
+
+def _reserved(settings: SchedulerSettings) -> list[ReservedAddress]:
+    """Binds the addresses that front workers listen on. Raises UnusableSettings, which names the setting."""
+    reserved = []
+    for name in GRPC:
+        address = getattr(settings, name)
+        if not address:
+            continue
+        try:
+            reserved.append(reserve(address))
+        except ValueError as error:
+            raise UnusableSettings(f"setting {name}: {error}") from error
+        except OSError as error:
+            raise UnusableSettings(f"setting {name}: {error.strerror}; {_FREE}") from error
+    return reserved
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:

@@ -29,10 +29,14 @@ _LEAST_ROW_STEPS = 2
 """A default target is at least this many decode steps of one row, however slow they are."""
 _UNHURRIED = 0.8
 """Share of the target that prompts fill which do not end in the step."""
-_KEPT_SHARE = 0.97
-"""Share of the steps with prompts that keep the target."""
+_SLOW_SHARE = 0.008
+"""Share of all steps that may miss the target: the 99th percentile of the gaps keeps it."""
+_MOST_SLOW = 0.15
+"""Of the steps with prompts, if they are few."""
 _DEEP = 32
 _LEAST_PROMPT_SHARE = 1.0
+_WORTHWHILE = 12
+"""In a deep queue, a step is at least this many times its overhead."""
 _UNKNOWN_TOKENS = 512
 """Prompt positions per step while the step times are unknown."""
 _LONGEST_OUTPUT = math.log1p(32_768)
@@ -50,7 +54,7 @@ class AutoParameters(PolicyParameters):
         default=64, ge=1, description="Prompt positions that every step may have, even if the target is then missed."
     )
     patience: float = Field(
-        default=5.0,
+        default=2.0,
         ge=0,
         description="A prompt goes behind those that arrive within this many times its own computing time; 0: in order "
         "of arrival.",
@@ -93,8 +97,10 @@ class Auto(Policy):
         deep = (load.waiting_tokens + load.prompt_backlog) * times.position_s > _DEEP * target_s
         if not load.decoding and deep:
             return rest
-        step_s = target_s / times.slowness(_KEPT_SHARE)
+        step_s = target_s - times.delay_s(1 - min(_MOST_SLOW, _SLOW_SHARE / times.prompt_share))
         decode_s = times.seconds(0, load.decoding, load.context) if load.decoding else 0.0
+        if deep:
+            step_s = max(step_s, _WORTHWHILE * times.overhead_s)
         if deep or decode_s >= step_s:
             step_s = max(step_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
         tokens, most = (

@@ -83,8 +83,19 @@ class StepTimes(Protocol):
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int, start: int = 0) -> float:
         """Returns the predicted time of a step with a chunk of `prefill_tokens` that starts at position `start`."""
 
-    def slowness(self, share: float) -> float:
-        """Returns the factor, at least 1, on the predicted time that a share `share` of steps with prompts keep."""
+    @property
+    def overhead_s(self) -> float:
+        """Returns the time of a step with prompts besides what its positions and rows take."""
+
+    @property
+    def prompt_share(self) -> float:
+        """Returns the share of the recent steps that had prompts."""
+
+    def delay_s(self, share: float) -> float:
+        """Returns by how much longer than predicted a share `share` of steps with prompts take at most, at least 0.
+
+        It includes launch, link and the scheduler's own delays.
+        """
 
     def prefill_tokens_within(
         self, seconds: float, decode_rows: int, context: int, start: int = 0, left: float = math.inf

@@ -11,9 +11,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings
-from scheduler_svc.settings.profiles import PROFILES, Profile, ProfileName
+from scheduler_svc.settings.profiles import PROFILES, Profile
 from scheduler_svc.settings.tenant_limits import TenantLimits
 
 

@@ -22,7 +22,6 @@ from typing import Any
 from roster_protos import admin_pb2
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
-from scheduler_svc.settings.profiles import ProfileName
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
@@ -68,8 +67,9 @@ class Setup:
     plan_lead_ms: float | None = None
     """Milliseconds before a runner completes its plans in flight at which its next plan is made; None: as soon as the
     depth allows."""
-    profile: ProfileName | None = None
-    """Times plans as this profile of the service does, instead of by `depth` and `plan_lead_ms`."""
+    profile: str | None = None
+    """Times plans as this profile of the service does, instead of by `depth` and `plan_lead_ms`. Turns are then taken
+    one by one."""
     scheduler_s: float = 150e-6
     """Seconds that the engine's thread takes per plan."""
     spread: float = 0.0

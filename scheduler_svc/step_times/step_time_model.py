@@ -8,9 +8,9 @@ weights come from least squares on relative errors. Decode steps and steps with 
 without prompts leaves what is known about them. The measured seed never fades, but its times are multiplied by the
 ratio of the observed steps to it: a machine may be busier, or a card hotter, than at the start.
 
-A step's time is the runner's own (`Timings`) where its results have it. How much longer the steps take as the scheduler
-sees them is a distribution of its own (`ErrorTail`), which therefore includes launch, link and the scheduler's delays.
-Observations are only noted when results arrive, and used when somebody asks: a policy that does not pays nothing.
+A step's time is the runner's own (`Timings`) where its results have it. By how much the steps take longer as the
+scheduler sees them is a distribution of its own (`ErrorTail`), which includes launch, link and the scheduler's delays.
+Observations are only noted when results arrive, and used when a policy asks: one that does not pays nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.error_tail import ErrorTail
 from scheduler_svc.step_times.least_squares import RunningSums, solve
+from scheduler_svc.step_times.recent_steps import RecentSteps
 
 _SCALE = (1.0, 1.0, 1e-3, 1e-2, 1e-5, 1e-6)
 """Factors that scale the inputs to about 1."""
@@ -37,6 +38,8 @@ _DECODE_SAMPLE = 16
 """One of this many decode steps is observed: they are frequent and alike."""
 _DRIFT_MEMORY = 50
 """Observations over which the ratio of observed to measured steps is averaged."""
+_SHARE_MEMORY = 256
+"""Steps over which the share of those with prompts is averaged."""
 _MOST_NOTED = 64
 _KNOWN_AFTER = 24
 """Observations after which a model without a seed predicts."""
@@ -57,10 +60,14 @@ class StepTimeModel:
         self._decode, self._mixed = RunningSums(len(_SCALE), _MEMORY), RunningSums(len(_SCALE), _MEMORY)
         self._seed = RunningSums(len(_SCALE), math.inf)
         self._tail = ErrorTail()
+        self.prompt_share = 0.1
+        """Share of the recent steps that had prompts."""
         self._weights = self._seed_weights = [0.0] * len(_SCALE)
         self._drift = 1.0
         self._noted: deque[tuple[Any, Any, int, float, float]] = deque(maxlen=_MOST_NOTED)
         self._ticks = self._fitted = 0
+        self.recent = RecentSteps()
+        """Times of the last steps as the scheduler saw them, without the runner's waits for late plans."""
         self._measured_row_s = 0.0
         self._seed_with(costs)
 
@@ -91,7 +98,9 @@ class StepTimeModel:
         `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
         0 if it did not. The arrays must not change afterwards.
         """
-        if num_decode == len(starts):
+        has_prompts = num_decode < len(starts)
+        self.prompt_share += (has_prompts - self.prompt_share) / _SHARE_MEMORY
+        if not has_prompts:
             self._ticks += 1
             if self._ticks % _DECODE_SAMPLE:
                 return
@@ -102,16 +111,11 @@ class StepTimeModel:
         """Uses the noted steps."""
         while self._noted:
             starts, counts, num_decode, step_s, runner_s = self._noted.popleft()
-            seconds, context = runner_s or step_s, int(np.add.reduce(starts[:num_decode]))
-            prompts, pairs = 0, 0.0
-            if num_decode < len(starts):
-                chunks = counts[num_decode:].astype(np.float64)
-                prompts = int(chunks.sum())
-                pairs = float(chunks @ (starts[num_decode:] + chunks / 2))
-                self.largest_prefill = max(self.largest_prefill, prompts)
-            inputs = self._inputs(prompts, num_decode, context, pairs)
+            seconds = runner_s or step_s
+            inputs, prompts = self._inputs_of(starts, counts, num_decode)
+            self.largest_prefill = max(self.largest_prefill, prompts)
             if prompts and num_decode and self.known:
-                self._tail.add(step_s / max(1e-9, self._predicted(inputs)))
+                self._tail.add(step_s - self._predicted(inputs))
             measured_s = self._predicted(inputs, self._seed_weights)
             if measured_s > 0:
                 self._drift += (seconds / measured_s - self._drift) / _DRIFT_MEMORY
@@ -124,11 +128,27 @@ class StepTimeModel:
         self._fitted = self._decode.count + self._mixed.count
         self._weights = solve((self._seed.with_inputs_scaled(1 / self._drift), self._decode, self._mixed))
 
+    # ------------------------------------------------------------------ what the timing of plans reads
+
+    def expected_s(self, starts: Any, counts: Any, num_decode: int) -> float:
+        """Returns the time of the planned step with these rows, as `note` takes them; 0 if nothing is known.
+
+        Decode steps take as long as the last ones of as many rows: the runner's choice of kernels depends on their
+        number. Steps with prompts differ too much from one another for that: the model predicts them.
+        """
+        rows, prefills = len(starts), num_decode < len(starts)
+        if not prefills and (recent_s := self.recent.median_s(rows, False)):
+            return recent_s
+        if self.known:
+            return self._predicted(self._inputs_of(starts, counts, num_decode)[0])
+        return self.recent.median_s(int(np.add.reduce(counts)), prefills)
+
     # ------------------------------------------------------------------ what policies read
 
     @property
     def known(self) -> bool:
         """Whether it predicts: the runner has measured its steps, or enough have been observed, some with prompts."""
+        self._observe()
         observed = self._decode.count + self._mixed.count
         return bool(self._seed.count) or (observed >= _KNOWN_AFTER and self._mixed.count >= _REFIT_EVERY)
 
@@ -152,10 +172,16 @@ class StepTimeModel:
         pairs = prefill_tokens * (start + prefill_tokens / 2)
         return self._predicted(self._inputs(prefill_tokens, decode_rows, context, pairs))
 
-    def slowness(self, share: float) -> float:
-        """Returns the factor, at least 1, on the predicted time that a share `share` of steps with prompts keep."""
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of a step with prompts besides what its positions and rows take."""
         self._observe()
-        return self._tail.quantile(share)
+        return self._weights[0] + self._weights[1]
+
+    def delay_s(self, share: float) -> float:
+        """Returns the seconds, at least 0, by which a share `share` of steps with prompts take at most longer."""
+        self._observe()
+        return self._tail.quantile_s(share)
 
     def prefill_tokens_within(
         self, seconds: float, decode_rows: int, context: int, start: int = 0, left: float = math.inf
@@ -181,6 +207,15 @@ class StepTimeModel:
 
     def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
         return sum(map(mul, inputs, weights or self._weights))
+
+    def _inputs_of(self, starts: Any, counts: Any, num_decode: int) -> tuple[Inputs, int]:
+        """Returns the inputs of a step with these rows, and its prompt positions."""
+        prompts, pairs = 0, 0.0
+        if num_decode < len(starts):
+            chunks = counts[num_decode:].astype(np.float64)
+            prompts = int(chunks.sum())
+            pairs = float(chunks @ (starts[num_decode:] + chunks / 2))
+        return self._inputs(prompts, num_decode, int(np.add.reduce(starts[:num_decode])), pairs), prompts
 
     def _inputs(self, prefill_tokens: float, decode_rows: int, context: int, pairs: float) -> Inputs:
         charged = -(-(prefill_tokens + decode_rows) // self._tile) * self._tile

@@ -75,7 +75,7 @@ def command(roster: RosterProcesses, *arguments: str) -> str:
 def test_one_frame(roster: RosterProcesses, tmp_path: Path) -> None:
     picture = tmp_path / "top.svg"
     frame = command(roster, "top", "--once", "--interval", "1", "--svg", str(picture))
-    for words in ("policy fcfs", "waiting 1", "2 running", "2/2", "long-0", "long-1", "acme", "beta", "ITL p50"):
+    for words in ("policy auto", "waiting 1", "2 running", "2/2", "long-0", "long-1", "acme", "beta", "ITL p50"):
         assert words in frame, frame
     assert "q: leave" not in frame
     assert "long-0" in picture.read_text() and "<svg" in picture.read_text()
@@ -83,7 +83,7 @@ def test_one_frame(roster: RosterProcesses, tmp_path: Path) -> None:
 
 def test_one_look_as_json(roster: RosterProcesses) -> None:
     look = json.loads(command(roster, "top", "--once", "--json", "--interval", "1"))
-    assert look["policy"] == "fcfs" and look["waiting"] == 1 and look["sampled_tokens_per_s"] > 0
+    assert look["policy"] == "auto" and look["waiting"] == 1 and look["sampled_tokens_per_s"] > 0
     assert {(row["request"], row["phase"], row["max_tokens"]) for row in look["running"]} == {
         ("long-0", "decode", 15_000),
         ("long-1", "decode", 15_000),
@@ -97,7 +97,7 @@ def test_keys_change_the_policy_and_leave(roster: RosterProcesses) -> None:
         terminal.press("p")
         number = terminal.wait_for(r"(\d) +fair ")[1]
         terminal.press(number)
-        terminal.wait_for("policy fair replaced fcfs")
+        terminal.wait_for("policy fair replaced auto")
         terminal.wait_for("policy fair")
         look = json.loads(command(roster, "top", "--once", "--json"))
         assert look["policy"] == "fair" and len(look["running"]) == 2, "streams run on"

@@ -7,7 +7,7 @@ import torch
 
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_routing import routing_defines
-from runner_svc.cuda.experts.expert_variant import JOB_ROWS, ExpertVariant
+from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
@@ -134,18 +134,35 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
     assert " 0 bytes spill stores" in log, log
 
 
-@pytest.mark.parametrize(
-    ("job_rows", "gated", "config"),
-    choice(
-        [(rows, gated, config) for rows in JOB_ROWS for gated in (False, True) for config in (QWEN, GPT_OSS)],
-        in_ci=[(32, True, GPT_OSS), (64, False, QWEN), (128, True, QWEN)],
-    ),
+EXPERT_VARIANTS = (
+    *(ExpertVariant(rows, 1 if rows == 128 else 2) for rows in JOB_ROWS),
+    *(TilesVariant(rows) for rows in TILE_JOB_ROWS),
 )
-def test_expert_products_compile_for_hopper(job_rows: int, gated: bool, config: ExpertsConfig) -> None:
-    variant = ExpertVariant(job_rows, 1 if job_rows == 128 else 2)
+
+
+@pytest.mark.parametrize(
+    ("variant", "gated", "config"),
+    choice(
+        [
+            (variant, gated, config)
+            for variant in EXPERT_VARIANTS
+            for gated in (False, True)
+            for config in (QWEN, GPT_OSS)
+        ],
+        in_ci=[
+            (ExpertVariant(32, 2), True, GPT_OSS),
+            (ExpertVariant(64, 2), False, QWEN),
+            (TilesVariant(160), True, QWEN),
+        ],
+    ),
+    ids=str,
+)
+def test_expert_products_compile_for_hopper(
+    variant: ExpertVariant | TilesVariant, gated: bool, config: ExpertsConfig
+) -> None:
     defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated)
     options = tuple(f"-D{key}={value}" for key, value in defines.items())
-    code, log = compile_kernel(kernel_folder() / "expert_product.cu", "sm_90a", options)
+    code, log = compile_kernel(kernel_folder() / f"{variant.kernel}.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")
     assert "warning" not in log, log
     assert "Potential Performance Loss" not in log, log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -155,6 +156,13 @@ class ExpertTensors:
         return (weights.unsqueeze(-1) * parts).sum(dim=1)
 
 
+def equal_jobs(first: int, count: int, job_rows: int) -> Iterator[tuple[int, int]]:
+    """Yields the first pair and the pairs of each job of an expert, of up to `job_rows` pairs each."""
+    jobs = -(-count // job_rows)
+    for begin in range(0, count, -(-count // jobs) if jobs else 1):
+        yield first + begin, min(-(-count // jobs), count - begin)
+
+
 def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
     """Fails where a plan is not a routing of the case's rows."""
     config = tensors.case.config
@@ -170,7 +178,7 @@ def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
     assert torch.equal(plan.ends.long(), counts.cumsum(0))
     expected = []
     for expert, (end, count) in enumerate(zip(counts.cumsum(0).tolist(), counts.tolist(), strict=True)):
-        expected += [[expert, begin, min(job_rows, end - begin)] for begin in range(end - count, end, job_rows)]
+        expected += [[expert, *job] for job in equal_jobs(end - count, count, job_rows)]
     assert int(plan.jobs[0]) == len(expected)
     assert plan.jobs[4 : 4 + 4 * len(expected)].view(-1, 4)[:, :3].tolist() == expected
     assert int(plan.arrived) == 0

@@ -21,7 +21,7 @@ from tests.support.thoroughness import choice
 
 EARLY = 0.2
 """Fraction of restarts after which the next failure may hit the process while it still starts."""
-POLICIES = ("fcfs", "orca", "fair", "sjf", "priority", "deadline")
+POLICIES = ("auto", "fcfs", "orca", "fair", "sjf", "priority", "deadline")
 ILLNESSES = choice(["error", "kill", "broken"], in_ci=["error"])
 """What a faulty runner does with every plan; the kinds that end the process cost a start each time."""
 

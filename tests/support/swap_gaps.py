@@ -14,7 +14,7 @@ from scheduler_svc.engine.engine_loop import GC_THRESHOLD
 from tests.support.in_process import Stack
 from tests.support.policies import policy_named
 
-POLICIES = ("sjf", "fair", "priority", "fcfs")
+POLICIES = ("sjf", "fair", "priority", "auto")
 TENANTS = 50
 SLOTS = 64
 OUTPUT_TOKENS = 12

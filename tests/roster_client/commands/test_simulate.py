@@ -47,7 +47,7 @@ def test_one_policy(files: tuple[str, str], tmp_path: Path) -> None:
     for words in ("TTFT p50 / p90 / p99, ms", "fairness over tenants (Jain)", "of 2", "4 / 0", "trace.csv, 4 requests"):
         assert words in result.stdout
     (report,) = json.loads(out.read_text())["reports"]
-    assert report["policy"] == "fcfs" and report["requests"] == 4 and report["ttft"]["p50"] > 0
+    assert report["policy"] == "auto" and report["requests"] == 4 and report["ttft"]["p50"] > 0
 
 
 def test_policies_compared_with_a_plot(files: tuple[str, str], tmp_path: Path) -> None:

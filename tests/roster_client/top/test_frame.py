@@ -18,7 +18,7 @@ POLICIES = [
     admin_pb2.PolicyDescription(name="fcfs", summary="In order."),
     admin_pb2.PolicyDescription(name="lost", problem="its package does not load"),
 ]
-MANY = [admin_pb2.PolicyDescription(name=f"policy-{number}") for number in range(14)]
+MANY = [admin_pb2.PolicyDescription(name=f"policy-{number}", summary="Many words. " * 20) for number in range(14)]
 
 
 def row(slot: int, kind: admin_pb2.RowKind.ValueType, tenant: str = "acme", **fields: int) -> admin_pb2.RunningSequence:
@@ -80,6 +80,7 @@ def test_more_than_nine_policies_have_keys_that_are_not_taken() -> None:
     menu = Menu(MANY)
     lines = drawn(look([]), 80, 24, menu)
     keys = [line.strip("│ ").split()[0] for line in lines if "policy-" in line]
+    assert [line.split()[2] for line in lines if "Many" in line][:2] == ["policy-0", "policy-1"]
     assert keys[:11] == [*"123456789", "a", "b"] and "1 to 9, a to z" in lines[-1]
     assert [menu.selected(key) for key in keys] == [policy.name for policy in MANY[: len(keys)]]
     assert menu.selected("p") is None and menu.selected("q") is None and menu.selected("z") is None

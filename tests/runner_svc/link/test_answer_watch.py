@@ -83,7 +83,7 @@ def test_addresses_that_can_not_be_used(listen: str) -> None:
 def test_an_address_in_use() -> None:
     health = RunnerHealth.open(address := f"127.0.0.1:{free_ports(1)[0]}")
     try:
-        with pytest.raises(UnusableSettings, match="it is in use"):
+        with pytest.raises(UnusableSettings, match="Address already in use"):
             RunnerHealth.open(address)
     finally:
         health.close()

@@ -313,7 +313,7 @@ def test_status_counts_what_happened() -> None:
     stack.step()
     status = stack.others[-1].status_reply.status
     assert stack.others[-1].status_reply.handle == 5
-    assert (status.policy, status.waiting, status.totals.requests, status.totals.finished) == ("fcfs", 0, 1, 1)
+    assert (status.policy, status.waiting, status.totals.requests, status.totals.finished) == ("auto", 0, 1, 1)
     assert (status.totals.sampled_tokens, status.totals.prefill_tokens) == (5, 3)
     runner = status.runners[0]
     assert (runner.free_blocks, runner.blocks, runner.running, runner.slots) == (32, 32, 0, 2)

@@ -74,7 +74,7 @@ def assert_equal_to_solo(stack: Stack) -> int:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
-@pytest.mark.parametrize("policy", ["fcfs", "orca", "static"])
+@pytest.mark.parametrize("policy", ["auto", "orca", "static"])
 @pytest.mark.parametrize("prefix_sharing", [False, True])
 def test_streams_equal_their_solo_output(depth: int, block_size: int, policy: str, prefix_sharing: bool) -> None:
     seed = random.SystemRandom().randrange(1 << 32)

@@ -57,9 +57,9 @@ def test_a_policy_is_put_in_force_and_everything_is_ranked_anew() -> None:
     answer = change(stack, "fcfs", '{"step_tokens": 5}')
     changed = answer.policy_changed
     assert changed.handle == 77
-    assert (changed.change.former_policy, changed.change.policy) == ("fcfs", "fcfs")
+    assert (changed.change.former_policy, changed.change.policy) == ("auto", "fcfs")
     assert json.loads(changed.change.policy_parameters)["step_tokens"] == 5
-    assert json.loads(changed.change.former_parameters)["step_tokens"] is None
+    assert json.loads(changed.change.former_parameters)["itl_target_ms"] is None
     assert (changed.change.running, changed.change.waiting) == (3, 5)
     orca = change(stack, "orca").policy_changed.change
     assert (orca.former_policy, orca.policy) == ("fcfs", "orca")
@@ -102,12 +102,12 @@ def test_what_can_not_be_put_in_force_is_refused_and_nothing_changes(
         time.sleep(0.001)
     assert (refusals[0].handle, refusals[0].code, refusals[0].field) == (5, code.value[0], field)
     assert sentence in refusals[0].message
-    assert (stack.engine.reports.status().policy, stack.engine.requests.totals.policy_changes) == ("fcfs", 0)
+    assert (stack.engine.reports.status().policy, stack.engine.requests.totals.policy_changes) == ("auto", 0)
 
 
 def test_changes_are_carried_out_in_the_order_in_which_they_came() -> None:
     stack, _ = stack_with_runner()
-    names = ["orca", "static", "fcfs", "static", "orca"]
+    names = ["orca", "static", "fcfs", "auto", "orca"]
     for handle, name in enumerate(names):
         policy = admin_pb2.SetPolicyRequest(name=name)
         stack.front.put(policy_change=engine_pb2.PolicyChange(handle=handle, policy=policy))
@@ -117,14 +117,14 @@ def test_changes_are_carried_out_in_the_order_in_which_they_came() -> None:
         stack.step()
     answers = [message.policy_changed for message in stack.others]
     assert [(answer.handle, answer.change.policy) for answer in answers] == list(enumerate(names))
-    assert [answer.change.former_policy for answer in answers] == ["fcfs", *names[:-1]]
+    assert [answer.change.former_policy for answer in answers] == ["auto", *names[:-1]]
 
 
 def test_the_installed_policies_are_listed_with_their_parameters() -> None:
     stack, _ = stack_with_runner()
     reply = ask(stack, policies_query=engine_pb2.PoliciesQuery(handle=3)).policies_reply
     policies = {policy.name: policy for policy in reply.policies.policies}
-    assert reply.handle == 3 and reply.policies.policy == "fcfs" and sorted(policies) == available_policies()
+    assert reply.handle == 3 and reply.policies.policy == "auto" and sorted(policies) == available_policies()
     assert "step_tokens" in json.loads(reply.policies.policy_parameters)
     (parameter,) = [p for p in policies["fcfs"].parameters if p.name == "step_tokens"]
     assert parameter.default_value == "null" and "positions per step" in parameter.description

@@ -50,6 +50,7 @@ OWN: dict[str, Change] = {
     "max_step_tokens": lambda h: setattr(h, "max_step_tokens", 17),
     "max_depth": lambda h: setattr(h, "max_depth", 1),
     "tile_tokens": lambda h: setattr(h, "tile_tokens", 128),
+    "step_costs": lambda h: h.step_costs.add(decode_rows=1, step_ns=1),
     "device": lambda h: setattr(h, "device", "cuda:1"),
     "runner_id": lambda h: setattr(h, "runner_id", "second"),
     "eos in another order": lambda h: h.model.eos_token_ids.extend(h.model.eos_token_ids),

@@ -22,7 +22,9 @@ from scheduler_svc.simulator.virtual_clock import VirtualClock
 from tests.support.simulated_cost import round_cost
 
 SLOTS, KV_TOKENS, STEP_TOKENS, VOCAB_SIZE = 6, 640, 64, 512
-SETUP = Setup(round_cost(), slots=SLOTS, kv_tokens=KV_TOKENS, step_tokens=STEP_TOKENS, depth=1, fast_forwards=False)
+SETUP = Setup(
+    round_cost(), policy="fcfs", slots=SLOTS, kv_tokens=KV_TOKENS, step_tokens=STEP_TOKENS, depth=1, fast_forwards=False
+)
 """One plan in flight: with two, a plan depends on which results happened to arrive together."""
 
 

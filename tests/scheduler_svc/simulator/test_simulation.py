@@ -32,7 +32,7 @@ def random_trace(seed: int, count: int = 80, **fields: object) -> Trace:
     )
 
 
-POLICIES, DEPTHS = ("fcfs", "orca", "static"), (1, 2, 3)
+POLICIES, DEPTHS = ("auto", "orca", "static"), (1, 2, 3)
 
 
 @pytest.mark.parametrize(
