@@ -133,6 +133,13 @@ def test_local_hosts_ports_and_secrets(tmp_path: Path) -> None:
     assert stack._localize("/run/secrets/scheduler.key") == f"{stack.secrets}/scheduler.key"
 
 
+def test_make_builds_the_images_with_the_commit() -> None:
+    done = subprocess.run(["make", "-n", "images"], cwd=ROOT, capture_output=True, text=True, check=True)
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    assert "ROSTER_COMMIT=$(git rev-parse" in done.stdout
+    assert set(re.findall(r"--profile (\w+)", done.stdout)) == profiles
+
+
 def test_the_images_are_labelled() -> None:
     """The version's agreement with the project's is tested in tests/packaging/test_version.py."""
     licence = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["license"]

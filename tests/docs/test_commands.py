@@ -95,6 +95,7 @@ ELSEWHERE = [
     Elsewhere(r"python examples/offline/reviews\.py", "tests/examples/test_offline.py"),
     Elsewhere(r"make venv|make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
     Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
+    Elsewhere(r"make images", "tests/compose/test_compose_file.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
     # Commands for the stack of compose.yaml.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
