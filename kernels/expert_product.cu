@@ -12,14 +12,18 @@
 // Few rows of x (`all_rows`) need no sorting: each job multiplies all of them and writes those that are its own.
 //
 // Macros: SCALAR; TOKENS, 8, 16, 32, 64 or 128; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows
-// of gate, then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are older than this kernel's predecessor, so weights are
-// copied before that has ended.
+// of gate, then those of up; of GATED: HALF_ROWS, rows of gate in a tile, 32 or, for more tiles, 24 or 16, so that the
+// product's other rows are unused; BIAS; SCALED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are
+// older than this kernel's predecessor, so weights are copied before that has ended; ROUTES, 1: x is a single row, whose
+// experts every block finds from the router's logits, which saves a launch (macros of expert_choice.cuh).
 
-#include "hopper.cuh"
-#include "vector.cuh"
+#include "expert_jobs.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
+#endif
+#if ROUTES
+#include "expert_choice.cuh"
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -33,7 +37,8 @@ constexpr int kBoxRows = 8;  // of x, copied at once
 constexpr int kBoxBytes = kBoxRows * 128;
 constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kPitch = kRows + 4;  // of a row's sums: lanes of a warp write to different banks
-constexpr int kOutputs = GATED ? kRows / 2 : kRows;  // of a row
+constexpr int kOutputs = GATED ? HALF_ROWS : kRows;  // of a row
+constexpr int kCopiedBytes = (GATED ? 2 * HALF_ROWS : kRows) * 128;  // of weights in a stage
 constexpr int kQuads = kOutputs / 4;
 
 // Shared memory: the ring, a full and an empty barrier for each stage, sums [TOKENS][kPitch].
@@ -46,40 +51,6 @@ struct Shared {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
 };
 
-struct Problem {
-    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, unused
-    const int* pairs;     // [rows]: token * top_k + rank of each sorted row
-    int top_k;
-    int all_rows;         // rows of x, where it is not sorted; else 0
-    int steps;            // columns of W, in pieces of 64
-    int tiles;            // of an expert's matrix
-    int outputs;          // columns of `out`
-    const Scalar* bias;   // [experts, 2 * outputs], of BIAS
-    const float* scales;  // [tokens], of SCALED
-    Scalar* out;          // [rows, outputs]
-};
-
-// A tile of a job.
-struct Work {
-    int expert, first, rows, tile;
-
-    __device__ __forceinline__ Work(const Problem& problem, int index) {
-        const int* job = problem.jobs + 4 + index / problem.tiles * 4;
-        expert = __ldcg(job), first = __ldcg(job + 1), rows = __ldcg(job + 2);
-        tile = index % problem.tiles;
-    }
-    // Columns of the product.
-    __device__ __forceinline__ int columns(const Problem& problem) const {
-        return problem.all_rows ? problem.all_rows : rows;
-    }
-};
-
-// A kernel that starts after this may rely on the jobs.
-__device__ __forceinline__ void wait_then_release() {
-    wait_for_predecessors();
-    release_successors();
-}
-
 // By one thread: fills the ring for all of a block's tiles.
 struct Producer {
     Shared shared;
@@ -88,7 +59,7 @@ struct Producer {
     const Problem& problem;
 
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
-        barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
+        barrier_expect(shared.full(stage), kCopiedBytes + boxes(work) * kBoxBytes);
     }
     __device__ __forceinline__ void copy_weights(const Work& work, int step, int stage) const {
         const unsigned target = shared.weights(stage), full = shared.full(stage);
@@ -110,7 +81,7 @@ struct Producer {
         Ring<STAGES> ring(1);
         int done = 0;
         if (!EARLY) wait_then_release();
-        const int total = __ldcg(problem.jobs) * problem.tiles;
+        const int total = load_job(problem.jobs) * problem.tiles;
         if (EARLY) {
             if (static_cast<int>(blockIdx.x) < total) done = start(ring);
             else wait_then_release();
@@ -156,11 +127,11 @@ struct Consumer {
     Ring<STAGES> ring;
 
     __device__ __forceinline__ void consume() {
-        const int total = __ldcg(problem.jobs) * problem.tiles;
+        const int total = load_job(problem.jobs) * problem.tiles;
         for (int index = blockIdx.x; index < total; index += gridDim.x) {
             const Work work(problem, index);
             const int columns = work.columns(problem);
-            if (columns <= 8) multiply<8>();
+            if (ROUTES || columns <= 8) multiply<8>();
             else if (TOKENS >= 16 && columns <= 16) multiply<16>();
             else if (TOKENS >= 32 && columns <= 32) multiply<32>();
             else if (TOKENS >= 64 && columns <= 64) multiply<64>();
@@ -179,7 +150,7 @@ private:
         using Product = Wgmma<Scalar, kSums>;
         const bool leads = threadIdx.x == 0;
         const unsigned a = matrix_descriptor(shared.weights(0), 16), b = matrix_descriptor(shared.inputs(0), 16);
-        float d[kSums];
+        float d[kSums] = {};  // without which the compiler waits for each product of a kernel that routes
         int last_stage = 0;
         for (int step = 0; step < problem.steps; step++) {
             barrier_wait(shared.full(ring.stage), ring.parity);
@@ -206,18 +177,23 @@ private:
         }
     }
 
+    // The row of unsorted x of a sorted one.
+    __device__ __forceinline__ int token(int row) const {
+        return ROUTES ? 0 : __ldcg(problem.pairs + row) / problem.top_k;
+    }
+
     // Four neighbouring outputs at a time.
     __device__ __forceinline__ void write(const Work& work) const {
         for (int index = threadIdx.x; index < work.rows * kQuads; index += kConsumers) {
             const int i = index / kQuads, quad = index % kQuads * 4, output = work.tile * kOutputs + quad;
             if (output >= problem.outputs) continue;
             const int row = work.first + i;
-            const int column = problem.all_rows ? __ldcg(problem.pairs + row) / problem.top_k : i;
+            const int column = problem.all_rows ? token(row) : i;
             auto values = load_vector<float, 4>(sums + column * kPitch + quad);
 #if GATED
-            auto up = load_vector<float, 4>(sums + column * kPitch + kOutputs + quad);
+            auto up = load_vector<float, 4>(sums + column * kPitch + kRows / 2 + quad);
 #if SCALED
-            const float scale = __ldcg(problem.scales + __ldcg(problem.pairs + row) / problem.top_k);
+            const float scale = ROUTES ? *problem.scales : __ldcg(problem.scales + token(row));
 #pragma unroll
             for (int j = 0; j < 4; j++) values[j] *= scale, up[j] *= scale;
 #endif
@@ -238,11 +214,46 @@ private:
     }
 };
 
-// weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of 32 where GATED);
-// inputs: those of x in boxes of 8 rows. Any grid will do.
+#if ROUTES
+// By a warp: the jobs of the row with these logits, and its scale, where SCALED, to shared memory; where GATED the first
+// block leaves the choice to the kernels behind the products.
+struct Router {
+    const float* logits;
+    const float* bias;
+    const float* squares;
+    int num_squares;
+    float inverse_width, eps;
+    int* experts;
+    float* weights;
+    int* places;
+
+    __device__ __forceinline__ void route(int* jobs, float* scale) const {
+        const int lane = threadIdx.x % 32;
+        const Choice choice(logits, bias);
+        if (lane == 0) jobs[0] = TOP_K;
+        if (lane < TOP_K) {
+            int* job = jobs + 4 + lane * 4;
+            job[0] = choice.expert, job[1] = lane, job[2] = 1;
+            if (GATED && blockIdx.x == 0) experts[lane] = choice.expert, weights[lane] = choice.weight, places[lane] = lane;
+        }
+#if SCALED
+        *scale = scale_of(squares, num_squares, 0, inverse_width, eps);
+#endif
+    }
+};
+#endif
+
+// weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of HALF_ROWS where
+// GATED); inputs: those of x in boxes of 8 rows. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
-    const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles, int outputs) {
+    const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles,
+    int outputs
+#if ROUTES
+    , const float* logits, const float* router_bias, const float* squares, int num_squares, float inverse_width, float eps,
+    int* experts, float* router_weights, int* places
+#endif
+) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -252,9 +263,19 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
+#if ROUTES
+    __shared__ int own_jobs[4 + 4 * TOP_K];
+    __shared__ float own_scale;
+    if (warp == kConsumers / 32) {
+        if (!EARLY) wait_for_predecessors();
+        const Router router{logits, router_bias, squares, num_squares, inverse_width, eps, experts, router_weights, places};
+        router.route(own_jobs, &own_scale);
+    }
+    jobs = own_jobs, scales = &own_scale;
+#endif
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
-    const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kConsumers / 32) {
         wait_then_release();
         float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));

@@ -1,93 +1,43 @@
 // Which experts each row goes to, with which weights, and in what order an expert's rows lie: one launch.
 //
-// A warp takes a row: it finds the TOP_K largest logits, ties to the lower expert, and their weights. The block that is
-// the last to finish sorts the pairs of row and expert by expert, and lists the work of kernels/expert_product.cu. Which
-// of an expert's pairs comes first is left to chance: no sum depends on it.
+// A warp takes a row: it finds the TOP_K largest scores and their weights. One block also sorts
+// the pairs of row and expert by expert. Several blocks each number their own pairs within each expert; the last to finish
+// finds where the pairs of every block and expert begin, and kernels/expert_rows.cu puts both together. Either way the
+// work of kernels/expert_product.cu is listed. Which of an expert's pairs comes first is left to chance: no sum depends
+// on it.
 //
-// Macros: EXPERTS, up to 1,024; TOP_K, up to 32; SOFTMAX_FIRST, 1: weights are those of the softmax over all experts, else
-// over the chosen ones; NORMALIZE, of SOFTMAX_FIRST: weights of a row add up to 1.
+// Macros: those of expert_choice.cuh, with up to 1,024 EXPERTS.
 
-#include "vector.cuh"
+#include "expert_choice.cuh"
 
 constexpr int kThreads = 1024;  // of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kOfLane = (EXPERTS + 31) / 32;  // experts
-constexpr int kSquaresPitch = 128;  // as kernels/skinny_product.cu
-constexpr unsigned kWhole = 0xffffffffu;
 static_assert(EXPERTS <= kThreads && TOP_K <= 32 && TOP_K <= EXPERTS, "a thread for each expert, a lane for each choice");
 
-// In the order of the numbers, and never 0.
-__device__ __forceinline__ unsigned ordered(float value) {
-    const unsigned bits = __float_as_uint(value);
-    return max(bits & 0x80000000u ? ~bits : bits | 0x80000000u, 1u);
-}
-
-// By a warp: one row's experts and weights, in lanes up to TOP_K.
-struct Choice {
-    int expert = 0;
-    float weight = 0.0f;
-
-    __device__ __forceinline__ Choice(const float* logits, const float* bias) {
-        const int lane = threadIdx.x % 32;
-        float values[kOfLane];
-        unsigned keys[kOfLane];
-#pragma unroll
-        for (int i = 0; i < kOfLane; i++) {
-            const int index = i * 32 + lane;
-            values[i] = index < EXPERTS ? logits[index] + (bias ? bias[index] : 0.0f) : 0.0f;
-            keys[i] = index < EXPERTS ? ordered(values[i]) : 0;
-        }
-        float value = 0.0f, largest = 0.0f;
-        for (int rank = 0; rank < TOP_K; rank++) {
-            unsigned best = 0;
-            int place = 0;
-            float of_place = 0.0f;
-#pragma unroll
-            for (int i = 0; i < kOfLane; i++) {
-                if (keys[i] > best) best = keys[i], place = i * 32 + lane, of_place = values[i];
-            }
-            const unsigned most = __reduce_max_sync(kWhole, best);
-            const int chosen = __reduce_min_sync(kWhole, best == most ? static_cast<unsigned>(place) : kWhole);
-            const float of_chosen = __shfl_sync(kWhole, of_place, chosen % 32);
-            if (rank == 0) largest = of_chosen;
-            if (rank == lane) expert = chosen, value = of_chosen;
-#pragma unroll
-            for (int i = 0; i < kOfLane; i++) {
-                if (i * 32 + lane == chosen) keys[i] = 0;
-            }
-        }
-        weight = lane < TOP_K ? expf(value - largest) : 0.0f;
-        float sum = 0.0f;
-        if (SOFTMAX_FIRST) {
-#pragma unroll
-            for (int i = 0; i < kOfLane; i++) sum += i * 32 + lane < EXPERTS ? expf(values[i] - largest) : 0.0f;
-            weight /= lane_sum(sum, 32);
-        }
-        if (!SOFTMAX_FIRST || NORMALIZE) weight /= lane_sum(weight, 32);
-    }
-};
-
 struct Sorted {
-    int* places;  // [rows, TOP_K]: where each pair lies
-    int* pairs;   // [rows * TOP_K]: row * TOP_K + rank of what lies there
+    int* places;  // [rows, TOP_K]: where each pair lies; with several blocks: among its block's pairs of its expert
+    int* pairs;   // [rows * TOP_K]: row * TOP_K + rank of what lies there; not filled by several blocks
+    int* bases;   // [blocks, EXPERTS]: where each block's pairs of an expert begin, of several blocks
     int* ends;    // [EXPERTS]: where each expert's pairs end
     int* jobs;    // their number, three unused words; then of each: expert, first pair, pairs, unused
     int job_rows; // most pairs of a job
 };
 
-// By a block. `expert_of(pair)` is a pair's expert.
-template <typename ExpertOf>
-__device__ __forceinline__ void sort(const ExpertOf& expert_of, int num_pairs, const Sorted& sorted) {
-    __shared__ int counts[EXPERTS];
+// By a block: counts its pairs by expert. `number(pair, index)` gets each pair's index among those of its expert.
+template <typename ExpertOf, typename Number>
+__device__ __forceinline__ void count_pairs(int* counts, const ExpertOf& expert_of, int num_pairs, const Number& number) {
+    if (threadIdx.x < EXPERTS) counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < num_pairs; pair += kThreads) number(pair, atomicAdd(&counts[expert_of(pair)], 1));
+    __syncthreads();
+}
+
+// By a block, whose thread e knows the pairs of expert e: lists ends and jobs; returns where the expert's pairs begin.
+__device__ __forceinline__ int list_jobs(int count, const Sorted& sorted) {
     __shared__ unsigned long long totals[2][kThreads];  // pairs in the upper half, jobs in the lower
     const int thread = threadIdx.x;
-    if (thread < EXPERTS) counts[thread] = 0;
-    __syncthreads();
-#pragma unroll 4
-    for (int pair = thread; pair < num_pairs; pair += kThreads) atomicAdd(&counts[expert_of(pair)], 1);
-    __syncthreads();
-    const int count = thread < EXPERTS ? counts[thread] : 0;
     const int own_jobs = (count + sorted.job_rows - 1) / sorted.job_rows;
+    const int of_job = own_jobs > 0 ? (count + own_jobs - 1) / own_jobs : 0;  // jobs of an expert are of equal size
     unsigned long long total = static_cast<unsigned long long>(count) << 32 | own_jobs;
     int side = 0;
     for (int distance = 1; distance < EXPERTS; distance *= 2, side ^= 1) {
@@ -95,24 +45,67 @@ __device__ __forceinline__ void sort(const ExpertOf& expert_of, int num_pairs, c
         __syncthreads();
         if (thread >= distance) total += totals[side][thread - distance];
     }
+    const int end = static_cast<int>(total >> 32), jobs_end = static_cast<int>(total);
     if (thread < EXPERTS) {
-        const int end = static_cast<int>(total >> 32), jobs_end = static_cast<int>(total);
         sorted.ends[thread] = end;
-        counts[thread] = end - count;
         for (int i = 0; i < own_jobs; i++) {
             int* job = sorted.jobs + 4 + (jobs_end - own_jobs + i) * 4;
             job[0] = thread;
-            job[1] = end - count + i * sorted.job_rows;
-            job[2] = min(sorted.job_rows, count - i * sorted.job_rows);
+            job[1] = end - count + i * of_job;
+            job[2] = min(of_job, count - i * of_job);
         }
         if (thread == EXPERTS - 1) sorted.jobs[0] = jobs_end;
     }
+    return end - count;
+}
+
+// By the only block; `experts` are those of its pairs.
+__device__ __forceinline__ void sort(const int* experts, int num_pairs, const Sorted& sorted) {
+    __shared__ int counts[EXPERTS], starts[EXPERTS];
+    __shared__ int indexes[kWarps * TOP_K];
+    const auto expert_of = [&](int pair) { return experts[pair]; };
+    count_pairs(counts, expert_of, num_pairs, [&](int pair, int index) { indexes[pair] = index; });
+    const int start = list_jobs(threadIdx.x < EXPERTS ? counts[threadIdx.x] : 0, sorted);
+    if (threadIdx.x < EXPERTS) starts[threadIdx.x] = start;
     __syncthreads();
-#pragma unroll 4
-    for (int pair = thread; pair < num_pairs; pair += kThreads) {
-        const int place = atomicAdd(&counts[expert_of(pair)], 1);
+    for (int pair = threadIdx.x; pair < num_pairs; pair += kThreads) {
+        const int place = starts[experts[pair]] + indexes[pair];
         sorted.places[pair] = place;
         sorted.pairs[place] = pair;
+    }
+}
+
+// By the last of several blocks: turns `bases` from each block's pairs of each expert to where they begin. Groups of
+// threads, one for each expert, take the blocks from `first` to `end`.
+__device__ __forceinline__ void place_blocks(const Sorted& sorted) {
+    constexpr int kGroups = kThreads / EXPERTS;
+    __shared__ int sums[kGroups][EXPERTS], starts[EXPERTS];
+    const int expert = threadIdx.x % EXPERTS, group = threadIdx.x / EXPERTS;
+    const int blocks = gridDim.x, of_group = (blocks + kGroups - 1) / kGroups;
+    const int first = min(group * of_group, blocks), end = min(first + of_group, blocks);
+    if (group < kGroups) {
+        int sum = 0;
+#pragma unroll 8
+        for (int block = first; block < end; block++) sum += __ldcg(sorted.bases + block * EXPERTS + expert);
+        sums[group][expert] = sum;
+    }
+    __syncthreads();
+    int count = 0;
+    if (threadIdx.x < EXPERTS) {
+        for (int i = 0; i < kGroups; i++) count += sums[i][threadIdx.x];
+    }
+    const int start = list_jobs(count, sorted);
+    if (threadIdx.x < EXPERTS) starts[threadIdx.x] = start;
+    __syncthreads();
+    if (group >= kGroups) return;
+    int place = starts[expert];
+    for (int i = 0; i < group; i++) place += sums[i][expert];
+#pragma unroll 8
+    for (int block = first; block < end; block++) {
+        int* base = sorted.bases + block * EXPERTS + expert;
+        const int own = __ldcg(base);
+        *base = place;
+        place += own;
     }
 }
 
@@ -120,36 +113,35 @@ __device__ __forceinline__ void sort(const ExpertOf& expert_of, int num_pairs, c
 // [num_squares, kSquaresPitch], whose columns add up to the sums of squares of a pass's rows, scales [rows] become their
 // 1 / rms.
 extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
-    const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* ends, int* jobs,
-    int* arrived, const float* squares, float* scales, int num_squares, float inverse_width, float eps, int stride,
+    const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* bases, int* ends,
+    int* jobs, int* arrived, const float* squares, float* scales, int num_squares, float inverse_width, float eps, int stride,
     int num_rows, int job_rows) {
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
     __shared__ int own[kWarps * TOP_K];  // experts of the block's rows
     if (row < num_rows) {
-        float sum = 0.0f;
-        if (squares) {
-            for (int i = lane; i < num_squares; i += 32) sum += squares[i * kSquaresPitch + row];
-        }
+        const float scale = squares ? scale_of(squares, num_squares, row, inverse_width, eps) : 1.0f;
         const Choice choice(logits + static_cast<long long>(row) * stride, bias);
         if (lane < TOP_K) {
             experts[row * TOP_K + lane] = choice.expert;
             weights[row * TOP_K + lane] = choice.weight;
             own[threadIdx.x / 32 * TOP_K + lane] = choice.expert;
         }
-        if (squares) {
-            sum = lane_sum(sum, 32);
-            if (lane == 0) scales[row] = rsqrtf(sum * inverse_width + eps);
-        }
+        if (squares && lane == 0) scales[row] = scale;
     }
-    const Sorted sorted{places, pairs, ends, jobs, job_rows};
+    const Sorted sorted{places, pairs, bases, ends, jobs, job_rows};
+    __syncthreads();
     if (gridDim.x == 1) {
-        __syncthreads();
-        sort([&](int pair) { return own[pair]; }, num_rows * TOP_K, sorted);
+        sort(own, num_rows * TOP_K, sorted);
         return;
     }
+    __shared__ int counts[EXPERTS];
     __shared__ bool is_last;
+    const int first_pair = blockIdx.x * kWarps * TOP_K;
+    count_pairs(counts, [&](int pair) { return own[pair]; }, min(kWarps * TOP_K, num_rows * TOP_K - first_pair),
+                [&](int pair, int index) { places[first_pair + pair] = index; });
+    if (threadIdx.x < EXPERTS) bases[blockIdx.x * EXPERTS + threadIdx.x] = counts[threadIdx.x];
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -159,5 +151,5 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    sort([&](int pair) { return __ldcg(experts + pair); }, num_rows * TOP_K, sorted);
+    place_blocks(sorted);
 }

@@ -50,11 +50,14 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
 #if BESIDE_PREFILL
     wait_for_predecessors();
     release_successors();
+    if (begin >= end) return;
 #else
     release_successors();
-    wait_for_predecessors();  // also without work: kernels that wait for this one rely on its predecessors' end
+    if (begin >= end) {  // kernels that wait for this one rely on its predecessors' end
+        wait_for_predecessors();
+        return;
+    }
 #endif
-    if (begin >= end) return;
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // this warp's
@@ -63,11 +66,14 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     Row located_row = row;
     Tile located{0, 0};  // in lane l: the warp's tile 32 * i + l
     unsigned bounds = 0, source = 0;
+    auto locate_from = [&](int i) {
+        if (i + lane < tiles) {
+            located = locate(begin + warp + WARPS * (i + lane), located_row, rows, block_tables, table_stride);
+        }
+    };
     auto issue_keys = [&](int i, int stage) {
         if (i < tiles) {
-            if (i % 32 == 0 && i + lane < tiles) {
-                located = locate(begin + warp + WARPS * (i + lane), located_row, rows, block_tables, table_stride);
-            }
+            if (i % 32 == 0 && i > 0) locate_from(i);
             source = __shfl_sync(kFullWarp, located.source, i & 31);
             bounds = __shfl_sync(kFullWarp, located.bounds, i & 31);
             ring.copy_keys(stage, source);
@@ -78,11 +84,20 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
         if (i < tiles) ring.copy_values(stage, source, bounds);
         commit_copies();
     };
+    locate_from(0);
+#if !BESIDE_PREFILL
+    // The step's own kernels write only a row's newest position, in its last tile; all others can be read before they end.
+    const bool waits_first = __any_sync(kFullWarp, lane < STAGES && lane < tiles && located.bounds >> 16);
+    if (waits_first) wait_for_predecessors();
+#endif
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
         issue_keys(i, i);
         issue_values(i, i);
     }
+#if !BESIDE_PREFILL
+    if (!waits_first) wait_for_predecessors();
+#endif
 
     Partial partial{partial_sums, partial_stats, arrivals};
     int offset = begin - row.start * kUnits;

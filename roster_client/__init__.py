@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from roster_client.client.requests import Message, OnDisconnect
     from roster_client.client.session import Session, SessionStream
     from roster_client.client.sync_client import SyncEventStream, SyncRosterClient
+    from roster_client.offline.llm import LLM
+    from roster_client.offline.own_services import ServicesFailedError
 
 _MODULES = {
     "admin": ["AdminClient"],
@@ -62,8 +64,10 @@ _MODULES = {
     "sync_client": ["SyncEventStream", "SyncRosterClient"],
 }
 _MODULE_OF = {name: f"roster_client.client.{module}" for module, names in _MODULES.items() for name in names}
+_MODULE_OF |= {"LLM": "roster_client.offline.llm", "ServicesFailedError": "roster_client.offline.own_services"}
 
 __all__ = [
+    "LLM",
     "AdminClient",
     "AlreadyExistsError",
     "Choice",
@@ -83,6 +87,7 @@ __all__ = [
     "RequestCancelledError",
     "RosterClient",
     "RosterError",
+    "ServicesFailedError",
     "Session",
     "SessionStream",
     "Started",

@@ -20,7 +20,10 @@ TERMS = "terms"
 CONTEXTS = "contexts"
 """Pings carry the longest context that any runner of the service has had."""
 
-OURS = frozenset({TERMS, CONTEXTS})
+EARLY = "early"
+"""Results say how early their plan was ready to compute."""
+
+OURS = frozenset({TERMS, CONTEXTS, EARLY})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Literal
 
 import structlog
 
 from roster_common.std_streams import forgiving_stderr
+from roster_common.unknown_settings import UNKNOWN, unknown_variables
 
 
 def configure_logs(log_format: Literal["console", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
@@ -35,3 +37,9 @@ def configure_logs(log_format: Literal["console", "json"], level: Literal["debug
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.WriteLoggerFactory(file=stderr),
     )
+
+
+def warn_unknown() -> None:
+    """Logs the `ROSTER_*` variables that nothing reads, in one warning."""
+    if unknown := unknown_variables(os.environ):
+        structlog.get_logger().warning(UNKNOWN, variables=unknown)

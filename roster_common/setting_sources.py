@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -22,6 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from roster_common.unknown_settings import refused_key, refused_variable
 from roster_common.wrong_values import wrong_values
 
 FILE_VARIABLE = "ROSTER_SETTINGS"
@@ -35,18 +35,27 @@ class UnusableSettings(ValueError):
 class ServiceSettings(BaseSettings):
     """Base of both services' settings: their sources, and the check that strings are valid UTF-8."""
 
+    retired: ClassVar[frozenset[str]] = frozenset()
+    """Names of former settings, which the class refuses itself."""
+
     @classmethod
     def read(cls, **given: Any) -> Self:
-        """Returns settings from `given` and, for fields not given, from their sources.
+        """Returns settings from `given` and, for fields not given, from their sources. Raises UnusableSettings.
 
-        `_cli_parse_args=True` reads flags too. Raises UnusableSettings.
+        A misspelled `ROSTER_*` variable is refused; see unknown_settings.
         """
+        if refused := refused_variable(os.environ):
+            raise UnusableSettings(refused)
         try:
             return cls(**given)
         except ValidationError as error:
             raise UnusableSettings(wrong_values(error, "setting ")) from error
         except SettingsError as error:
             raise UnusableSettings(_unreadable(error)) from error
+
+    @classmethod
+    def refuse_flags(cls, arguments: Sequence[str]) -> None:
+        """Raises UnusableSettings for a flag that once existed, so that the message names its successor."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -98,7 +107,7 @@ class Environment(EnvSettingsSource):
             return super().decode_complex_value(field_name, field, value)
         except (ValueError, RecursionError) as error:
             name = f"{self.env_prefix}{field_name}".upper()
-            raise UnusableSettings(f"{name} is not JSON ({_fault(error)}): correct it, or unset it") from error
+            raise UnusableSettings(f"{name} is not JSON ({fault(error)}): correct it, or unset it") from error
 
 
 class SettingsFile(PydanticBaseSettingsSource):
@@ -111,7 +120,12 @@ class SettingsFile(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         """Returns the file's values, or none if `ROSTER_SETTINGS` is unset. Raises UnusableSettings."""
         name = os.environ.get(FILE_VARIABLE)
-        return InitSettingsSource(self.settings_cls, file_values(name))() if name else {}
+        if not name:
+            return {}
+        values = file_values(name)
+        if refused := refused_key(values, getattr(self.settings_cls, "retired", ())):
+            raise UnusableSettings(f"{FILE_VARIABLE} names {name!r}, which {refused}")
+        return InitSettingsSource(self.settings_cls, values)()
 
 
 def file_values(name: str) -> dict[str, Any]:
@@ -122,7 +136,7 @@ def file_values(name: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UnusableSettings(f"{file} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise UnusableSettings(f"{file} is not JSON ({_fault(error)}): correct the file") from error
+        raise UnusableSettings(f"{file} is not JSON ({fault(error)}): correct the file") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder to expand a ~
         reason = getattr(error, "strerror", None) or str(error)
         hint = f"name a readable JSON file, or unset {FILE_VARIABLE}"
@@ -132,7 +146,7 @@ def file_values(name: str) -> dict[str, Any]:
     return values
 
 
-def _fault(error: Exception) -> str:
+def fault(error: Exception) -> str:
     """Returns the JSON parser's error. It quotes nothing of the parsed text, which may be secret."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, line {error.lineno} column {error.colno}"
@@ -140,13 +154,6 @@ def _fault(error: Exception) -> str:
 
 
 def _unreadable(error: SettingsError) -> str:
-    """Returns a source's error. It replaces pydantic's message for a JSON flag, which does not name the flag and may
-    not say what is wrong."""
+    """Returns a source's error: the cause, where it is one of these sources'."""
     cause = error.__cause__
-    if isinstance(cause, UnusableSettings):
-        return str(cause)
-    flag = re.match(r"Parsing error encountered for (\w+): ", str(error))
-    if flag is None:
-        return str(error)
-    fault = f" ({_fault(cause)})" if isinstance(cause, json.JSONDecodeError | SettingsError) else ""
-    return f"--{flag[1].replace('_', '-')} is neither a JSON object nor NAME=VALUE{fault}: correct it"
+    return str(cause if isinstance(cause, UnusableSettings) else error)

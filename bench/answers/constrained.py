@@ -35,7 +35,8 @@ from roster_client.client.requests import Message
 from roster_protos import inference_pb2, plan_pb2
 from runner_svc.catalog.source import model_folder
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
 from tests.support.json_schemas import Schema, random_schema
@@ -130,7 +131,7 @@ def run_schemas(count: int, seed: int) -> dict[str, Any]:
 def described_model() -> plan_pb2.Model:
     """Returns the description that a runner of SmolLM2 sends."""
     folder = model_folder(MODEL, default_cache_folder(), lambda what, share: None)
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     return describe_model(MODEL, folder, config, "")
 
 

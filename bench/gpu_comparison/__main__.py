@@ -4,6 +4,9 @@ giant prompt.
     python -m bench.gpu_comparison --shape llama-3.1-8b --out OUT
     python -m bench.gpu_comparison --shape qwen3-0.6b --step-tokens 1536 --out OUT
     python -m bench.gpu_comparison.report OUT                                  (then makes the pages, on any machine)
+    python -m bench.gpu_comparison --peer vllm --peer-site DIR --shape llama-3.1-8b --out OUT
+                                          (beside vLLM's server instead; --peer vllm --help lists what it measures)
+    python -m bench.gpu_comparison --table OUT/peer.jsonl                                  (Markdown of its records)
     python -m bench.gpu_comparison --device cpu --model smollm2 --loads fcfs=giant,0.5,2 orca=giant static=0.5
         transformers=0.5,giant --seconds 8 --drain 6 --prompt-divisor 16 --output-divisor 8 --giant 400
         --background 1 --slots 8 --kv-tokens 8192 --step-tokens 128 --page-tokens 16 --budget 150 --reserve 55
@@ -25,6 +28,7 @@ dependencies of the two services, this imports numpy and uvloop; the pages need 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +39,8 @@ from bench.common.random_model import write_folder
 from bench.gpu_comparison.budget import Budget
 from bench.gpu_comparison.loads import TRANSFORMERS
 from bench.gpu_comparison.options import parse_options, records_file
+from bench.gpu_comparison.peers.command import compare
+from bench.gpu_comparison.peers.tables import print_tables
 from bench.gpu_comparison.roster_side import measure_policies
 from bench.gpu_comparison.table import HEADING, print_table
 from bench.gpu_comparison.transformers_process import TransformersProcess
@@ -44,6 +50,11 @@ from roster_client.serve.stack import NotReadyError, ServiceDiedError
 
 
 def main() -> None:
+    given = {argument.partition("=")[0] for argument in sys.argv[1:]}
+    if "--table" in given:
+        sys.exit(print_tables())
+    if "--peer" in given:
+        sys.exit(compare())
     options = parse_options()
     budget = Budget.of(options.budget)
     records = records_file(options)

@@ -22,7 +22,9 @@ GPU_SCHEDULER_FLAGS = ("busy_poll_us=3000", "plan_lead_ms=3", "flush_ms=2")
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parses the command line; `cases` is the list of `Case` that `loads` names."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu_comparison", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m bench.gpu_comparison",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog="--peer vllm --help: the comparison with vLLM's server; --table FILE...: the tables of its records",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--shape", choices=sorted(ALL_SHAPES), help="random weights of this shape")

@@ -15,9 +15,13 @@ Weights are random. Requests are the first rows of a conversation trace, with pr
 with exactly the trace's output lengths, sent over gRPC (Session). There are three kinds of load: all at once; Poisson
 arrivals from an open-loop client (RATE:REQUESTS:STEP_TOKENS); and a full batch that decodes, to measure how long the
 GPU idles between steps. TTFT counts from the time at which a request was due. A load may add settings after commas:
-`depth`, `plan_lead_ms`, or any parameter of the policy (`8:160:1024,finish_tokens=1152`). The scheduler is restarted
-between loads whose settings differ; the runner keeps running. Results of `--profile` go to a separate file,
-NAME-profiled, beside that of `--json`.
+`depth`, `plan_lead_ms`, or any parameter of the policy (`8:160:1024,finish_tokens=1152`). Without STEP_TOKENS and
+`--policy`, the scheduler's own policy plans; without REQUESTS, arrivals last `--seconds`. Each `--variant` repeats all
+loads with other flags; all of them are measured on one runner. The scheduler is restarted between loads whose settings
+differ; the runner keeps running. Results of `--profile` go to a separate file, NAME-profiled, beside that of `--json`.
+
+    python -m bench.gpu_serving --shape llama-3.1-8b --online 8 14 18 --variant 'default:'
+        --variant 'latency: --profile=latency' --variant 'fcfs: --policy fcfs --online 8::1024 14::1024'
 """
 
 from __future__ import annotations
@@ -27,7 +31,6 @@ import asyncio
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +38,11 @@ from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
-from bench.gpu_serving.service import NoService, Scheduling, Service, card_of, parameters
+from bench.gpu_serving.loads import PROMPT_CAP, TRACE, Load, add_options, loads_of
+from bench.gpu_serving.service import NoService, Scheduling, Service, card_of
 from bench.gpu_serving.step_record import StepRecord
 
-TRACE = "azure_conv_2023_busiest2000.csv"
-PROMPT_CAP = 4096
 CONTEXT_LENGTH = 8192
-DECODE_PROMPT, DECODE_OUTPUT, PROFILED_OUTPUT = 512, 512, 1536
 PROFILE_S = 0.4
 WARM_UP = ("--requests=30", "--rate=30")
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
@@ -50,70 +51,6 @@ TEST_VOCABULARY = 512
 DEPTH = 2
 """Plans in flight for the times of the host's parts, if the profile decides."""
 PROFILER_GAP = "profiler_gap_us"
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One load; `rate` 0 means all at once, `batch` is the number of rows of a decode load."""
-
-    name: str
-    scheduling: Scheduling
-    requests: int
-    rate: float = 0.0
-    batch: int | None = None
-    profiled: bool = False
-
-    def client_flags(self, vocab_size: int, sessions: int) -> list[str]:
-        """Returns the flags of `bench.gpu_serving.client`."""
-        flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
-        if self.batch is None:
-            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
-        output = PROFILED_OUTPUT if self.profiled else DECODE_OUTPUT  # the profiler takes long to start
-        return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={output}"]
-
-
-def loads_of(arguments: argparse.Namespace) -> list[Load]:
-    """Returns the loads that the command line names."""
-    flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
-    loads = []
-    for spec in arguments.offline:
-        (policy, step_tokens), changes = split_spec(spec)
-        # By output alone: the requests that are left at the end determine the time.
-        given = {"prompt_weight": 0.0} if policy == "ljf" else {}
-        at_once = Scheduling(policy, parameters(step_tokens=int(step_tokens), **given), arguments.depth, flags)
-        name = ", ".join(["offline", policy, f"{step_tokens} a step", *spec.split(",")[1:]])
-        loads.append(Load(name, at_once.changed(changes), arguments.requests))
-    given = json.loads(arguments.policy_parameters)
-    for spec in arguments.online:
-        (rate, requests, step_tokens), changes = split_spec(spec)
-        values = parameters(step_tokens=int(step_tokens), **given)
-        online = Scheduling(arguments.policy, values, arguments.depth, flags)
-        name = ", ".join([f"{rate}/s", f"{step_tokens} a step", *spec.split(",")[1:]])
-        loads.append(Load(name, online.changed(changes), int(requests), float(rate)))
-    decoding = Scheduling("fcfs", parameters(), arguments.depth, flags)
-    for batch in arguments.decode:
-        loads.append(Load(f"decode {batch}", decoding, batch, batch=batch))
-        if arguments.profile:
-            loads.append(Load(f"decode {batch}, profiled", decoding, batch, batch=batch, profiled=True))
-    return loads
-
-
-def split_spec(spec: str) -> tuple[list[str], dict[str, Any]]:
-    """Splits a load into its fields and settings: "8:160:1024,depth=3" is (["8", "160", "1024"], {"depth": 3}).
-
-    A value is JSON, or text if it does not parse. Raises ValueError for a setting without a value.
-    """
-    fields, *changes = spec.split(",")
-    settings: dict[str, Any] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise ValueError(f"{change!r} of the load {spec!r} has no value: write NAME=VALUE")
-        try:
-            settings[name] = json.loads(value)
-        except ValueError:
-            settings[name] = value
-    return fields.split(":"), settings
 
 
 def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -143,6 +80,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             profiled = load.profiled and arguments.device == "cuda"
             flags = load.client_flags(vocab_size, arguments.sessions)
             records.append(await service.load(f"load-{number}", flags, PROFILE_S if profiled else 0.0))
+            print(report.progress_line(load.name, records[-1]), flush=True)
     steps = service.steps()
     numbers = [numbers_of(load, record, steps) for load, record in zip(loads, records, strict=True)]
     for load, row in zip(loads, numbers, strict=True):
@@ -197,21 +135,19 @@ def parse_arguments() -> argparse.Namespace:
         default="cuda",
         help="devices other than cuda are for trying out the script",
     )
-    parser.add_argument("--offline", nargs="*", default=[], metavar="POLICY:STEP_TOKENS[,NAME=VALUE...]")
-    parser.add_argument("--requests", type=int, default=512, help="requests of the all-at-once load")
-    parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS[,NAME=VALUE...]")
-    parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")
-    parser.add_argument("--profile", action="store_true", help="repeat the decode loads under torch's profiler")
-    parser.add_argument("--policy", default="fcfs", help="policy under Poisson arrivals; decode loads use fcfs")
+    add_options(parser)
     parser.add_argument(
-        "--policy-parameters", default="{}", help="the policy's parameters besides step_tokens, as JSON"
+        "--variant",
+        action="append",
+        default=[],
+        metavar="'NAME: --FLAG ...'",
+        help="repeat the loads with these flags: those above, others are the scheduler's; can be given several times",
     )
-    parser.add_argument("--depth", type=int, help="plans in flight; default: by the scheduler's profile")
+    parser.add_argument("--profile", action="store_true", help="repeat the decode loads under torch's profiler")
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--max-step-tokens", type=int, default=8192)
     parser.add_argument("--gpu-memory", type=float, default=0.92)
     parser.add_argument("--sessions", type=int, default=4, help="gRPC streams that share the requests")
-    parser.add_argument("--scheduler-flag", action="append", default=[], metavar="--NAME=VALUE")
     parser.add_argument("--runner-flag", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

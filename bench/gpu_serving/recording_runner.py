@@ -18,12 +18,13 @@ import numpy as np
 
 from bench.gpu_serving.step_record import StepRecord
 from roster_common.logs import configure_logs
+from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import LaunchedPlan, Runner
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.plan_socket import PlanSocket
-from runner_svc.main import serve
+from runner_svc.service import serve
 from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
 
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     arguments, flags = parser.parse_known_args()
     try:
-        settings = RunnerSettings.read(_cli_parse_args=flags)
+        settings = read_command_line(RunnerSettings, "recording_runner", "", str, flags)
     except UnusableSettings as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -14,8 +14,10 @@ from scheduler_svc.simulator.calibration.cost_fit import TimedStep
 from scheduler_svc.simulator.cost_model import StepWork
 
 PERCENTILES = (50, 90, 99)
-SAMPLED_STEPS = 100
+WIDTH = 34
+"""Of the column of loads."""
 
+SAMPLED_STEPS = 100
 VLLM_OFFLINE_S = {"llama-3.1-8b": 25.96, "qwen3-0.6b": 6.4, "qwen3-30b-a3b": 23.9}
 """Seconds of vLLM 0.25.0 on another H200 for the same 512 requests, all at once."""
 OFFLINE_BAR_S = {"llama-3.1-8b": 23.0, "qwen3-0.6b": 5.0, "qwen3-30b-a3b": 18.0}
@@ -69,6 +71,16 @@ def client_numbers(record: ClientRecord) -> dict[str, Any]:
         "client_late_ms": percentiles(record.sent - record.due, 1e-6),
         "client_loop_lag_ms": percentiles(record.loop_lag, 1e-6),
     }
+
+
+def progress_line(name: str, record: ClientRecord) -> str:
+    """Returns a line about a load that has just ended."""
+    numbers = client_numbers(record)
+    ttft, itl = numbers["ttft_ms"], numbers["itl_ms"]
+    return (
+        f"{name:{WIDTH}} {numbers['seconds']:6.2f} s, TTFT p50 {ttft['p50']:.1f}, p99 {ttft['p99']:.0f}, "
+        f"ITL p50 {itl['p50']:.2f}, p99 {itl['p99']:.1f} ms"
+    )
 
 
 def step_numbers(steps: StepRecord, depth: int) -> dict[str, Any]:
@@ -141,14 +153,12 @@ def print_offline(shape: str, loads: Sequence[dict[str, Any]]) -> None:
     """Prints one line per load."""
     if loads:
         print(f"\n{shape}, all at once: vLLM {VLLM_OFFLINE_S[shape]} s, bar {OFFLINE_BAR_S[shape]} s")
-        print(
-            "load                     seconds  out tok/s  all tok/s   GPU busy s  idle s  steps  mixed, decode ms p50"
-        )
+        print(f"{'load':{WIDTH}} seconds  out tok/s  all tok/s   GPU busy s  idle s  steps  mixed, decode ms p50")
     for load in loads:
         steps = load.get("runner", {})
         total = (load["prompt_tokens"] + load["output_tokens"]) / load["seconds"]
         print(
-            f"{load['load']:24} {load['seconds']:7.2f} {load['output_tokens_per_s']:10.0f} {total:10.0f} "
+            f"{load['load']:{WIDTH}} {load['seconds']:7.2f} {load['output_tokens_per_s']:10.0f} {total:10.0f} "
             f"{steps.get('gpu_busy_s', 0):12.2f} {steps.get('idle_s', 0):7.2f} {steps.get('steps', 0):6} "
             f"{_median(steps, 'mixed_step_ms'):8.2f} {_median(steps, 'decode_step_ms'):8.2f}"
         )
@@ -159,7 +169,7 @@ def print_online(shape: str, loads: Sequence[dict[str, Any]]) -> None:
     if loads:
         print(f"\n{shape}, Poisson; ms")
         print(
-            "load                     TTFT p50    p99   ITL p50    p99   out tok/s  tok/delta  client late/lag p99  "
+            f"{'load':{WIDTH}} TTFT p50    p99   ITL p50    p99   out tok/s  tok/delta  client late/lag p99  "
             "vLLM TTFT p50 p99 ITL p50 p99   bars TTFT p50, ITL p99"
         )
     for load in loads:
@@ -172,7 +182,7 @@ def print_online(shape: str, loads: Sequence[dict[str, Any]]) -> None:
             else f"{bars[0]} {_verdict(ttft['p50'], bars[0])}, {bars[1]} {_verdict(itl['p99'], bars[1])}"
         )
         print(
-            f"{load['load']:24} {ttft['p50']:8.1f} {ttft['p99']:6.0f} {itl['p50']:9.2f} {itl['p99']:6.1f} "
+            f"{load['load']:{WIDTH}} {ttft['p50']:8.1f} {ttft['p99']:6.0f} {itl['p50']:9.2f} {itl['p99']:6.1f} "
             f"{load['output_tokens_per_s']:11.0f} {load['tokens_per_delta']:10.2f} "
             f"{load['client_late_ms']['p99']:9.2f} / {load['client_loop_lag_ms']['p99']:5.2f}      "
             f"{' '.join(map(str, vllm)):28} {verdict}"

@@ -21,6 +21,7 @@ from roster_client.client import RosterClient
 from roster_client.client.errors import UnavailableError
 from roster_client.serve.child_process import ChildProcess
 from roster_client.serve.stack import Endpoints
+from roster_common.setting_options import as_arguments
 
 RUNNER_GRACE_S = 20.0
 
@@ -33,7 +34,7 @@ class NoService(RuntimeError):
 class Scheduling:
     """The scheduler's settings for a load."""
 
-    policy: str
+    policy: str | None  # None: the scheduler's default
     policy_parameters: str  # JSON
     depth: int | None  # None: by the profile
     flags: tuple[str, ...] = ()
@@ -85,7 +86,7 @@ class Service:
             *(sys.executable, "-m", "bench.gpu_serving.recording_runner"),
             f"--record={self._folder / 'steps.npz'}",
             *([f"--profile={self._folder / 'kernels.npz'}"] if self._profiled else []),
-            *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items()),
+            *as_arguments(flags),
         ]
         self._runner = await ChildProcess.start("runner", command, _print)
         return self
@@ -107,9 +108,9 @@ class Service:
             *(
                 f"--admin-listen={endpoints.admin_listen}",
                 "--metrics-listen=",
-                f"--policy={scheduling.policy}",
                 "--log-level=warning",
             ),
+            *([] if scheduling.policy is None else [f"--policy={scheduling.policy}"]),
             f"--policy-parameters={scheduling.policy_parameters}",
             *([] if scheduling.depth is None else [f"--depth={scheduling.depth}"]),
             *scheduling.flags,

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -24,11 +22,10 @@ from torch import Tensor
 from bench.common.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
-from runner_svc.cuda import tensor_map
 from runner_svc.cuda.experts.expert_product import ExpertProducts, product_defines
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from runner_svc.cuda.experts.expert_variant import TILE_JOB_ROWS, ExpertVariant, TilesVariant, Variant
 from runner_svc.cuda.module import load
 from runner_svc.decoder.cuda_experts import grouped_product
 from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertPlan
@@ -37,7 +34,11 @@ from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 BF16 = torch.bfloat16
 ROWS = (1, 8, 64, 256, 1024, 4096)
 ROUTINGS = ("uniform", "zipf")
-VARIANTS = [ExpertVariant(rows, blocks) for rows in (8, 16, 32, 64) for blocks in (1, 2)] + [ExpertVariant(128, 1)]
+VARIANTS: list[Variant] = [
+    *(ExpertVariant(rows, blocks) for rows in (8, 16, 32, 64) for blocks in (1, 2)),
+    ExpertVariant(128, 1),
+    *(TilesVariant(rows) for rows in TILE_JOB_ROWS),
+]
 _FEW_LAYERS, _MANY_LAYERS = 2, 6
 _WEIGHTS_BYTES = 8_000_000_000
 # Cases of this many rows or more are timed with jobs of many rows alone.
@@ -143,10 +144,6 @@ class Case:
         self._products = cache(partial(ExpertProducts, config, BF16, overlap=True))
         self._is_sorted = rows > FEW_ROWS
 
-    def forget_products(self) -> None:
-        """Makes new tensor maps."""
-        self._products.cache_clear()
-
     def time(self, part: str, variant: str, run: Callable[[int, int], None], matrices: int = 0) -> ExpertTime:
         """Of `run(stream, layer)` over all layers; it reads `matrices` of each active expert."""
 
@@ -182,7 +179,7 @@ class Case:
     def gather(self, stream: int, layer: int) -> None:
         self._moving.gather(stream, self._x, self._plans[layer], self._sorted)
 
-    def gate_up(self, variant: ExpertVariant) -> Callable[[int, int], None]:
+    def gate_up(self, variant: Variant) -> Callable[[int, int], None]:
         def run(stream: int, layer: int) -> None:
             own = self._layers[layer]
             x = self._sorted if self._is_sorted else self._x
@@ -198,7 +195,7 @@ class Case:
 
         return run
 
-    def down(self, variant: ExpertVariant) -> Callable[[int, int], None]:
+    def down(self, variant: Variant) -> Callable[[int, int], None]:
         def run(stream: int, layer: int) -> None:
             self._products(variant).store(
                 stream, self._activated, self._layers[layer].down, self._plans[layer], self._y
@@ -209,7 +206,7 @@ class Case:
     def combine(self, stream: int, layer: int) -> None:
         self._moving.combine(stream, self._y, self._layers[layer].down_bias, self._plans[layer], self._out, adds=False)
 
-    def own(self, variant: ExpertVariant) -> Callable[[int, int], None]:
+    def own(self, variant: Variant) -> Callable[[int, int], None]:
         """The whole MLP; what the router's product gives is not what is routed."""
         parts = [self.score, self.route(variant.job_rows), *([self.gather] if self._is_sorted else [])]
         parts += [self.gate_up(variant), self.down(variant), self.combine]
@@ -237,7 +234,7 @@ class Case:
         grouped_product(self._sorted, own.gate_up, plan.ends)
         grouped_product(self._activated, own.down, plan.ends)
 
-    def check(self, variant: ExpertVariant) -> None:
+    def check(self, variant: Variant) -> None:
         """Prints how far our MLP is from torch's."""
         stream = torch.cuda.current_stream().cuda_stream
         self.grouped(stream, 0)
@@ -248,16 +245,19 @@ class Case:
         print(f"    {label(variant)}: differs from grouped products by {error:.4f} of the largest output", flush=True)
 
 
-def variants(rows: int, tune: bool) -> list[ExpertVariant]:
+def variants(rows: int, tune: bool) -> list[Variant]:
     """Those that are timed."""
+    fitting = [variant for variant in VARIANTS if rows > FEW_ROWS or variant.kernel == "expert_product"]
     if rows >= _MANY_ROWS:
-        return [variant for variant in VARIANTS if variant.job_rows >= 64]
-    return VARIANTS if tune else [ExpertVariant(8 if rows <= FEW_ROWS else 32, 2)]
+        return [variant for variant in fitting if variant.job_rows >= 64]
+    return fitting if tune else [ExpertVariant(8 if rows <= FEW_ROWS else 32, 2)]
 
 
-def label(variant: ExpertVariant) -> str:
-    """Rows of a job x blocks of a multiprocessor."""
-    return f"{variant.job_rows} x {variant.blocks}"
+def label(variant: Variant) -> str:
+    """Rows of a job x blocks of a multiprocessor, or of large tiles."""
+    return (
+        f"{variant.job_rows} x {variant.blocks}" if variant.kernel == "expert_product" else f"tiles {variant.job_rows}"
+    )
 
 
 def measure(case: Case, tune: bool) -> Iterator[ExpertTime]:
@@ -278,27 +278,15 @@ def measure(case: Case, tune: bool) -> Iterator[ExpertTime]:
     yield case.time("MLP", "grouped", case.grouped, 3)
 
 
-def measure_promotions(case: Case) -> Iterator[ExpertTime]:
-    """The same products with other promotions of what TMA reads into L2: none, 128 bytes (256 is what maps have)."""
-    variant = variants(case.rows, False)[0]
-    case.time("routing", "", case.route(variant.job_rows))
-    for name, promotion in (("none", 0), ("128 B", 2)):
-        with patch.object(tensor_map, "_PROMOTE_256B", promotion):
-            case.forget_products()
-            yield case.time("gate-up", f"L2 {name}", case.gate_up(variant), 2)
-            yield case.time("down", f"L2 {name}", case.down(variant), 1)
-    case.forget_products()
-
-
 def compile_all(config: ExpertsConfig) -> None:
     """Fills the compiler's cache, as one variant after another takes a second each."""
     defines = [
-        product_defines(config, variant, BF16, gated=gated, early=early)
+        (variant.kernel, product_defines(config, variant, BF16, gated=gated, early=early))
         for variant in VARIANTS
         for gated, early in ((True, False), (True, True), (False, True))
     ]
     with ThreadPoolExecutor(14) as pool:
-        list(pool.map(lambda each: load("expert_product", each), defines))
+        list(pool.map(lambda each: load(*each), defines))
 
 
 def main() -> None:
@@ -323,8 +311,7 @@ def main() -> None:
             for routing in arguments.routings:
                 case = Case(name, shape, layers, rows, routing)
                 print(f"{name}, {rows} rows, {routing}: {case.active:.1f} experts active", flush=True)
-                promotions = measure_promotions(case) if arguments.tune else ()
-                for time in chain(measure(case, arguments.tune), promotions):
+                for time in measure(case, arguments.tune):
                     rate = f"{time.tb_s:6.2f} TB/s" if time.tb_s is not None else ""
                     print(f"  {time.part:9} {time.variant:8} {time.microseconds:9.2f} us {rate}", flush=True)
                     times.append(time)

@@ -52,7 +52,10 @@ GROUPS = {
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
     "experts": Group(
-        ("expert_activate", "expert_product", "expert_routing"), ("test_experts",), shards=4, but_not="captured"
+        ("expert_activate", "expert_product", "expert_routing", "expert_tiles"),
+        ("test_experts",),
+        shards=4,
+        but_not="captured",
     ),
     "transformers": Group(
         ("paged_decode", "paged_prefill_hopper", "rotate_halves"),

@@ -107,7 +107,7 @@ class RosterRuns:
                 policy, target, self._model, card(self._options.device), settings, self._stack.endpoints.admin_listen
             )
             async with RosterClient(self._stack.endpoints.listen) as client:
-                held = client.generate("The", max_tokens=HOLD_TOKENS, ignore_eos=True, temperature=0.0)
+                held = client.generate("The", raw=True, max_tokens=HOLD_TOKENS, ignore_eos=True, temperature=0.0)
                 if work.rate is None:
                     await _first_token(held)
                 else:

@@ -2,7 +2,7 @@
 results.json]`.
 
 `--variants` adds variants of the runner's backend to compare in one process (`backend.VARIANTS`); `--batches` and
-`--shapes` select a part.
+`--shapes` select a part. `--batches 512 1024` times large batches, which have no references.
 
 For each shape and batch, plans are sent as by a scheduler: prompts of 512 tokens, then decode steps with a second plan
 always in flight and growing block tables. The result is the mean time per step over output tokens 128 to 256, and the
@@ -32,7 +32,7 @@ from bench.common.random_model import ALL_SHAPES, SHAPES
 from bench.steps.backend import DTYPE, VARIANTS, backend_of, no_progress
 from bench.steps.decoding import Decoding
 from bench.steps.floors import active_experts, experts_ms, products_ms
-from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, StepTimes, print_header, print_line
+from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, WIDE, StepTimes, print_header, print_line
 from runner_svc.execution.runner import Runner
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
@@ -44,12 +44,12 @@ def measure(
 ) -> Iterator[StepTimes]:
     """Times the batches of one shape with one backend; `tb_s` is the copy bandwidth."""
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
-    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)), variant)
+    own = ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
+    backend = backend_of(shape, own, variant, max(*BATCHES, *batches))
     runner, graphs = Runner(backend), backend.decode_graphs
     for batch in batches:
         bucket = graphs.bucket(batch)
-        if bucket is None:
-            raise SystemExit(f"the runner captured no graph for {batch} rows")
+        way = "launched kernel by kernel or as a mixed step" if bucket is None else graphs.variant(bucket)
         Decoding(runner, batch, config.vocab_size).prefill()  # warms up the kernels and cuBLAS
         decoding = Decoding(runner, batch, config.vocab_size)
         prefill_s = decoding.prefill()
@@ -62,7 +62,7 @@ def measure(
         step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
         products = products_ms(config, weights, layers, batch, batch)
         if config.experts is not None:
-            active = active_experts(backend)
+            active = active_experts(backend, bucket)
             print(f"  {batch} rows: {active} experts active in the last layer of the last step", flush=True)
             products += experts_ms(config, active, tb_s)
         context = PROMPT + (FIRST + LAST) / 2
@@ -72,8 +72,8 @@ def measure(
             shape,
             variant,
             batch,
-            bucket,
-            graphs.variant(bucket),
+            bucket or batch,
+            way,
             step_ms,
             products,
             products + kv_bytes / tb_s / 1e9,
@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(ALL_SHAPES), default=sorted(SHAPES, reverse=True))
     parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
-    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
+    parser.add_argument("--batches", nargs="+", type=int, choices=(*BATCHES, *WIDE), default=BATCHES)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()

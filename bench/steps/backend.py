@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench.common.random_model import ALL_SHAPES
-from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
+from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT, WIDE
 from roster_protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
@@ -34,10 +34,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
-    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for the largest batch."""
+def backend_of(
+    shape: str, weights: ModelWeights | None = None, variant: str = "runner", largest: int = max(BATCHES)
+) -> CudaBackend:
+    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for `largest` rows."""
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
-    largest = max(BATCHES)
     sizes = CudaSizes(
         num_slots=largest,
         block_size=BLOCK_SIZE,
@@ -67,7 +68,7 @@ def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "
         )
     graphs = backend.decode_graphs
     print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
-    for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:
+    for bucket in [size for size in graphs.sizes if size in (*BATCHES, *WIDE, 2, 16, 32, 128)]:
         times = sorted(graphs.seconds[bucket].items(), key=lambda item: item[1])
         print(f"  {bucket:3} rows: " + ", ".join(f"{way} {taken * 1e3:.3f} ms" for way, taken in times), flush=True)
     return backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from bench.common.document import Document, Table
 PROMPT, FIRST, LAST = 512, 128, 256
 """Tokens per prompt, and the first and last timed output token."""
 BATCHES = (1, 8, 64, 256)
+WIDE = (512, 1024)
+"""Batches that are timed if asked for; they have no references."""
 MAX_STEP_TOKENS = 8192
 # By batch: milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor.
 VLLM = {
@@ -57,9 +60,16 @@ def print_header() -> None:
     )
 
 
-def print_line(row: StepTimes) -> None:
+def references(row: StepTimes) -> tuple[float, float, float]:
+    """Returns vLLM's time, the bar, and the bar's ratio to the floor; NaN for a batch without references."""
+    if row.batch not in BATCHES:
+        return math.nan, math.nan, math.nan
     place = BATCHES.index(row.batch)
-    vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
+    return VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
+
+
+def print_line(row: StepTimes) -> None:
+    vllm, bar, ratio = references(row)
     print(
         f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
         f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
@@ -74,17 +84,17 @@ def document(record: Mapping[str, Any]) -> Document:
     rows = [StepTimes(**{"variant": "runner", "bucket": row["batch"], "way": ""} | row) for row in record["rows"]]
     cells = []
     for row in rows:
-        place = BATCHES.index(row.batch)
+        vllm, bar, ratio = references(row)
         cells.append(
             (
                 f"{row.shape}, {row.batch}" + (f" ({row.variant})" if row.variant != "runner" else ""),
                 f"{row.products:.3f}",
                 f"{row.floor:.3f}",
-                f"{VLLM[row.shape][place]:.2f}",
-                f"{BARS[row.shape][place]:.2f}",
+                f"{vllm:.2f}",
+                f"{bar:.2f}",
                 f"{row.step:.3f}",
                 f"{row.step / row.floor:.3f}",
-                f"{RATIOS[row.shape][place]:.2f}",
+                f"{ratio:.2f}",
                 f"{row.forward:.3f}",
                 f"{row.sample:.3f}",
                 f"{row.idle_p50:.1f}\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}{row.idle_p99:.1f}",

@@ -5,8 +5,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -73,9 +75,9 @@ func chat(roster *Roster, w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "use POST /chat", http.StatusMethodNotAllowed)
 		return
 	}
-	asked, ok := parse(w, r)
-	if !ok {
-		answerError(w, http.StatusBadRequest, "give messages: [{role, content}, ...] and optionally max_tokens and temperature")
+	asked, problem := parse(w, r)
+	if problem != "" {
+		answerError(w, http.StatusBadRequest, problem)
 		return
 	}
 	options := ChatOptions{MaxTokens: 256, Temperature: asked.Temperature}
@@ -109,10 +111,22 @@ func chat(roster *Roster, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func parse(w http.ResponseWriter, r *http.Request) (question, bool) {
+// parse returns the question, or what is wrong with it.
+func parse(w http.ResponseWriter, r *http.Request) (question, string) {
 	var asked question
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, largestBody)).Decode(&asked)
-	return asked, err == nil && asked.Messages != nil && (asked.MaxTokens == nil || *asked.MaxTokens > 0)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong) && wrong.Field == "max_tokens", asked.MaxTokens != nil && *asked.MaxTokens == 0:
+		return asked, fmt.Sprintf("max_tokens must be a whole number from 1 to %d", uint32(math.MaxUint32))
+	case errors.As(err, &wrong) && wrong.Field == "temperature":
+		return asked, "temperature must be a number"
+	case errors.As(err, &wrong), err == nil && asked.Messages == nil:
+		return asked, "messages must be a list of {role, content}, both strings"
+	case err != nil:
+		return asked, "the body must be JSON with messages, and optionally max_tokens and temperature"
+	}
+	return asked, ""
 }
 
 func answerError(w http.ResponseWriter, code int, message string) {

@@ -19,9 +19,9 @@ import grpc
 import grpc.aio
 
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.client.errors import RequestCancelledError, from_rpc_error
+from roster_client.client.errors import RequestCancelledError, RosterError, from_rpc_error
 from roster_client.client.events import AssembledStream, Assembler, Completion, Event
-from roster_client.client.requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
+from roster_client.client.requests import AnyMessage, Options, Prompt, build_prompt, build_request, call_metadata
 from roster_client.client.resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
 from roster_client.client.session import Session
 from roster_client.client.trace_context import metadata_source
@@ -46,6 +46,7 @@ class EventStream(AssembledStream):
         self._pending: Iterator[Event] = iter(())
         self._messages = call.__aiter__()
         self._cut = False
+        self._ended = False
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -55,10 +56,12 @@ class EventStream(AssembledStream):
             event = next(self._pending, None)
             if event is not None:
                 return event
+            if self._ended:
+                raise StopAsyncIteration
             try:
                 message = await self._messages.__anext__()
             except grpc.RpcError as error:
-                await self._resume(self._resumption.after(from_rpc_error(error)))
+                await self._after(from_rpc_error(error))
                 continue
             except asyncio.CancelledError:
                 if not self._cut:
@@ -71,6 +74,14 @@ class EventStream(AssembledStream):
                 continue
             self._resumption.progress()
             self._pending = self._assembler.events(response_of(message))
+
+    async def _after(self, error: RosterError) -> None:
+        """Ends the stream if its deadline passed, otherwise resumes it or raises the error."""
+        last = self._resumption.cut_by_deadline(error)
+        if last is None:
+            await self._resume(self._resumption.after(error))
+        else:
+            self._pending, self._ended = last, True
 
     async def _resume(self, retry: Retry) -> None:
         await asyncio.sleep(retry.pause_s)
@@ -102,7 +113,8 @@ class EventStream(AssembledStream):
 class RosterClient:
     """One channel to one server, for one tenant. Safe to share between the tasks of one event loop.
 
-    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline.
+    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline. A stream that has begun
+    then ends with the partial answer, and its open choices with reason DEADLINE. Other calls raise DeadlineError.
     """
 
     def __init__(
@@ -129,12 +141,18 @@ class RosterClient:
         """The channel, for other services of the server (health, reflection)."""
         return self._channel
 
-    def generate(self, prompt: Prompt, *, deadline_s: float | None = None, **options: Unpack[Options]) -> EventStream:
-        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`."""
-        return self.send(build_request(prompt, options), deadline_s=deadline_s)
+    def generate(
+        self, prompt: Prompt, *, raw: bool = False, deadline_s: float | None = None, **options: Unpack[Options]
+    ) -> EventStream:
+        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`.
+
+        Text is a user's message, rendered with the model's chat template if it has one. `raw`: the model continues the
+        text instead.
+        """
+        return self.send(build_request(prompt, options, raw=raw), deadline_s=deadline_s)
 
     def chat(
-        self, messages: Sequence[Message], *, deadline_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[AnyMessage], *, deadline_s: float | None = None, **options: Unpack[Options]
     ) -> EventStream:
         """Streams the next message of a conversation."""
         return self.generate(messages, deadline_s=deadline_s, **options)
@@ -162,7 +180,11 @@ class RosterClient:
 
     def session(self) -> Session:
         """Returns one stream for many requests; use it in an `async with`."""
-        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata()), self._reconnect_s)
+        return Session(self.session_call, self._reconnect_s)
+
+    def session_call(self, actions: AsyncIterator[pb.SessionRequest]) -> Any:
+        """Makes a Session call, for those who read its messages themselves."""
+        return self._stub.Session(actions, metadata=self._metadata())
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Cancels a request, waiting or running. Raises NotFoundError if the tenant has no such request."""
@@ -172,9 +194,9 @@ class RosterClient:
         """Returns the served model. Raises UnavailableError while there is no runner."""
         return await self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)
 
-    async def tokenize(self, prompt: Prompt, *, deadline_s: float | None = None) -> list[int]:
-        """Returns the prompt's token ids, as `generate` would use them."""
-        request = pb.TokenizeRequest(prompt=build_prompt(prompt))
+    async def tokenize(self, prompt: Prompt, *, raw: bool = True, deadline_s: float | None = None) -> list[int]:
+        """Returns the prompt's token ids. Text is not rendered, unless `raw` is False, as by default in `generate`."""
+        request = pb.TokenizeRequest(prompt=build_prompt(prompt, raw=raw))
         return list((await self._unary(self._stub.Tokenize, request, deadline_s)).token_ids)
 
     async def detokenize(

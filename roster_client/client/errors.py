@@ -18,6 +18,8 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 """grpc.aio's error for a message that could not be written because the connection broke; not from the server."""
 
+_DEADLINE_PASSED = "the call's deadline (deadline_s) passed before the server had answered"
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -112,6 +114,8 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
     call: Any = error
     if (call.code(), call.details()) == _WRITE_FAILED:
         return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
+    if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in (call.details() or "").lower():
+        return DeadlineError(grpc.StatusCode.DEADLINE_EXCEEDED, _DEADLINE_PASSED)  # gRPC's own words, not the server's
     details = status_pb2.Status()
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:

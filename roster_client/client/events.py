@@ -91,6 +91,11 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it has not."""
+        return self.finish.reason if self.finish is not None else None
+
 
 @dataclass(slots=True)
 class Completion:
@@ -105,6 +110,21 @@ class Completion:
     def text(self) -> str:
         """The text of choice 0; "" without choices."""
         return self.choices[0].text if self.choices else ""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The token ids of choice 0; [] without choices."""
+        return self.choices[0].token_ids if self.choices else []
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The log-probabilities of choice 0's tokens, if they were requested."""
+        return self.choices[0].logprobs if self.choices else []
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why choice 0 ended; None while it has not."""
+        return self.choices[0].finish_reason if self.choices else None
 
 
 class Assembler:
@@ -131,12 +151,20 @@ class Assembler:
         for finish in response.finishes:
             choice = self._choice(finish.index)
             if choice.finish is None:
-                choice.finish = _finish(finish)
+                choice.finish = finish_of(finish)
                 yield choice.finish
         if response.HasField("usage"):
             usage = response.usage
             self.completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
             yield self.completion.usage
+
+    def cut_by_deadline(self, num_choices: int) -> Iterator[Event]:
+        """Yields the finishes of the choices that have none, as if `timeout_ms` had passed on the server."""
+        for index in range(max(num_choices, len(self._cursors))):
+            choice = self._choice(index)
+            if choice.finish is None:
+                choice.finish = Finish(index, FinishReason.DEADLINE, self._cursors.get(index, 0))
+                yield choice.finish
 
     def _tells_of_the_start(self, response: pb.GenerateResponse) -> bool:
         """Whether the message has new data of the start; a resumed stream repeats the data of the prompt."""
@@ -201,7 +229,8 @@ def token_logprobs(logprobs: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
     )
 
 
-def _finish(finish: pb.Finish) -> Finish:
+def finish_of(finish: pb.Finish) -> Finish:
+    """Returns the finish of a choice, from its message."""
     matched = finish.WhichOneof("matched")
     return Finish(
         finish.index,

@@ -6,10 +6,10 @@ Options that are not given are not set in the message, so only the server's defa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from roster_common.call_metadata import TENANT_KEY
 from roster_protos import inference_pb2 as pb
@@ -42,8 +42,12 @@ class OnDisconnect(Enum):
     KEEP = pb.ON_DISCONNECT_KEEP
 
 
-# Text to continue, token ids, or chat messages for the model's template.
-Prompt = str | Sequence[int] | Sequence[Message]
+# A message, or a dict {"role": ..., "content": ...}, where the content is text, None, or a list of text parts
+# {"type": "text", "text": ...}.
+AnyMessage = Message | Mapping[str, Any]
+
+# The text of a user's message, token ids, or chat messages for the model's template.
+Prompt = str | Sequence[int] | Sequence[AnyMessage]
 
 
 class Options(TypedDict, total=False):
@@ -99,15 +103,16 @@ _REQUEST = (
 )  # fmt: skip
 
 
-def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
-    """Builds a GenerateRequest. Raises TypeError for an unknown option or a value of the wrong type.
+def build_request(prompt: Prompt, options: Options, *, raw: bool = False) -> pb.GenerateRequest:
+    """Builds a GenerateRequest; `raw` as in `build_prompt`.
 
-    Raises ValueError for a number out of the field's range. The server checks everything else.
+    Raises TypeError for an unknown option or a value of the wrong type, and ValueError for a number out of the field's
+    range. The server checks everything else.
     """
     unknown = set(options) - set(Options.__annotations__)
     if unknown:
         raise TypeError(f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(Options.__annotations__)}")
-    request = pb.GenerateRequest(prompt=build_prompt(prompt))
+    request = pb.GenerateRequest(prompt=build_prompt(prompt, raw=raw))
     for target, names in (
         (request.sampling, _SAMPLING), (request.stop, _STOP), (request.output, _OUTPUT), (request, _REQUEST)
     ):  # fmt: skip
@@ -134,22 +139,45 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
     return request
 
 
-def build_prompt(prompt: Prompt) -> pb.Prompt:
-    """Builds a Prompt from text, token ids or messages; an empty sequence becomes token ids, which a server refuses."""
+def build_prompt(prompt: Prompt, *, raw: bool = False) -> pb.Prompt:
+    """Builds a Prompt from text, token ids or messages; an empty sequence becomes token ids, which a server refuses.
+
+    Text is a user's message, which the server renders with the model's chat template, if it has one. `raw`: the model
+    continues the text instead. Raises TypeError for an item that is neither a token id nor a message.
+    """
     if isinstance(prompt, str):
-        return pb.Prompt(text=prompt)
-    messages = [item for item in prompt if isinstance(item, Message)]
+        return pb.Prompt(text=prompt) if raw else pb.Prompt(user_message=prompt)
+    messages = [item for item in prompt if isinstance(item, Message | Mapping)]
     if not messages:
         return pb.Prompt(token_ids=pb.TokenIds(ids=[_token_id(item) for item in prompt]))
     if len(messages) != len(prompt):
         raise TypeError("a prompt is either token ids or messages, not both")
-    return pb.Prompt(
-        chat=pb.Chat(
-            messages=[
-                pb.ChatMessage(role=message.role, parts=[pb.ContentPart(text=message.content)]) for message in messages
-            ]
-        )
-    )
+    return pb.Prompt(chat=pb.Chat(messages=[_chat_message(message) for message in messages]))
+
+
+def _chat_message(message: AnyMessage) -> pb.ChatMessage:
+    if isinstance(message, Message):
+        return pb.ChatMessage(role=message.role, parts=[pb.ContentPart(text=message.content)])
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or "content" not in message:
+        raise TypeError(f'a message has the keys "role" and "content"; got {", ".join(map(repr, message)) or "none"}')
+    if other := [key for key, value in message.items() if key not in ("role", "content") and value is not None]:
+        raise TypeError(f'a message has no other keys than "role" and "content"; got {", ".join(map(repr, other))}')
+    return pb.ChatMessage(role=role, parts=[pb.ContentPart(text=text) for text in _texts(content)])
+
+
+def _texts(content: object) -> Iterator[str]:
+    """Yields the texts of a message's content: text, None, or a list of text parts. Raises TypeError."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Sequence):
+        for part in content:
+            text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+            if not isinstance(text, str):
+                raise TypeError(f'a part of a message is text or {{"type": "text", "text": ...}}; got {part!r}')
+            yield text
+    elif content is not None:
+        raise TypeError(f"a message's content is text, None or a list of parts; got a {type(content).__name__}")
 
 
 def call_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
@@ -161,5 +189,5 @@ def call_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
 
 def _token_id(item: object) -> int:
     if not isinstance(item, int):
-        raise TypeError(f"a prompt is text, token ids or Message objects; got an item of type {type(item).__name__}")
+        raise TypeError(f"a prompt is text, token ids or messages; got an item of type {type(item).__name__}")
     return item

@@ -6,6 +6,7 @@
 | NOT_FOUND from that Attach: the server no longer has the request | the request again, with `received_token_ids` |
 | the same, with n > 1 | the request again from its beginning, then Attach as soon as it is accepted |
 | ALREADY_EXISTS from that: the server has the request after all | Attach |
+| the deadline of the call passed after the stream began | the stream ends, each open choice with reason DEADLINE |
 | any other, or no success for `patience_s` | the error is raised |
 
 A request's id and seed are fixed before it is first sent, so that a repeated request samples the same tokens. A stream
@@ -18,19 +19,20 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from roster_client.client.errors import (
     AlreadyExistsError,
+    DeadlineError,
     NotFoundError,
     RequestCancelledError,
     RosterError,
     UnavailableError,
 )
-from roster_client.client.events import Assembler
+from roster_client.client.events import Assembler, Event
 from roster_protos import inference_pb2 as pb
 
 RECONNECT_S = 30.0
@@ -132,6 +134,17 @@ class Resumption:
             return Retry(call, 0.0)
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return Retry(call, pause_s)
+
+    def cut_by_deadline(self, error: RosterError) -> Iterator[Event] | None:
+        """Returns the events that end the stream if the error means that its deadline passed, otherwise None.
+
+        A stream that never began has no answer, and the error is raised.
+        """
+        if self._deadline_s is None or self._assembler.completion.started is None:
+            return None
+        if not isinstance(error, DeadlineError) and self.remaining_s != 0:
+            return None
+        return self._assembler.cut_by_deadline(1 if self._request is None else max(1, self._request.n))
 
     def _call_after(self, error: RosterError) -> NextCall | None:
         if self._assembler.completion.started is None:

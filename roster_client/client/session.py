@@ -108,9 +108,9 @@ class Session:
         self._failure: RosterError | None = None
         self._actions: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> SessionStream:
+    def generate(self, prompt: Prompt, *, raw: bool = False, **options: Unpack[Options]) -> SessionStream:
         """Starts a request; arguments as those of `RosterClient.generate`."""
-        return self.send(build_request(prompt, options))
+        return self.send(build_request(prompt, options, raw=raw))
 
     def send(self, request: pb.GenerateRequest) -> SessionStream:
         """Starts a request from its message."""

@@ -17,9 +17,9 @@ from typing import Any, Self, Unpack
 import grpc
 
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.client.errors import from_rpc_error
+from roster_client.client.errors import RosterError, from_rpc_error
 from roster_client.client.events import AssembledStream, Assembler, Completion, Event
-from roster_client.client.requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
+from roster_client.client.requests import AnyMessage, Options, Prompt, build_prompt, build_request, call_metadata
 from roster_client.client.resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
 from roster_client.client.trace_context import metadata_source
 from roster_protos import inference_pb2 as pb
@@ -34,6 +34,7 @@ class SyncEventStream(AssembledStream):
         self._call = call
         self._former: Any = None
         self._cut = False
+        self._ended = False
         self._resumption = resumption
         self._caller = caller
         self._pending: Iterator[Event] = iter(())
@@ -46,12 +47,14 @@ class SyncEventStream(AssembledStream):
             event = next(self._pending, None)
             if event is not None:
                 return event
+            if self._ended:
+                raise StopIteration
             try:
                 message = next(self._call)
             except grpc.RpcError as error:
                 if self._cut:
                     raise from_rpc_error(error) from None
-                self._resume(self._resumption.after(from_rpc_error(error)))
+                self._after(from_rpc_error(error))
                 continue
             if self._resumption.attach_when_accepted:
                 self._former = self._call  # it ends when the new call has attached
@@ -59,6 +62,14 @@ class SyncEventStream(AssembledStream):
                 continue
             self._resumption.progress()
             self._pending = self._assembler.events(response_of(message))
+
+    def _after(self, error: RosterError) -> None:
+        """Ends the stream if its deadline passed, otherwise resumes it or raises the error."""
+        last = self._resumption.cut_by_deadline(error)
+        if last is None:
+            self._resume(self._resumption.after(error))
+        else:
+            self._pending, self._ended = last, True
 
     def _resume(self, retry: Retry) -> None:
         time.sleep(retry.pause_s)
@@ -89,7 +100,8 @@ class SyncEventStream(AssembledStream):
 class SyncRosterClient:
     """One channel to one server, for one tenant. Safe to share between threads.
 
-    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline.
+    `deadline_s` of a call is in seconds and covers the whole call; None: no deadline. A stream that has begun
+    then ends with the partial answer, and its open choices with reason DEADLINE. Other calls raise DeadlineError.
     """
 
     def __init__(
@@ -114,13 +126,17 @@ class SyncRosterClient:
         return self._channel
 
     def generate(
-        self, prompt: Prompt, *, deadline_s: float | None = None, **options: Unpack[Options]
+        self, prompt: Prompt, *, raw: bool = False, deadline_s: float | None = None, **options: Unpack[Options]
     ) -> SyncEventStream:
-        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`."""
-        return self.send(build_request(prompt, options), deadline_s=deadline_s)
+        """Streams the answer to a prompt: text, token ids or messages. Options: those of `requests.Options`.
+
+        Text is a user's message, rendered with the model's chat template if it has one. `raw`: the model continues the
+        text instead.
+        """
+        return self.send(build_request(prompt, options, raw=raw), deadline_s=deadline_s)
 
     def chat(
-        self, messages: Sequence[Message], *, deadline_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[AnyMessage], *, deadline_s: float | None = None, **options: Unpack[Options]
     ) -> SyncEventStream:
         """Streams the next message of a conversation."""
         return self.generate(messages, deadline_s=deadline_s, **options)
@@ -156,9 +172,9 @@ class SyncRosterClient:
         """Returns the served model. Raises UnavailableError while there is no runner."""
         return self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)
 
-    def tokenize(self, prompt: Prompt, *, deadline_s: float | None = None) -> list[int]:
-        """Returns the prompt's token ids, as `generate` would use them."""
-        request = pb.TokenizeRequest(prompt=build_prompt(prompt))
+    def tokenize(self, prompt: Prompt, *, raw: bool = True, deadline_s: float | None = None) -> list[int]:
+        """Returns the prompt's token ids. Text is not rendered, unless `raw` is False, as by default in `generate`."""
+        request = pb.TokenizeRequest(prompt=build_prompt(prompt, raw=raw))
         return list(self._unary(self._stub.Tokenize, request, deadline_s).token_ids)
 
     def detokenize(

@@ -73,7 +73,7 @@ def generate(
     )
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         question = _question(client, text, system, raw)
-        with client.generate(question, deadline_s=timeout, **options) as stream:
+        with client.generate(question, raw=raw, deadline_s=timeout, **options) as stream:
             if not as_json:
                 AnswerPrinter(sys.stdout, errors, live=n in (None, 1), quiet=quiet).consume(stream)
             completion = stream.completion()
@@ -107,8 +107,8 @@ def chat(
 
 
 def _question(client: SyncRosterClient, text: str, system: str, raw: bool) -> Prompt:
-    if raw or not client.get_model(deadline_s=10).chat_template:
-        if system:
-            raise ValueError("--system requires a model with a chat template and excludes --raw")
+    if not system:
         return text
-    return [Message("system", system)] * bool(system) + [Message("user", text)]
+    if raw or not client.get_model(deadline_s=10).chat_template:
+        raise ValueError("--system requires a model with a chat template and excludes --raw")
+    return [Message("system", system), Message("user", text)]

@@ -15,7 +15,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from roster_client.commands.services import check_settings
 from roster_client.commands.simulate import MISSING
+from roster_client.options.output_files import check_outputs
+from roster_common.setting_options import as_arguments
 
 GRACE_S = 10.0
 
@@ -35,17 +38,26 @@ def calibrate(
 ) -> None:
     """Measure a runner's step times and fit a cost model to them. The machine should be otherwise idle."""
     try:
+        import zmq
+
         from roster_common.logs import configure_logs
         from scheduler_svc.simulator.calibration.calibration import Calibrator
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
     configure_logs("console", "warning")
+    check_outputs(output, steps_file)
     flags: dict[str, object] = {"model": model, "device": device, "slots": slots, "threads": threads}
     if listen is not None and any(value is not None for value in flags.values()):
         raise ValueError("--listen waits for a runner that you start: pass --model, --device and so on to that runner")
+    if listen is None:
+        check_settings({}, {name: value for name, value in flags.items() if value is not None})
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
-        calibrator = Calibrator(listen or f"ipc://{folder}/link")
+        try:
+            calibrator = Calibrator(listen or f"ipc://{folder}/link")
+        except zmq.ZMQError as error:
+            reason = zmq.strerror(error.errno or 0)
+            raise ValueError(f"--listen {listen!r} can't be bound: {reason}; name another endpoint") from error
         try:
             with (
                 started_runner(None if listen else calibrator.endpoint, flags) as alive,
@@ -72,12 +84,7 @@ def started_runner(endpoint: str | None, flags: dict[str, object]) -> Iterator[C
     if endpoint is None:
         yield lambda: None
         return
-    given = [
-        part
-        for name, value in flags.items()
-        if value is not None
-        for part in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    given = as_arguments({name: value for name, value in flags.items() if value is not None})
     command = [sys.executable, "-m", "runner_svc.main", "--link", endpoint, *given]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from roster_client.options.policy_names import policy_names
+from roster_client.options.from_settings import BothSettings
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
+from roster_common.extras import MODULES, RUNNER_ALWAYS, lacks_of
 from roster_common.std_streams import forgive_output
+
+if TYPE_CHECKING:
+    from roster_client.serve.gateway import Gateway
+
+ADDRESSES = ("listen", "admin_listen", "link", "metrics_listen")
+"""Settings that --free-ports chooses."""
 
 Model = Annotated[
     str | None, typer.Option("--model", help="Model: a local folder, a .gguf file, a hub id, or smollm2 (the default).")
@@ -23,33 +31,57 @@ Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Maximum numbe
 
 
 def serve(
-    model: Model = None,
-    device: Device = None,
-    slots: Slots = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", help="Scheduling policy (default: auto).", autocompletion=policy_names)
-    ] = None,
-    listen: Annotated[str | None, typer.Option("--listen", help="Address of the gRPC API, host:port.")] = None,
-    admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
-    link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
+    context: typer.Context,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Use any free loopback ports.")] = False,
     ready_timeout: Annotated[
         float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model, without progress.")
     ] = 600,
+    openai: Annotated[bool, typer.Option("--openai", help="Run the gateway that offers OpenAI's API, too.")] = False,
+    openai_listen: Annotated[
+        str | None, typer.Option("--openai-listen", help="With --openai: its address (default: 127.0.0.1:30000).")
+    ] = None,
 ) -> None:
-    """Run both services on this machine until Ctrl-C or SIGTERM. Other settings come from ROSTER_* variables."""
+    """Run both services on this machine until Ctrl-C or SIGTERM. Takes every setting of both, as docs/settings.md."""
     from roster_client.serve.foreground import serve as run_services
+    from roster_client.serve.taken_addresses import refuse_taken
+    from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
     forgive_output()
-
-    if free_ports and (listen or admin_listen or link):
-        raise ValueError("--free-ports chooses the addresses: omit --listen, --admin-listen and --link")
-    addresses = {"listen": listen, "admin_listen": admin_listen, "link": link}
-    endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**addresses)
-    scheduler = given(policy=policy)
-    runner = given(model=model, device=device, slots=slots)
-    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout))
+    given_settings = BothSettings.of(context)
+    scheduler, runner = given_settings.scheduler, given_settings.runner
+    if free_ports and (chosen := [f"--{name}".replace("_", "-") for name in ADDRESSES if name in scheduler]):
+        raise ValueError(f"--free-ports chooses the addresses: omit {', '.join(chosen)}")
+    check_settings(scheduler, runner)
+    endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**scheduler)
+    refuse_taken(endpoints, SchedulerSettings.read(**scheduler).gateway_listen)
+    gateway = gateway_beside(endpoints, scheduler, openai, openai_listen, free_ports)
+    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout, gateway))
     raise typer.Exit(code)
+
+
+def check_settings(scheduler: Mapping[str, Any], runner: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings that a service would refuse, and for extras that are not installed."""
+    from runner_svc.settings.runner_settings import RunnerSettings
+    from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+
+    SchedulerSettings.read(**scheduler)
+    is_test = RunnerSettings.read(**runner).device in ("hash", "null")
+    needed = {"scheduler": MODULES["scheduler"], "runner": RUNNER_ALWAYS if is_test else MODULES["runner"]}
+    if reason := lacks_of(needed):
+        raise ValueError(reason)
+
+
+def gateway_beside(
+    endpoints: Endpoints, scheduler: Mapping[str, object], wanted: bool, listen: str | None, free_ports: bool
+) -> Gateway | None:
+    """Returns the gateway that is to run beside the services; None without --openai. Raises ValueError."""
+    if not wanted:
+        if listen is not None:
+            raise ValueError("--openai-listen is the gateway's address: add --openai, or omit it")
+        return None
+    from roster_client.serve.gateway import LISTEN, Gateway
+
+    return Gateway.beside(endpoints, scheduler, listen or (None if free_ports else LISTEN))
 
 
 def demo(
@@ -66,6 +98,7 @@ def demo(
 
     console = Console()
     runner = given(model=model, device=device, slots=slots)
+    check_settings({}, runner)
     with recording_writer(record) as recorder:
         status = asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal, recorder=recorder))
     raise typer.Exit(status)

@@ -12,14 +12,17 @@ import typer
 from rich.console import Console
 
 from roster_client.options.from_fields import takes
+from roster_client.options.output_files import check_outputs
 from roster_client.options.policy_names import policy_names
-from roster_client.timeline.recording import RecordingWriter, recording_writer
+from roster_client.terminal.simulation_progress import SimulationProgress
+from roster_client.timeline.recording import MOST_BYTES, RecordingWriter, recording_writer
 
 if TYPE_CHECKING:
     from scheduler_svc.simulator.simulation import Setup
     from scheduler_svc.simulator.trace import Trace
 
 MISSING = "the simulator runs the scheduler itself: install it with `pip install 'roster-serve[scheduler]'`"
+CUT_OFF = "The recording of {name} ends after its first {steps:,} steps: it has reached {mb} MB."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,9 @@ class SimulateOptions:
 
     trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")]
     cost: Annotated[str, typer.Option("--cost", help="Cost model: a built-in name, or a file of `roster calibrate`.")]
-    policy: Annotated[str, typer.Option("--policy", help="Scheduling policy.", autocompletion=policy_names)] = "auto"
+    policy: Annotated[
+        str, typer.Option("--policy", help="Scheduling policy, ./FILE.py or module:Class.", autocompletion=policy_names)
+    ] = "auto"
     parameters: Annotated[str, typer.Option("--parameters", help="The policy's parameters, as JSON.")] = "{}"
     compare: Annotated[
         str | None, typer.Option("--compare", help="Policies to compare, separated by commas, instead of --policy.")
@@ -42,6 +47,10 @@ class SimulateOptions:
     plan_lead_ms: Annotated[
         float | None,
         typer.Option("--plan-lead-ms", min=0, help="Make plans this long before a runner idles (default: at once)."),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="Time plans like a scheduler with this profile, instead of the two above."),
     ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
@@ -73,6 +82,7 @@ def simulate(options: SimulateOptions) -> None:
         from scheduler_svc.simulator.trace import read_trace
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
+    check_outputs(options.json_file, options.plot)
     trace = read_trace(options.trace, options.limit).divided(options.prompt_divisor, options.output_divisor)
     trace = trace.at_rate(options.rate_scale)
     if options.jitter:
@@ -100,6 +110,7 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             step_tokens=options.step_tokens,
             depth=options.depth,
             plan_lead_ms=options.plan_lead_ms,
+            profile=options.profile,
             prefix_sharing=options.prefix_sharing,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,
@@ -114,7 +125,7 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
     from scheduler_svc.policy import load_policy
     from scheduler_svc.simulator.report.comparison_plot import check_plot, plot_comparison
     from scheduler_svc.simulator.report.report import Targets, report
-    from scheduler_svc.simulator.report.report_table import report_table
+    from scheduler_svc.simulator.report.report_table import one_line, report_table
     from scheduler_svc.simulator.simulation import simulate as run
 
     configure_logs("console", "warning")
@@ -124,11 +135,17 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
         load_policy(name, setup.parameters)
     targets = Targets(options.ttft_target_ms / 1e3, options.itl_target_ms / 1e3)
     outcomes, reports = [], []
-    for name, setup in setups.items():
-        if recorder is not None:
-            recorder.begin(f"{name} on {trace.name}")
-        outcomes.append(run(trace, setup, recorder.report if recorder is not None else None))
-        reports.append(report(outcomes[-1], name, targets))
+    with SimulationProgress(Console(stderr=True), list(setups)) as progress:
+        for name, setup in setups.items():
+            if recorder is not None:
+                recorder.begin(f"{name} on {trace.name}")
+            progress.begin(name)
+            observer = recorder.report if recorder is not None else None
+            outcomes.append(run(trace, setup, observer, progress.advance))
+            reports.append(report(outcomes[-1], name, targets))
+            progress.end(one_line(reports[-1]))
+            if recorder is not None and recorder.cut_off:
+                typer.echo(CUT_OFF.format(name=name, steps=recorder.num_steps, mb=MOST_BYTES >> 20), err=True)
     setup = next(iter(setups.values()))
     title = f"{trace.name}, {len(trace.requests):,} requests, {setup.runners} × {setup.cost.name}"
     Console().print(report_table(title, reports))

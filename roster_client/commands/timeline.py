@@ -15,8 +15,10 @@ from roster_client.options.connection import credentials
 from roster_client.timeline.lanes import num_columns, occupancy, request_order
 from roster_client.timeline.live import record_live
 from roster_client.timeline.picture import Across, check_picture, draw
-from roster_client.timeline.recording import Recording, read_recordings, recording_writer
+from roster_client.timeline.recording import MOST_BYTES, Recording, read_recordings, recording_writer
 from roster_client.timeline.trace_events import write_trace
+
+CUT_OFF = "The recording ends after its first {steps:,} steps: it has reached {mb} MB."
 
 
 def timeline(
@@ -29,7 +31,7 @@ def timeline(
     ] = None,
     out: Annotated[
         list[Path] | None,
-        typer.Option("--out", "-o", help="Picture to write (.svg, .png, .pdf); may be repeated."),
+        typer.Option("--out", "-o", help="Picture to write (.svg, .html, .png, .pdf); may be repeated."),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Also write a trace that ui.perfetto.dev opens (JSON).")
@@ -56,6 +58,8 @@ def timeline(
         with recording_writer(files[0]) as recorder:
             if recorder is not None:
                 asyncio.run(record_live(admin, credentials(), recorder, live))
+                if recorder.cut_off:
+                    typer.echo(CUT_OFF.format(steps=recorder.num_steps, mb=MOST_BYTES >> 20), err=True)
     if not files:
         raise ValueError("name a recording: make one with `roster demo --record FILE` or with --live SECONDS")
     recordings = _read(files)

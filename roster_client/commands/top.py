@@ -32,7 +32,7 @@ def top(
 ) -> None:
     """Watch the running sequences, queue, KV usage, latency and throughput. Keys change the policy.
 
-    p lists the policies, a number selects one while streams run, q quits.
+    p lists the policies, the key before one selects it while streams run, q quits.
     """
     if svg is not None and (json_lines or not once):
         raise ValueError("--svg writes the frame of --once: use it with --once and without --json")

@@ -19,7 +19,6 @@ from roster_client.client.admin import AdminClient, StepStream
 from roster_client.client.async_client import EventStream, RosterClient
 from roster_client.client.errors import RosterError
 from roster_client.client.events import Delta, Finish
-from roster_client.client.requests import Message, Prompt
 from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DEMO_REQUESTS
@@ -94,16 +93,16 @@ async def _compare(
         if measurements:
             await stack.swap_scheduler(policy=policy)
         with log.waiting(f"Starting the services under {policy} ..."):
-            model = await stack.wait_ready(READY_TIMEOUT_S)
+            await stack.wait_ready(READY_TIMEOUT_S)
         log.muted = True
         run = new_run(policy, DEMO_REQUESTS)
         async with asyncio.timeout(RUN_TIMEOUT_S), _recorded(stack.endpoints, run, recorder):
-            measurements.append(await run_policy(stack.endpoints, view, run, chat=bool(model.chat_template)))
+            measurements.append(await run_policy(stack.endpoints, view, run))
         texts.append([answer.text for answer in run.answers])
     return measurements, sum(first == second for first, second in zip(*texts, strict=True))
 
 
-async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bool) -> Measurement:
+async def run_policy(endpoints: Endpoints, view: View, run: DemoRun) -> Measurement:
     """Streams all requests at once while watching the roster. Raises RosterError if one fails."""
     # Request ids belong to a tenant: a tenant per run keeps it from attaching to the previous run's answers.
     client = RosterClient(endpoints.listen, tenant=run.policy)
@@ -112,13 +111,11 @@ async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bo
         watching = asyncio.create_task(_watch(steps, view, run))
         try:
             # A short request runs until all others have arrived; otherwise `static` would batch the first one alone.
-            warm_up = client.generate(
-                _prompt("Hello", chat), request_id="warm-up", max_tokens=WARM_UP_TOKENS, ignore_eos=True
-            )
+            warm_up = client.generate("Hello", request_id="warm-up", max_tokens=WARM_UP_TOKENS, ignore_eos=True)
             await _first_token(warm_up)
             view.begin(run)
             started = time.monotonic()
-            await asyncio.gather(*[_stream(client, view, run, answer, chat) for answer in run.answers])
+            await asyncio.gather(*[_stream(client, view, run, answer) for answer in run.answers])
             seconds = time.monotonic() - started
         finally:
             steps.cancel()
@@ -149,11 +146,11 @@ async def _first_token(stream: EventStream) -> None:
             return
 
 
-async def _stream(client: RosterClient, view: View, run: DemoRun, answer: DemoAnswer, chat: bool) -> None:
+async def _stream(client: RosterClient, view: View, run: DemoRun, answer: DemoAnswer) -> None:
     request = answer.request
     answer.sent_s = time.monotonic()
     stream = client.generate(
-        _prompt(request.question, chat),
+        request.question,
         request_id=str(answer.number),
         temperature=0.0,
         max_tokens=request.max_tokens,
@@ -170,10 +167,6 @@ async def _stream(client: RosterClient, view: View, run: DemoRun, answer: DemoAn
 async def _watch(steps: StepStream, view: View, run: DemoRun) -> None:
     async for report in steps:
         view.step(run, run.take_step(report))
-
-
-def _prompt(question: str, chat: bool) -> Prompt:
-    return [Message("user", question)] if chat else question
 
 
 def comparison(measurements: Sequence[Measurement]) -> Table:

@@ -9,8 +9,16 @@ from typing import Annotated
 import typer
 
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_common.distribution import version_line
 
 _given: ContextVar[Credentials] = ContextVar("credentials", default=IN_THE_CLEAR)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version_line("roster"))
+        raise typer.Exit
+
 
 Tls = Annotated[bool, typer.Option("--tls", envvar="ROSTER_TLS", help="Use TLS, trusting gRPC's default authorities.")]
 TlsCa = Annotated[
@@ -30,8 +38,18 @@ Token = Annotated[
 ]
 
 
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+]
+
+
 def connection_options(
-    tls: Tls = False, tls_ca: TlsCa = None, cert: Cert = None, key: Key = None, token: Token = ""
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    cert: Cert = None,
+    key: Key = None,
+    token: Token = "",
+    version: Version = False,
 ) -> None:
     """Serve language models with continuous batching, and send requests to a server."""
     _given.set(Credentials(tls, tls_ca, cert, key, token))

@@ -1,17 +1,23 @@
 """Runs a service as a child process, reads its output line by line, and stops it reliably.
 
 The child gets its own process session, so that Ctrl-C reaches only the parent, which then stops its children in order.
+If the parent is killed, the child gets SIGTERM (`tied_process.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
+import shutil
 import signal
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
+
+from roster_client.serve import tied_process
 
 TAIL_LINES = 20
 _READ_BYTES = 1 << 16
@@ -33,14 +39,23 @@ class ChildProcess:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], on_line: OnLine) -> Self:
-        """Starts a command with this process's environment. Raises OSError if that fails."""
+    async def start(
+        cls, name: str, command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None
+    ) -> Self:
+        """Starts a command with this environment, by default this process's. Raises OSError if that fails.
+
+        The child lives no longer than the calling thread.
+        """
+        program = shutil.which(command[0])
+        if program is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+        tied = [sys.executable, "-IS", tied_process.__file__, str(os.getpid()), program, *command[1:]]
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *tied,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env={**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
         return cls(name, process, on_line)

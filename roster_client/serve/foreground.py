@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from roster_client.options.connection import credentials
+from roster_client.serve.gateway import Gateway, is_banner
 from roster_client.serve.signals import cancelled_by_signals
 from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from roster_client.terminal.exit_codes import ExitCode
@@ -22,17 +23,31 @@ async def serve(
     scheduler: dict[str, object],
     runner: dict[str, object],
     ready_timeout_s: float,
+    gateway: Gateway | None = None,
 ) -> ExitCode:
-    """Runs both services; returns OK after a signal, FAILED if one exits or is not ready within `ready_timeout_s`."""
+    """Runs both services, and the gateway if one is given.
+
+    Returns OK after a signal, FAILED if one of them exits or is not ready within `ready_timeout_s`.
+    """
     view = LogView(console)
-    stack = Stack(endpoints, scheduler=scheduler, runner=runner, on_line=view.line, credentials=credentials())
+    if gateway is not None:
+        scheduler = {**scheduler, **gateway.flags}
+
+    def show(name: str, line: str) -> None:
+        if not is_banner(line):
+            view.line(name, line)
+
+    stack = Stack(endpoints, scheduler=scheduler, runner=runner, on_line=show, credentials=credentials())
     try:
         with cancelled_by_signals():
             async with stack:
                 started = time.monotonic()
                 with view.waiting("Starting the scheduler, loading the model ..."):
                     model = await stack.wait_ready(ready_timeout_s)
-                _announce(console, endpoints, model, time.monotonic() - started)
+                if gateway is not None:
+                    with view.waiting("Starting the gateway ..."):
+                        await gateway.start(stack)
+                _announce(console, endpoints, model, time.monotonic() - started, gateway)
                 raise await stack.wait_death()
     except asyncio.CancelledError:
         console.print("Stopped.", highlight=False)
@@ -42,7 +57,9 @@ async def serve(
         return ExitCode.FAILED
 
 
-def _announce(console: Console, endpoints: Endpoints, model: pb.GetModelResponse, seconds: float) -> None:
+def _announce(
+    console: Console, endpoints: Endpoints, model: pb.GetModelResponse, seconds: float, gateway: Gateway | None
+) -> None:
     console.print(
         f"[bold green]Ready[/] after {seconds:.0f} s: {escape(model.name)} ({model.architecture}, context "
         f"{model.context_length:,}) at {endpoints.listen}, admin {endpoints.admin_listen or 'off'}.\n"
@@ -50,3 +67,6 @@ def _announce(console: Console, endpoints: Endpoints, model: pb.GetModelResponse
         highlight=False,
         soft_wrap=True,
     )
+    if gateway is not None:
+        console.print(f"OpenAI API: {gateway.url}", highlight=False, soft_wrap=True)
+        console.print(f"Try: {escape(gateway.curl_line(model))}", highlight=False, soft_wrap=True)

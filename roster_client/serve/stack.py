@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -18,6 +18,7 @@ from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import UnavailableError
 from roster_client.serve.child_process import ChildProcess, OnLine
 from roster_client.serve.free_ports import free_ports
+from roster_common.setting_options import as_arguments
 from roster_protos import inference_pb2 as pb
 
 SCHEDULER = "scheduler"
@@ -87,8 +88,11 @@ class Stack:
         runner: Mapping[str, object] | None = None,
         on_line: OnLine = lambda name, line: None,
         credentials: Credentials = IN_THE_CLEAR,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`environment`: that of the services; None: this process's."""
         self.endpoints = endpoints
+        self._environment = environment
         self._flags = {
             SCHEDULER: {
                 "listen": endpoints.listen,
@@ -103,11 +107,17 @@ class Stack:
         self._credentials = credentials
         self._progress_at = time.monotonic()
         self._children: dict[str, ChildProcess] = {}
+        self._grace_s = dict(_GRACE_S)
 
     async def start(self) -> None:
         """Starts both services; they connect in any order."""
         for name in (SCHEDULER, RUNNER):
             await self._start(name)
+
+    async def start_beside(self, name: str, command: Sequence[str], grace_s: float) -> None:
+        """Starts a further process, which ends with the services; SIGKILL follows SIGTERM after `grace_s` seconds."""
+        self._grace_s[name] = grace_s
+        self._children[name] = await ChildProcess.start(name, command, self._line, self._environment)
 
     async def swap_scheduler(self, **flags: object) -> None:
         """Stops the scheduler and starts another with these flags changed; the runner keeps its weights."""
@@ -123,7 +133,7 @@ class Stack:
         self._progress_at = time.monotonic()
         async with RosterClient(self.endpoints.listen, credentials=self._credentials) as client:
             while time.monotonic() < self._progress_at + timeout_s:
-                self._check_alive()
+                self.check_alive()
                 try:
                     return await client.get_model(deadline_s=2)
                 except UnavailableError:
@@ -146,11 +156,11 @@ class Stack:
                 task.cancel()
 
     async def stop(self) -> None:
-        """Stops the scheduler, then the runner, which the scheduler's streams may need to finish."""
+        """Stops the scheduler, then the others, which the scheduler's streams may need to finish."""
         try:
             await self._stop(SCHEDULER)
         finally:
-            await self._stop(RUNNER)
+            await asyncio.gather(*[self._stop(name) for name in list(self._children)])
 
     async def __aenter__(self) -> Self:
         try:
@@ -166,18 +176,15 @@ class Stack:
         await self.stop()
 
     async def _start(self, name: str) -> None:
-        flags = [
-            part for key, value in self._flags[name].items() for part in (f"--{key.replace('_', '-')}", str(value))
-        ]
-        self._children[name] = await ChildProcess.start(
-            name, [sys.executable, "-m", _MODULES[name], *flags], self._line
-        )
+        command = [sys.executable, "-m", _MODULES[name], *as_arguments(self._flags[name])]
+        self._children[name] = await ChildProcess.start(name, command, self._line, self._environment)
 
     async def _stop(self, name: str) -> None:
         if child := self._children.pop(name, None):
-            await child.stop(_GRACE_S[name])
+            await child.stop(self._grace_s[name])
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises ServiceDiedError if a process has ended."""
         for child in self._children.values():
             if child.returncode is not None:
                 raise ServiceDiedError(child)

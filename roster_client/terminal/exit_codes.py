@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
 EXPLANATION = (
     "Exit status: 0 success, 1 failure, 2 usage error, 3 no server or not ready, 4 request refused, "
-    "5 the answer was cut short (cancelled, deadline, error), 130 interrupted."
+    "5 the answer was cut short (cancelled, deadline, error) or requests of a batch failed, 130 interrupted."
 )
 
 

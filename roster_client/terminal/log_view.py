@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
-_COLOURS = {"scheduler": "cyan", "runner": "magenta"}
+_COLOURS = {"scheduler": "cyan", "runner": "magenta", "gateway": "blue"}
 _NAME_COLUMNS = max(map(len, _COLOURS))
 
 

@@ -7,22 +7,25 @@ has the same colour in all of them. Requires the extra `plot`.
 from __future__ import annotations
 
 import colorsys
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from roster_client.timeline.html_page import BAR, timeline_page
+from roster_client.timeline.labels import labels_of
 from roster_client.timeline.lanes import Lane, Span, lanes_of, num_columns, occupancy, request_order
 from roster_client.timeline.recording import Recording, RowKind
 
-FORMATS = (".svg", ".png", ".pdf")
+FORMATS = (".svg", ".html", ".png", ".pdf")
 WIDTH_IN = 12.0
 MOST_IN_LEGEND = 12
 """Maximum number of requests of a legend; the colours of more would be too similar."""
 LEGEND_COLUMNS = 4
-LABEL_SHARE = 0.018
-"""Share of the width that a bar needs for its request's name; an empty stretch needs three times as much."""
+CHARACTER_SHARE = 0.0068
+"""Share of the picture's width that a character takes; a word needs two more for its margins."""
 _HUES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#EE8833", "#887766")
 _OTHERS = "#BBBBBB"
 _INK = "#333333"
@@ -57,6 +60,7 @@ def draw(path: Path, recordings: Sequence[Recording], across: Across = Across.ST
     from matplotlib.figure import Figure
 
     colours = _colours(recordings)
+    labels = labels_of(list(colours))
     lanes = [lanes_of(recording) for recording in recordings]
     lane_in = min(0.42, max(0.08, 7.0 / max(1, sum(map(len, lanes)))))
     heights = [(len(panel) + 1) * lane_in + 0.75 for panel in lanes]
@@ -64,14 +68,20 @@ def draw(path: Path, recordings: Sequence[Recording], across: Across = Across.ST
     figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
     panels = figure.subplots(len(recordings), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     width = max(_extent(recording, across) for recording in recordings)
+    bars: list[Span] = []
     for axes, recording, panel in zip(panels, recordings, lanes, strict=True):
-        _Panel(axes, recording, across, colours, width).draw(panel)
+        _Panel(axes, recording, across, colours, labels, width, bars).draw(panel)
     panels[-1].set_xlabel("step: one forward pass of the model" if across is Across.STEPS else "seconds", color=_INK)
-    if title:
+    if title and path.suffix != ".html":  # the page has a heading
         figure.suptitle(title, fontsize=14, fontweight="bold", color=_INK)
-    _legend(figure, recordings, colours)
+    _legend(figure, recordings, colours, labels)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "roster"}):
-        figure.savefig(path, dpi=120, facecolor="white", metadata=_METADATA.get(path.suffix, {}))
+        if path.suffix != ".html":
+            figure.savefig(path, dpi=120, facecolor="white", metadata=_METADATA.get(path.suffix, {}))
+            return
+        text = io.StringIO()
+        figure.savefig(text, format="svg", facecolor="white", metadata=_METADATA[".svg"])
+    path.write_text(timeline_page(title, text.getvalue(), recordings, bars, labels), encoding="utf-8")
 
 
 _METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -84,7 +94,10 @@ class _Panel:
     recording: Recording
     across: Across
     colours: dict[str, str]
+    labels: dict[str, str]
     width: float
+    bars: list[Span]
+    """The bars drawn so far, by their number in the picture."""
 
     def draw(self, lanes: Sequence[Lane]) -> None:
         """Draws the lanes from top to bottom."""
@@ -97,7 +110,9 @@ class _Panel:
             self._words(row, lane, extent)
         if extent < 0.9 * self.width:
             middle = (len(lanes) - 1) / 2
-            self.axes.text(extent, middle, "  all done", va="center", fontstyle="italic", fontsize=11, color=_INK)
+            style: dict[str, Any] = {"fontstyle": "italic", "fontsize": 11, "color": _INK}
+            beside = {"xytext": (8, 0), "textcoords": "offset points"}
+            self.axes.annotate("all done", (extent, middle), **beside, va="center", **style)
         self._waiting(len(lanes))
         self._changes_of_policy(len(lanes))
         self._frame(lanes)
@@ -106,7 +121,9 @@ class _Panel:
         begin, end = self._reach(span)
         colour = self.colours[span.request]
         face = _shade(colour, 0.55) if span.kind is RowKind.PREFILL else _tint(colour, 0.35)
-        self.axes.broken_barh([(begin, end - begin)], (row - 0.42, 0.84), facecolor=face, lw=0, zorder=2)
+        bar = self.axes.broken_barh([(begin, end - begin)], (row - 0.42, 0.84), facecolor=face, lw=0, zorder=2)
+        bar.set_gid(f"{BAR}{len(self.bars)}")
+        self.bars.append(span)
 
     def _words(self, row: int, lane: Lane, extent: float) -> None:
         """Writes a request's name into its longest bar, and "empty" into long empty stretches."""
@@ -114,12 +131,16 @@ class _Panel:
             for request in {span.request for span in lane.spans}:
                 bar = max((span for span in lane.spans if span.request == request), key=lambda s: s.last - s.first)
                 begin, end = self._reach(bar)
-                if end - begin > LABEL_SHARE * self.width:
-                    self._word(row, (begin + end) / 2, _short(request), color="#111111", fontweight="bold", fontsize=9)
+                name = self.labels[request]
+                if self._fits(name, begin, end):
+                    self._word(row, (begin + end) / 2, name, color="#111111", fontweight="bold", fontsize=9)
         edges = [0.0] + [edge for span in lane.spans for edge in self._reach(span)] + [extent]
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
-            if end - begin > 3 * LABEL_SHARE * self.width:
+            if self._fits("empty", begin, end):
                 self._word(row, (begin + end) / 2, "empty", color="#999999", fontstyle="italic", fontsize=8)
+
+    def _fits(self, word: str, begin: float, end: float) -> bool:
+        return end - begin > (len(word) + 2) * CHARACTER_SHARE * self.width
 
     def _word(self, row: float, place: float, word: str, **style: Any) -> None:
         self.axes.text(place, row, word, ha="center", va="center", zorder=4, clip_on=True, **style)
@@ -134,8 +155,9 @@ class _Panel:
                 continue
             height = 0.8 * count / most
             self.axes.broken_barh([(begin, place - begin)], (row + 0.4 - height, height), facecolor="#DDDDDD", lw=0)
-            if place - begin > LABEL_SHARE * self.width and count:
-                self._word(row + 0.22, (begin + place) / 2, f"{count} wait", color="#555555", fontsize=8)
+            words = (word for word in (f"{count} wait", str(count)) if count and self._fits(word, begin, place))
+            if word := next(words, ""):
+                self._word(row + 0.22, (begin + place) / 2, word, color="#555555", fontsize=8)
             begin, count = place, following
 
     def _place(self, index: int) -> float:
@@ -181,12 +203,17 @@ class _Panel:
         return span.begin_s - begin_s, span.end_s - begin_s
 
 
-def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str]) -> None:
+def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str], labels: dict[str, str]) -> None:
     """Draws the legend of the shades and, for up to MOST_IN_LEGEND requests, of the colours."""
     from matplotlib.patches import Patch
 
     words = {request: word for recording in recordings for request, word in recording.requests.items()}
     named = list(words) or list(colours)
+
+    def told(request: str) -> str:
+        """Returns what the label doesn't say: the prompt, or the id."""
+        return words.get(request, "" if request in (labels[request], labels[request][1:]) else request)
+
     handles = [
         Patch(facecolor=_shade(_OTHERS, 0.45), label="dark: prefill of the prompt"),
         Patch(facecolor=_tint(_OTHERS, 0.35), label="light: decode, one token per step"),
@@ -194,7 +221,7 @@ def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str
     ]
     if len(named) <= MOST_IN_LEGEND:
         handles += [
-            Patch(facecolor=_tint(colours[request], 0.2), label=f"{_short(request)}  {_clip(words.get(request, ''))}")
+            Patch(facecolor=_tint(colours[request], 0.2), label=f"{labels[request]}  {_clip(told(request))}".rstrip())
             for request in named
         ]
     others = [request for request in colours if request not in named]
@@ -263,10 +290,6 @@ def _extent(recording: Recording, across: Across) -> float:
     if across is Across.STEPS:
         return num_columns(recording)
     return max(step.end_s for step in recording.steps) - _begin_s(recording)
-
-
-def _short(request: str) -> str:
-    return f"#{request}" if request.isdecimal() else request[:8]
 
 
 def _clip(words: str, most: int = 33) -> str:

@@ -19,8 +19,9 @@
 | rows | sequences in the step: slot, request (with `/choice` appended unless it is 0), kind, positions computed |
 | left | sequences that left a slot since the previous step, and the reason |
 
-A header begins a recording; a file has one or more, each drawn as a panel. A file that ends within a line was cut off
-while it was written; the complete lines before it are used.
+A header begins a recording; a file has one or more, each drawn as a panel. A recording that has reached MOST_BYTES ends
+with the line {"cut_off": true}. A file that ends within a line was cut off while it was written; the complete lines
+before it are used.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from typing import Any, TextIO
 from roster_protos import admin_pb2
 
 VERSION = 1
+MOST_BYTES = 16 << 20
+"""Largest size of one recording; a picture of more steps could not be read."""
 
 
 class WrongRecording(ValueError):
@@ -100,27 +103,42 @@ class Recording:
 class RecordingWriter:
     """Writes recordings; each line is flushed, so that the file is always complete up to the present."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, most_bytes: int = MOST_BYTES) -> None:
+        """`most_bytes`: size at which a recording is cut off."""
         self._file = file
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
         self.num_steps = 0
         """Steps written since the last header."""
+        self.cut_off = False
+        """Whether the last recording has reached its largest size; further steps of it are dropped."""
 
     def begin(self, title: str, requests: dict[str, str] | None = None) -> None:
         """Begins a recording. `requests`: labels in a legend by request id."""
+        self._num_bytes = self.num_steps = 0
+        self.cut_off = False
         self._line({"roster_timeline": VERSION, "title": title, "requests": requests or {}})
-        self.num_steps = 0
 
     def step(self, step: Step) -> None:
-        """Writes a completed step."""
+        """Writes a completed step, unless the recording is cut off."""
+        if self.cut_off:
+            return
         self._line(asdict(step))
         self.num_steps += 1
+        if self._num_bytes >= self._most_bytes:
+            self.cut_off = True
+            self._line({"cut_off": True})
 
-    def report(self, report: admin_pb2.WatchStepsResponse) -> None:
-        """Writes a completed step from a report of `WatchSteps(done=true)`."""
-        self.step(step_of(report))
+    def report(self, report: admin_pb2.WatchStepsResponse) -> bool:
+        """Writes a completed step from a report of `WatchSteps(done=true)`. Returns False once it is cut off."""
+        if not self.cut_off:
+            self.step(step_of(report))
+        return not self.cut_off
 
     def _line(self, content: dict[str, Any]) -> None:
-        self._file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
+        line = json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+        self._num_bytes += len(line)
+        self._file.write(line)
         self._file.flush()
 
 
@@ -187,6 +205,9 @@ def _take(recordings: list[Recording], line: dict[str, Any]) -> None:
         return
     if not recordings:
         raise ValueError("a recording must begin with a header")
+    if "cut_off" in line:
+        recordings[-1].title += f" (first {len(recordings[-1].steps):,} steps)"
+        return
     rows = tuple(Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"]) for row in line["rows"])
     left = tuple(Leave(**leave) for leave in line["left"])
     recordings[-1].steps.append(Step(**(line | {"rows": rows, "left": left})))

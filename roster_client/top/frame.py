@@ -16,10 +16,17 @@ from roster_protos import admin_pb2
 
 BAR_CELLS = 24
 GAUGE_CELLS = 12
+NAME_CELLS = 32
 TENANTS_SHOWN = 4
 FIXED_LINES = 12
 """Lines of a frame besides runners and sequences."""
+LINES_BESIDE_MENU = 8
+"""Lines of a frame that has a menu in place of the sequences, besides runners and the menu's policies."""
 _COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "red")
+
+
+MENU_KEYS = "123456789abcdefghijklmnorstuvwxyz"
+"""Keys that select a policy; without p and q, which have other uses."""
 
 
 @dataclass(slots=True)
@@ -27,6 +34,11 @@ class Menu:
     """The policies to choose from, when they are shown."""
 
     policies: list[admin_pb2.PolicyDescription]
+
+    def selected(self, key: str) -> str | None:
+        """Returns the name of the policy that the key selects, None if it selects none."""
+        number = MENU_KEYS.find(key.lower()) if key else -1
+        return self.policies[number].name if 0 <= number < len(self.policies) else None
 
 
 def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", keys: bool = True) -> RenderableType:
@@ -38,13 +50,17 @@ def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", k
         line = held_back_line(runner)
         line.no_wrap, line.overflow = True, "ellipsis"
         parts.append(line)
-    parts.append(_sequences(load, max(1, height - lines)))
+    if menu is None or lines < height:
+        parts.append(_sequences(load, max(1, height - lines)))
     if menu is not None:
-        parts.append(_menu(menu, load.now.status.policy))
+        room = height - LINES_BESIDE_MENU - len(status.runners) - len(status.held_back)
+        parts.append(_menu(menu, load.now.status.policy, max(1, room)))
     if notice:
         parts.append(Text(one_line(notice), style="yellow", no_wrap=True, overflow="ellipsis"))
     if keys:
-        parts.append(Text("number: select policy   p: back   q: quit" if menu else "p: policies   q: quit", "dim"))
+        parts.append(
+            Text("1 to 9, a to z: select policy   p: back   q: quit" if menu else "p: policies   q: quit", "dim")
+        )
     return Group(*parts)
 
 
@@ -142,16 +158,16 @@ def _sequence(row: admin_pb2.RunningSequence, several: bool, colour: str) -> lis
     ]
 
 
-def _menu(menu: Menu, in_force: str) -> RenderableType:
+def _menu(menu: Menu, in_force: str, room: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(no_wrap=True)
-    for number, policy in enumerate(menu.policies, 1):
+    # Only a column that may wrap gives way in a narrow terminal; its texts are cut instead of wrapped.
+    for gives_way in (False, False, True):
+        table.add_column(no_wrap=not gives_way)
+    for number, policy in enumerate(menu.policies[:room]):
         style = "bold green" if policy.name == in_force else "red" if policy.problem else ""
-        what = f"can't be used: {policy.problem}" if policy.problem else policy.summary
-        table.add_row(
-            Text(str(number) if number <= 9 else ""), Text(one_line(policy.name), style), Text(one_line(what))
-        )
+        what = one_line(f"can't be used: {policy.problem}" if policy.problem else policy.summary)
+        name = Text(one_line(policy.name)[:NAME_CELLS], style)
+        table.add_row(MENU_KEYS[number : number + 1], name, Text(what, no_wrap=True, overflow="ellipsis"))
     return Panel(table, title="policies", title_align="left")
 
 

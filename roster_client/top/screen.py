@@ -74,8 +74,7 @@ class Screen:
             else:
                 self._menu = None
             self._say("")
-        elif self._menu is not None and key.isdecimal() and 1 <= int(key) <= len(self._menu.policies):
-            name = self._menu.policies[int(key) - 1].name
+        elif self._menu is not None and (name := self._menu.selected(key)) is not None:
             self._menu = None
             change = await self._admin.set_policy(name, deadline_s=DEADLINE_S)
             self._say(f"policy {change.policy} replaced {change.former_policy}")

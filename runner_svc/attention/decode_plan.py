@@ -95,24 +95,51 @@ class DecodePlanner:
         rows[:, ROW_QUERY] = query_rows
         rows[:, ROW_INDEX] = self._indexes[:num_rows]
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
-        self._write_ranges(self._line(starts, tiles), rows, ranges, blocks or self.grid)
+        blocks = blocks or self.grid
+        aligned = self._aligned_cost(tiles, blocks) if self.end_cost == 0 else None
+        self._write_ranges(self._line(starts, tiles, aligned), rows, ranges, blocks, aligned)
 
-    def _line(self, starts: NDArray[np.int32], tiles: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns [N, 4]: each row's start on the lines of tiles and of costs, then tiles and cost of one unit."""
+    def _aligned_cost(self, tiles: NDArray[np.int32], blocks: int) -> int | None:
+        """Returns the cost of ranges of which each is in one (row, unit), or None if they would be much longer.
+
+        A range that ends one (row, unit) and begins another merges twice: for one row of 704 positions on an H200 that
+        takes 2.7 µs, more than a round of tiles.
+        """
+        least = max(self.min_cost, -(-self.units * int(tiles.sum()) // blocks))
+        costs = np.arange(least, least + self.min_cost + 1, dtype=np.int32)
+        needed = self.units * (-(-tiles // costs[:, np.newaxis])).sum(axis=1)
+        fitting = needed <= blocks
+        return int(costs[fitting.argmax()]) if fitting.any() else None
+
+    def _line(self, starts: NDArray[np.int32], tiles: NDArray[np.int32], aligned: int | None) -> NDArray[np.int32]:
+        """Returns [N, 4]: each row's start on the lines of tiles and of costs, then tiles and cost of one unit.
+
+        With `aligned`, units cost whole ranges of that cost.
+        """
         line = np.empty((len(tiles), 4), np.int32)
         np.multiply(starts, self.units, out=line[:, _TILE_START])
-        np.add(line[:, _TILE_START], self._end_costs[: len(tiles)], out=line[:, _COST_START])
         line[:, _TILES] = tiles
-        np.add(tiles, self.end_cost, out=line[:, _COST])
+        if aligned is None:
+            np.add(line[:, _TILE_START], self._end_costs[: len(tiles)], out=line[:, _COST_START])
+            np.add(tiles, self.end_cost, out=line[:, _COST])
+        else:
+            whole = -(-tiles // aligned) * aligned
+            line[:, _COST] = whole
+            line[:, _COST_START] = self.units * (whole.cumsum() - whole)
         return line
 
     def _write_ranges(
-        self, line: NDArray[np.int32], rows: NDArray[np.int32], ranges: NDArray[np.int32], blocks: int
+        self,
+        line: NDArray[np.int32],
+        rows: NDArray[np.int32],
+        ranges: NDArray[np.int32],
+        blocks: int,
+        aligned: int | None,
     ) -> None:
         tile_start, cost_start, tiles_of_unit, cost_of_unit = line[-1].tolist()
         num_tiles = tile_start + self.units * tiles_of_unit
         all_costs = cost_start + self.units * cost_of_unit
-        cost = max(self.min_cost, -(-all_costs // blocks))
+        cost = aligned or max(self.min_cost, -(-all_costs // blocks))
         # All work ends with the last of `blocks`; bounds of further blocks could overflow.
         bounds = self._bounds(line, np.minimum(np.minimum(self._bound_indexes, blocks) * cost, all_costs))
         # The first tile of each range, then the last tile of each (any tile for an empty range), and their rows.

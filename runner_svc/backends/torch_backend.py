@@ -166,11 +166,12 @@ class TorchBackend:
     def _forward(self, batch: StepBatch) -> Tensor:
         """Returns the residual stream [T, hidden_size] after all layers."""
         plan = self._attention.plan(batch.starts, batch.counts, batch.block_tables)
+        by_length = self._decoder.config.prefix_positions is not None
         inputs = DecoderInputs(
             tokens=_int64(batch.tokens),
             positions=_int64(batch.positions),
             slot_mapping=_int64(batch.slot_mapping),
-            prompt_lens=_int64(np.repeat(batch.params["prompt_len"], batch.counts)),
+            prompt_lens=_int64(np.repeat(batch.params["prompt_len"], batch.counts)) if by_length else None,
         )
         return self._decoder.forward(inputs, self.cache, partial(self._attention.run, plan))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,8 @@ from runner_svc.hub.gguf_files import gguf_models
 from runner_svc.hub.names import HubError
 from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, has_tokenizer
 from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
+from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.json_file import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,9 @@ def _partly(missing: str | None) -> str | None:
 
 def _architecture(folder: Path) -> str:
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8-sig"))
+        config = read_object(folder / CONFIG)
         return str((config.get("architectures") or [config.get("model_type") or ""])[0])
-    except (OSError, ValueError, AttributeError, LookupError, TypeError):
+    except (UnsupportedModel, LookupError, TypeError):
         return ""
 
 

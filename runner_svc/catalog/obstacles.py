@@ -7,13 +7,14 @@ here it is what that check said of a small model of its class.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from runner_svc.model import gguf_servable
 from runner_svc.model.checkpoint import servable
+from runner_svc.model.decoder_choice import not_by_transformers
+from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.config_file import read_config
 
 CLASSES_FILE = Path(__file__).with_name("transformers_classes.json")
 """By class of transformers: null if it is served, else why not. `python -m tests.support.classes_page` writes it."""
@@ -31,9 +32,9 @@ def obstacle(folder: Path) -> str | None:
 def obstacle_before_weights(folder: Path) -> str | None:
     """Returns why no decoder can serve a model, so that its weights need not be downloaded; None when one may."""
     try:
-        config = _config(folder)
-    except (OSError, ValueError) as error:
-        return f"config.json can't be read: {error}."
+        config = read_config(folder)
+    except (ModelNotFound, UnsupportedModel) as error:
+        return str(error)
     if not (config.get("architectures") or config.get("model_type")):
         return "config.json names neither architectures nor a model_type."
     if servable.why_not(folder, has_weights=False) is None:
@@ -49,27 +50,17 @@ def gguf_obstacle(file: Path) -> str | None:
 def _through_transformers(folder: Path) -> tuple[bool, str]:
     """Returns whether it is known what transformers does, and why it can't serve the model; "" if it can."""
     try:
-        config = _config(folder)
-    except (OSError, ValueError) as error:
-        return True, f"config.json can't be read: {error}."
-    if config.get("auto_map"):
-        return True, "Its config.json has an 'auto_map': the model is code of its own, which is never run."
-    if config.get("quantization_config"):
-        return True, "It is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
+        config = read_config(folder)
+    except (ModelNotFound, UnsupportedModel) as error:
+        return True, str(error)
+    if (why_not := not_by_transformers(config)) is not None:
+        return True, why_not
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and name in _classes():
             why = _classes()[name]
             return True, f"{name} is not served: {why}" if why else ""
     return False, ""
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
-    """Reads config.json. Raises OSError or ValueError."""
-    config = json.loads((folder / "config.json").read_text("utf-8-sig"))
-    if not isinstance(config, dict):
-        raise ValueError("it is not a JSON object")
-    return config
 
 
 @cache

@@ -6,7 +6,6 @@ package's files are located without importing it, because importing it requires 
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 from runner_svc.catalog.obstacles import obstacle_before_weights
@@ -87,13 +86,8 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
 def _converted(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
     try:
         return converted_folder(gguf_file, cache_folder, progress)
-    except OSError as error:
-        if error.filename == str(gguf_file) or (error.filename is None and error.errno == errno.EIO):
-            raise ModelNotFound(f"{gguf_file} can't be read ({error.strerror}).") from error
-        raise ModelNotFound(
-            f"The converted model can't be written to {cache_folder} ({error.strerror or error}): set cache_dir to a "
-            "folder that this user may write, on a disk with room for the model in safetensors."
-        ) from error
+    except OSError as error:  # of the file; what is wrong with the folder has been said
+        raise ModelNotFound(f"{error.filename or gguf_file} can't be read ({error.strerror or error}).") from error
 
 
 def _refused_file(path: Path) -> str:

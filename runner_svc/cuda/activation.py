@@ -14,7 +14,10 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
+    "mish": "mish",
 }
 """The kernel's name of an activation, by the name in a model's configuration."""
 

@@ -27,15 +27,25 @@ class TensorMapError(RuntimeError):
     """The driver refused a tensor map."""
 
 
-def heads_map(address: int, num_heads: int, head_dim: int, rows: int, row_stride: int, box: Sequence[int]) -> bytes:
+def heads_map(
+    address: int,
+    num_heads: int,
+    head_dim: int,
+    rows: int,
+    row_stride: int,
+    box: Sequence[int],
+    *,
+    read_once: bool = False,
+) -> bytes:
     """Returns the map of 16-bit [rows, num_heads, head_dim] with `row_stride` elements between rows.
 
-    `box` is the size of one copy of 64 columns: (rows, planes). Raises TensorMapError.
+    `box` is the size of one copy of 64 columns: (rows, planes). What is `read_once` and larger than L2, as weights, is
+    read faster without asking L2 for more bytes than a copy needs. Raises TensorMapError.
     """
     columns = head_dim if head_dim % PLANE else PLANE
     sizes = (columns, rows, num_heads * head_dim // columns)
     strides = (row_stride * _SCALAR_BYTES, columns * _SCALAR_BYTES)
-    return _encode(address, _UINT16, sizes, strides, (PLANE, *box), _SWIZZLE_128B)
+    return _encode(address, _UINT16, sizes, strides, (PLANE, *box), _SWIZZLE_128B, 0 if read_once else _PROMOTE_256B)
 
 
 def bytes_map(address: int, num_heads: int, head_dim: int, rows: int, box_rows: int) -> bytes:
@@ -44,11 +54,19 @@ def bytes_map(address: int, num_heads: int, head_dim: int, rows: int, box_rows: 
     Raises TensorMapError.
     """
     strides = (num_heads * head_dim, head_dim)
-    return _encode(address, _UINT8, (head_dim, rows, num_heads), strides, (head_dim, box_rows, 1), _SWIZZLE_NONE)
+    return _encode(
+        address, _UINT8, (head_dim, rows, num_heads), strides, (head_dim, box_rows, 1), _SWIZZLE_NONE, _PROMOTE_256B
+    )
 
 
 def _encode(
-    address: int, dtype: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
+    address: int,
+    dtype: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
+    promotion: int,
 ) -> bytes:
     """Encodes a map; sizes are in elements and strides in bytes, innermost first. The innermost size has no stride."""
     buffer = ctypes.create_string_buffer(_MAP_BYTES + _ALIGNMENT)
@@ -64,7 +82,7 @@ def _encode(
         (ctypes.c_uint32 * 3)(1, 1, 1),
         0,
         swizzle,
-        _PROMOTE_256B,
+        promotion,
         0,
     )
     if status:

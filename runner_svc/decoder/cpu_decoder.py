@@ -41,14 +41,14 @@ class LayerAttention(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderInputs:
-    """A step's T positions, all int64 [T]."""
+    """A step's T positions, int64 [T] each."""
 
     tokens: Tensor
     positions: Tensor
     # Cache position of each position's keys and values: block * block_size + offset.
     slot_mapping: Tensor
-    # Prompt length of each position's sequence (see RotaryEmbedding).
-    prompt_lens: Tensor
+    # Prompt length of each position's sequence, where frequencies depend on it (see RotaryEmbedding).
+    prompt_lens: Tensor | None
 
 
 class DecoderLayer:

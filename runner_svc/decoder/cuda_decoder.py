@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_experts import ExpertSpace
+from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -159,10 +159,11 @@ class CudaDecoder:
         qkv, attended = space.qkv[:num_tokens], space.attended[:num_tokens]
         self._embed(inputs, hidden.residual)
         last_post_norm: Tensor | None = None
+        is_normed = False
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
             if index == 0:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, space.normed[:num_tokens])
-            else:
+            elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, space.normed[:num_tokens])
             layer.qkv.multiply(normed, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
@@ -173,9 +174,23 @@ class CudaDecoder:
                 normed = self._norm(
                     stream, hidden, layer.attention_post_norm, layer.mlp_norm, space.normed[:num_tokens]
                 )
-            mlp(stream, normed, hidden, fusions.activating)
+            is_normed = self._add_experts_and_norm(stream, index, mlp, normed, hidden, fusions.activating)
+            if not is_normed:
+                mlp(stream, normed, hidden, fusions.activating)
             last_post_norm = layer.mlp_post_norm
         return hidden
+
+    def _add_experts_and_norm(
+        self, stream: int, index: int, mlp: CudaMlp, normed: Tensor, hidden: Hidden, activating: Activating
+    ) -> bool:
+        """Adds a layer's experts and makes `normed` the next layer's; returns False where that is impossible."""
+        if not isinstance(mlp, CudaExpertMlp) or not self.config.is_plain or index + 1 == len(self.layers):
+            return False
+        weight = self.layers[index + 1].attention_norm
+        if weight is None:
+            return False
+        mlp.add_to_normed(stream, normed, hidden.residual, weight, self.config.norm_eps, activating)
+        return True
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""

@@ -2,9 +2,9 @@
 
 Per layer: the router's product with float32 logits; routing, which also sorts rows by expert; a copy of the rows in
 that order, unless they are few; gate-up products with activation; down products; the weighted sum, which adds up each
-row's experts in the order of the router's logits. What depends on the routing stays on the device, so that steps can
-be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with a kernel
-for the activation. `mlp` is the counterpart on the CPU.
+row's experts in the order in which the router chose them. What depends on the routing stays on the device, so that
+steps can be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with
+a kernel for the activation. `mlp` is the counterpart on the CPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,20 @@ from torch.nn import functional
 
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan, ExpertProductLauncher, RowNorm
+from runner_svc.interface.expert_launchers import (
+    FEW_ROWS,
+    ExpertLaunchers,
+    ExpertPlan,
+    ExpertProductLauncher,
+    LoneRow,
+    RowNorm,
+)
 from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
+
+# Rows of an expert, on average, from which tiles are faster.
+_TILES_FROM = 16
 
 
 class ExpertSpace:
@@ -32,7 +42,7 @@ class ExpertSpace:
 
         pairs = max_tokens * config.top_k
         self.plan = ExpertPlan.allocate(config.num_experts, config.top_k, max_tokens, FEW_ROWS, device)
-        columns = config.num_experts + (config.shared_width is not None)
+        columns = config.num_experts + (config.shared_width is not None and config.shared_gate)
         self.logits = torch.empty(max_tokens, columns, dtype=torch.float32, device=device)
         self.rows = empty(pairs, hidden_size)  # sorted by expert; the products' input, then their output
         self.activated = empty(pairs, config.width)
@@ -58,9 +68,12 @@ class CudaExpertMlp:
         self._space = space
         router = weights.router
         # The gate of a shared expert is one more column of the logits.
-        gates = [weights.shared.gate] if weights.shared is not None else []
-        self._router = torch.cat([router.weight, *gates]) if gates else router.weight
-        self._router_bias = router.bias.float() if router.bias is not None else None
+        self._gate = weights.shared.gate if weights.shared is not None else None
+        self._router = (
+            router.weight if self._gate is None else torch.cat([router.weight, self._gate.to(router.weight.dtype)])
+        )
+        # A router has biases or corrections, and its configuration says which.
+        self._router_bias = router.bias.float() if router.bias is not None else weights.corrections
 
     @property
     def router(self) -> Tensor:
@@ -86,25 +99,18 @@ class CudaExpertMlp:
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
         products.store(stream, x, self._router, logits)
         norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
-        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
-        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
+        lone = LoneRow(logits, self._router_bias, norm) if rows == 1 else None
+        if lone is None:
+            launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
-        rows, space, launchers = len(normed), self._space, self._launchers
-        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
-        logits, plan = space.logits[:rows], space.plan.rows(rows)
-        multiply_float32(normed, self._router, logits)
-        job_rows = product.job_rows if product is not None else FEW_ROWS
-        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
-        if product is None:
-            y = self._grouped(stream, normed, plan)
-        else:
-            y = self._own(stream, product, normed, plan)
+        y, plan, logits = self._outputs(stream, normed, activating)
         shared = self._shared(stream, normed) if self._weights.shared is not None else None
-        launchers.rows.combine(
+        self._launchers.rows.combine(
             stream,
             y,
             self._weights.down_bias,
@@ -112,17 +118,53 @@ class CudaExpertMlp:
             hidden.residual if hidden.last is None else hidden.last,
             adds=hidden.last is None,
             shared=shared,
-            gates=logits[:, self._config.num_experts :] if shared is not None else None,
+            gates=logits[:, self._config.num_experts :] if self._gate is not None else None,
         )
 
+    def add_to_normed(
+        self,
+        stream: int,
+        normed: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        activating: Activating,
+    ) -> None:
+        """Adds the experts of `normed` [T, hidden_size] to `residual`, whose next norm `normed` becomes.
+
+        There must be no shared expert.
+        """
+        y, plan, _ = self._outputs(stream, normed, activating)
+        bias = self._weights.down_bias
+        self._launchers.rows.combine_norm(stream, y, bias, plan, residual, norm_weight, normed, eps)
+
+    def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
+        """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""
+        rows, space, launchers = len(normed), self._space, self._launchers
+        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
+        logits, plan = space.logits[:rows], space.plan.rows(rows)
+        multiply_float32(normed, self._router, logits)
+        job_rows = product.job_rows if product is not None else FEW_ROWS
+        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
+        y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
+        return y, plan, logits
+
     def _own_product(self, rows: int) -> ExpertProductLauncher:
-        """Returns the variant whose jobs hold about twice an expert's share of the rows."""
-        products = self._launchers.products
-        wanted = 2 * rows * self._config.top_k / self._config.num_experts
-        return next((product for product in products if product.job_rows >= wanted), products[-1])
+        """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
+        products, share = self._launchers.products, rows * self._config.top_k / self._config.num_experts
+        if share >= _TILES_FROM and rows > FEW_ROWS:
+            return self._launchers.tiles
+        return next((product for product in products if product.job_rows >= 2 * share), products[-1])
 
     def _own(
-        self, stream: int, product: ExpertProductLauncher, normed: Tensor, plan: ExpertPlan, *, scaled: bool = False
+        self,
+        stream: int,
+        product: ExpertProductLauncher,
+        normed: Tensor,
+        plan: ExpertPlan,
+        *,
+        scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
         weights, space, pairs = self._weights, self._space, len(plan.pairs)
@@ -132,8 +174,8 @@ class CudaExpertMlp:
             self._launchers.rows.gather(stream, normed, plan, x)
         activated = space.activated[:pairs]
         bias = weights.gate_up_bias
-        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled)
-        product.store(stream, activated, weights.down, plan, space.rows[:pairs])
+        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
+        product.store(stream, activated, weights.down, plan, space.rows[:pairs], lone)
         return space.rows[:pairs]
 
     def _grouped(self, stream: int, normed: Tensor, plan: ExpertPlan) -> Tensor:
@@ -157,9 +199,11 @@ class CudaExpertMlp:
 
 
 def multiply_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Fills `out`, float32 [rows, n], with x W^T; W is [n, in]."""
+    """Fills `out`, float32 [rows, n], with x W^T; W is [n, in], of the type of x or float32."""
     if x.dtype is torch.float32:
         torch.mm(x, weight.t(), out=out)
+    elif weight.dtype is torch.float32:
+        torch.mm(x.float(), weight.t(), out=out)
     else:
         torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 

@@ -1,7 +1,8 @@
 """The MLP of a layer on the CPU, dense or a mixture of experts.
 
-Rows of one expert are multiplied together. Each row then adds up what its experts gave in the order of the router's
-logits, so that its bits do not depend on which rows are computed with it. `cuda_experts` is the counterpart on a GPU.
+Rows of one expert are multiplied together. Each row then adds up what its experts gave in the order in which the router
+chose them, so that its bits do not depend on which rows are computed with it. `cuda_experts` is the counterpart on a
+GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from runner_svc.decoder.linear import Linear
 from runner_svc.model.families.description import MlpDescription
-from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
+from runner_svc.model.families.experts_config import SIGMOID_SUM, ClampedGate, ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import MlpWeights
@@ -26,7 +27,10 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+    "mish": functional.mish,
 }
 
 
@@ -62,6 +66,7 @@ class ExpertMlp:
         """`keep_plain` is as in `Linear`."""
         self._config = config
         self._router = Linear(weights.router, keep_plain=keep_plain)
+        self._corrections = weights.corrections
         self._experts = [Expert(config, weights, index, keep_plain=keep_plain) for index in range(config.num_experts)]
         self._shared: SharedExpert | None = None
         if weights.shared is not None:
@@ -69,7 +74,7 @@ class ExpertMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [T, hidden_size] for x [T, hidden_size]."""
-        experts, weights = route(self._router(x), self._config)
+        experts, weights = route(self._router(x), self._config, self._corrections)
         parts = x.new_empty(*experts.shape, x.shape[-1])  # [T, k, hidden_size]
         for index in experts.unique().tolist():
             rows, ranks = (experts == index).nonzero(as_tuple=True)
@@ -110,20 +115,38 @@ class SharedExpert:
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [T, hidden_size] for x [T, hidden_size]."""
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return torch.sigmoid(functional.linear(x, self._gate)) * self._down(self._activation(gate).mul_(up))
+        out = self._down(self._activation(gate).mul_(up))
+        return out if self._gate is None else torch.sigmoid(functional.linear(x, self._gate)) * out
 
 
-def route(logits: Tensor, config: ExpertsConfig) -> tuple[Tensor, Tensor]:
-    """Returns each row's experts, int64 [T, k], the largest logit first, and their weights, float32 [T, k].
+def route(logits: Tensor, config: ExpertsConfig, corrections: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Returns each row's experts, int64 [T, k], the first choice first, and their weights, float32 [T, k].
 
-    `logits` are the router's, [T, num_experts].
+    `logits` are the router's, [T, num_experts], and `corrections` its own, float32 [num_experts].
     """
-    logits = logits.float()
-    if not config.softmax_first:
+    router, logits = config.router, logits.float()
+    if router.scoring is Scoring.SOFTMAX_OF_CHOSEN:
         values, experts = logits.topk(config.top_k)
-        return experts, values.softmax(dim=-1)
-    weights, experts = logits.softmax(dim=-1).topk(config.top_k)
-    return experts, weights / weights.sum(dim=-1, keepdim=True) if config.normalize else weights
+        return experts, values.softmax(dim=-1) * router.scale
+    scores = logits.sigmoid() if router.scoring is Scoring.SIGMOID else logits.softmax(dim=-1)
+    choosing = scores if corrections is None else scores + corrections
+    experts = _in_groups(choosing, router).topk(config.top_k).indices
+    weights = scores.gather(-1, experts)
+    if router.normalize:
+        total = weights.sum(dim=-1, keepdim=True)
+        is_sigmoid = router.scoring is Scoring.SIGMOID
+        weights = weights / (total + SIGMOID_SUM if is_sigmoid else total.clamp(min=router.least_sum))
+    return experts, weights * router.scale
+
+
+def _in_groups(scores: Tensor, router: RouterConfig) -> Tensor:
+    """Returns the scores [T, num_experts] with -inf for those of groups out of which none is chosen."""
+    if router.groups == 1:
+        return scores
+    grouped = scores.unflatten(-1, (router.groups, -1))
+    chosen = grouped.topk(2).values.sum(dim=-1).topk(router.top_groups).indices
+    left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, chosen, value=False)
+    return grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
 def gate_function(config: ExpertsConfig) -> Callable[[Tensor, Tensor], Tensor]:

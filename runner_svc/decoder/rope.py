@@ -8,6 +8,7 @@ Rotation pairs halves (dimension i with i + rotary_dim / 2), as checkpoints expe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,17 +44,26 @@ class RotaryEmbedding:
         self._config = config
         self._exponents = torch.arange(0, config.rotary_dim, 2, device=device).float() / config.rotary_dim
         self._inv_freq, self._scale = _frequencies(config, self._exponents)
+        if config.type is RopeType.LONGROPE:
+            self._long_inv_freq = _longrope(config.long_factors, config, self._exponents)
 
-    def rotation(self, positions: Tensor, prompt_lens: Tensor) -> Rotation:
+    def rotation(self, positions: Tensor, prompt_lens: Tensor | None) -> Rotation:
         """Returns cos and sin for int64 `positions` [T] of sequences whose prompts have `prompt_lens` [T] tokens.
 
-        Only `dynamic` scaling uses prompt_lens: its frequencies depend on the length of the sequence. For a prompt
-        token that is the whole prompt's length, however it is cut into chunks; for a generated token, its position + 1.
+        Only scaling that depends on the length of the sequence needs prompt_lens. For a prompt token that is the whole
+        prompt's length, however it is cut into chunks; for a generated token, its position + 1. Keys that are cached
+        keep the frequencies that they have, as in transformers' `generate`.
         """
+        if not self._config.depends_on_length:
+            return self._of_frequencies(positions, self._inv_freq)
+        assert prompt_lens is not None, "frequencies depend on the length"
+        lengths = torch.maximum(positions + 1, prompt_lens)
         if self._config.type is RopeType.DYNAMIC:
-            inv_freq = self._dynamic_frequencies(torch.maximum(positions + 1, prompt_lens))
-        else:
-            inv_freq = self._inv_freq
+            return self._of_frequencies(positions, self._dynamic_frequencies(lengths))
+        is_long = (lengths > self._config.original_positions).unsqueeze(-1)
+        return self._of_frequencies(positions, torch.where(is_long, self._long_inv_freq, self._inv_freq))
+
+    def _of_frequencies(self, positions: Tensor, inv_freq: Tensor) -> Rotation:
         angles = positions.unsqueeze(-1).float() * inv_freq
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         return Rotation(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
@@ -74,6 +84,8 @@ def _frequencies(config: RopeConfig, exponents: Tensor) -> tuple[Tensor, float]:
         return inv_freq / config.factor, 1.0
     if config.type is RopeType.LLAMA3:
         return _llama3(config, inv_freq), 1.0
+    if config.type is RopeType.LONGROPE:
+        return _longrope(config.short_factors, config, exponents), _longrope_scale(config)
     if config.type is RopeType.YARN:
         return _yarn(config, inv_freq), _yarn_scale(config)
     return inv_freq, 1.0
@@ -87,6 +99,19 @@ def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
     interpolated = (1 - smooth) * inv_freq / config.factor + smooth * inv_freq
     scaled = torch.where(rotations < config.low_freq_factor, inv_freq / config.factor, interpolated)
     return torch.where(rotations > config.high_freq_factor, inv_freq, scaled)
+
+
+def _longrope(factors: Sequence[float], config: RopeConfig, exponents: Tensor) -> Tensor:
+    """LongRoPE (Ding et al. 2024): a divisor for each frequency."""
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device=exponents.device) * config.theta**exponents)
+
+
+def _longrope_scale(config: RopeConfig) -> float:
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(config.factor) / math.log(config.original_positions))
 
 
 def _yarn(config: RopeConfig, inv_freq: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The rotations of a step on a GPU: a table over all positions or, for dynamic RoPE, computed for each step.
 
-Dynamic frequencies depend on a sequence's length (see `decoder.rope`), so a table over positions can't be used. The
-launches for them depend only on the step's shape, not on values, and can be captured in a CUDA graph.
+Dynamic frequencies depend on a sequence's length (see `decoder.rope`), so a table over positions can't be used. With
+longrope there are two tables, for sequences up to the pretraining context and for longer ones. The launches depend only
+on the step's shape, not on values, and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -44,17 +45,28 @@ class StepRotations:
     def __init__(self, rope: RopeConfig, context_length: int, max_tokens: int, device: torch.device) -> None:
         """`max_tokens` is the most positions of a step."""
         self._rope = RotaryEmbedding(rope, device)
+        self._original = rope.original_positions
+        self._depends_on_length = rope.depends_on_length and not (
+            rope.type is RopeType.LONGROPE and context_length <= rope.original_positions
+        )
         self._is_dynamic = rope.type is RopeType.DYNAMIC
         self._indexes = torch.arange(max_tokens, dtype=torch.int32, device=device)
         positions = torch.arange(0 if self._is_dynamic else context_length, device=device)
         self._table = self._rotations(positions, torch.zeros_like(positions))
+        if self._depends_on_length and not self._is_dynamic:  # of short sequences, then of long ones
+            long = self._rotations(positions, torch.full_like(positions, self._original + 1))
+            self._table = torch.cat((self._table[: self._original], long))
 
     def __call__(self, positions: Tensor, rows: StepRows) -> StepRotation:
         """Returns the rotations of a step's positions, int32 [T]."""
-        if not self._is_dynamic:
+        if not self._depends_on_length:
             return StepRotation(self._table, positions)
         indexes = self._indexes[: len(positions)]
-        return StepRotation(self._rotations(positions, rows.prompt_lens_of(indexes)), indexes)
+        prompt_lens = rows.prompt_lens_of(indexes)
+        if self._is_dynamic:
+            return StepRotation(self._rotations(positions, prompt_lens), indexes)
+        is_long = torch.maximum(positions + 1, prompt_lens) > self._original
+        return StepRotation(self._table, positions + self._original * is_long.int())
 
     def _rotations(self, positions: Tensor, prompt_lens: Tensor) -> Tensor:
         rotation = self._rope.rotation(positions, prompt_lens)

@@ -15,7 +15,7 @@ from runner_svc.cuda.embed import Embed
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant
+from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant, TilesVariant
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.norm import AddRmsNorm, ResidualNorm
@@ -35,6 +35,8 @@ from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
+
+_TILES_JOB_ROWS = 160
 
 
 class StepLaunchers:
@@ -168,6 +170,7 @@ class CudaLaunchers(StepLaunchers):
             ExpertRouting(experts, overlap=self._overlap),
             ExpertRows(experts, self._config.hidden_size, self._dtype, overlap=self._overlap),
             [ExpertProducts(experts, self._dtype, variant, overlap=self._overlap) for variant in self._expert_variants],
+            ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS), overlap=self._overlap),
             # Torch's grouped products of float16 wait for the host.
             has_grouped=self._dtype is torch.bfloat16,
             shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)

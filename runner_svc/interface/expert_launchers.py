@@ -12,7 +12,8 @@ from torch import Tensor
 FEW_ROWS = 8
 """Up to this number, rows are not sorted by expert: a job multiplies all of them at the cost of its own."""
 
-
+ROUTED_AT_ONCE = 32
+"""Up to this number, one block routes all rows and completes the plan."""
 JOB_WORDS = 4
 """int32 words of a job, and of what lies before the first."""
 
@@ -32,6 +33,15 @@ class RowNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoneRow:
+    """What the products need to route a pass of one row themselves."""
+
+    logits: Tensor  # float32 [1, num_experts]
+    bias: Tensor | None  # float32 [num_experts]
+    norm: RowNorm | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertPlan:
     """The routing of T rows to k experts each, as kernels/expert_routing.cu leaves it."""
 
@@ -39,6 +49,9 @@ class ExpertPlan:
     weights: Tensor  # float32 [T, k]
     places: Tensor  # int32 [T, k]: where each pair of row and expert lies among the sorted ones
     pairs: Tensor  # int32 [T * k]: row * k + rank of each sorted pair
+    # Of more than ROUTED_AT_ONCE rows, in groups of as many:
+    indexes: Tensor  # int32 [T, k]: where each pair lies among those of its group and expert
+    bases: Tensor  # int32 [groups, num_experts]: where those begin
     ends: Tensor  # int32 [num_experts]: where each expert's pairs end
     # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, unused.
     jobs: Tensor
@@ -60,6 +73,8 @@ class ExpertPlan:
             weights=torch.zeros(max_rows, top_k, dtype=torch.float32, device=device),
             places=words(max_rows, top_k),
             pairs=words(pairs),
+            indexes=words(max_rows, top_k),
+            bases=words(-(-max_rows // ROUTED_AT_ONCE), num_experts),
             ends=words(num_experts),
             jobs=words(JOB_WORDS * (1 + max_jobs(num_experts, pairs, least_job_rows))),
             arrived=words(1),
@@ -73,6 +88,8 @@ class ExpertPlan:
             self.weights[:count],
             self.places[:count],
             self.pairs[: count * self.experts.shape[1]],
+            self.indexes[:count],
+            self.bases,
             self.ends,
             self.jobs,
             self.arrived,
@@ -152,9 +169,12 @@ class ExpertProductLauncher(Protocol):
         *,
         is_sorted: bool,
         scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> None: ...
 
-    def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None: ...
+    def store(
+        self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor, lone: LoneRow | None = None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,8 +183,10 @@ class ExpertLaunchers:
 
     routing: RoutingLauncher
     rows: ExpertRowsLauncher
-    # Variants of the products, by ascending rows of a job.
+    # Variants of the products at the rate of memory, by ascending rows of a job.
     products: Sequence[ExpertProductLauncher]
+    # Those at the rate of the tensor cores, of sorted rows.
+    tiles: ExpertProductLauncher
     # Whether torch's grouped products can be captured.
     has_grouped: bool
     # Of an expert that computes every row.

@@ -5,6 +5,7 @@
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
 | the same, while a plan computes | none yet: Hello means that the runner can execute plans |
 | the same, if the plan takes longer than `plan_timeout_s`, without pauses | HungBackend: the process must restart |
+| no answer to Hello for 5 s | a warning, which repeats every 30 s; see answer_watch |
 | Welcome of a new session | none: the old session's plans, queued ones included, are dropped |
 | Welcome of a session that was left, or of an earlier term | Event: fenced, with the current term |
 | any other message of another session | the same: its scheduler may have been paused while a successor took over |
@@ -28,13 +29,14 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from roster_common.link_protocol import OURS, TERMS, shared
+from roster_common.link_protocol import EARLY, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from runner_svc.execution.compute_thread import ComputeThread
 from runner_svc.execution.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.execution.overlapping_executor import OverlappingExecutor
 from runner_svc.execution.runner import Runner
+from runner_svc.link.answer_watch import AnswerWatch
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.scheduler_connection import SchedulerConnection
 
@@ -44,6 +46,7 @@ _UNANSWERED_HELLOS = 10  # number after which the socket is replaced
 _KEPT_RESULTS = 8  # more than the greatest number of plans in flight
 _RETRY_S = 0.05  # between attempts while not connected
 _WATCHING_TURN_S = 0.005  # between full turns of the loop while plans compute
+_SLEEP_S = 0.001  # between looks at a device that computes, if the thread may not poll
 _LINGER_MS = 1000
 
 log = structlog.get_logger()
@@ -76,6 +79,7 @@ class PlanSocket:
 
         `plan_timeout_s`: seconds that a plan may take when no scheduler waits for it any more, pauses not counted.
         """
+        self.answers = AnswerWatch(endpoint)
         self._silence_s = silence_s
         self._watch = BusyWatch(plan_timeout_s)
         self._hello = runner.hello()
@@ -88,6 +92,8 @@ class PlanSocket:
             OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
         )
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
+        self.sleeps = False
+        """Sleep while an overlapping backend computes, instead of polling it."""
         self._stopping = False
         self._session = 0
         self._features: frozenset[str] = frozenset()  # common to both sides of the session
@@ -139,11 +145,13 @@ class PlanSocket:
         under_way = self._compute.look()
         if self._compute.finished:
             self._forward()
-        if under_way and now < self._next_turn_at and not self._connection.has_message:
+        if under_way and not self.sleeps and now < self._next_turn_at and not self._connection.has_message:
             return
         self._next_turn_at = now + _WATCHING_TURN_S
         self._watch.look(self._compute.oldest_began_at, now)
-        wait_s = 0.0 if under_way else _LONGEST_POLL_S
+        wait_s = _LONGEST_POLL_S
+        if under_way:
+            wait_s = _SLEEP_S if self.sleeps else 0.0
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_at - now))
         ready = self._connection.poll(wait_s)
@@ -174,6 +182,8 @@ class PlanSocket:
             if kind == "event":
                 self._faulted = True
                 self._seek()
+            elif kind == "result" and EARLY not in self._features:
+                message.result.timings.ClearField("early_ns")
             frame = self._post(message)
             if kind == "result":
                 self._last_done = message.number
@@ -194,7 +204,9 @@ class PlanSocket:
             self._hellos = 0
             self._connection.replace()
         hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
-        if self._connection.send(hello.SerializeToString()):
+        connected = self._connection.send(hello.SerializeToString())
+        self.answers.missing(now, connected)
+        if connected:
             self._hellos += 1
             self._next_hello_at = now + HELLO_INTERVAL_S
         else:
@@ -250,6 +262,7 @@ class PlanSocket:
         self._seeking = False
         self._hellos = 0
         self._heard_at = time.monotonic()
+        self.answers.heard()
         self._compute.submit(BeginSession(session, welcome.resume))
 
     def _know(self, number: int, term_id: int) -> None:
@@ -270,6 +283,7 @@ class PlanSocket:
 
     def _heard(self) -> None:
         self._heard_at = time.monotonic()
+        self.answers.heard()
         self._hellos = 0
         if not self._seeking or self._faulted:
             return

@@ -7,7 +7,7 @@ works on plain dicts, because importing transformers to parse a small JSON file 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +31,7 @@ from runner_svc.model.rope_config import RopeConfig, RopeType
 if TYPE_CHECKING:  # configurations are read without torch
     from torch import Tensor
 
-ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "mish")
 
 
 class HuggingFaceConfig(Protocol):
@@ -60,6 +60,8 @@ class ModelConfig:
     tied_embeddings: bool
     # Maximum number of positions of one sequence.
     context_length: int
+    # Why that is less than the model's.
+    why_shorter: str | None
     eos_token_ids: tuple[int, ...]
     # Of each layer, float32 [num_heads]: known only when weights have been read.
     sinks: tuple[Tensor | None, ...] | None = field(default=None, compare=False, repr=False)
@@ -123,6 +125,7 @@ class ModelConfig:
         return (
             "; ".join(
                 f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"
+                + (f", short {rope.short_factors}, long {rope.long_factors}" if rope.short_factors else "")
                 for rope in self.ropes
             )
             or "none"
@@ -140,7 +143,7 @@ class ModelConfig:
     @property
     def prefix_positions(self) -> int | None:
         """Longest prompt whose KV another may share, where frequencies depend on the length of a sequence."""
-        return next((rope.original_positions for rope in self.ropes if rope.type is RopeType.DYNAMIC), None)
+        return min((rope.original_positions for rope in self.ropes if rope.depends_on_length), default=None)
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any] | HuggingFaceConfig) -> ModelConfig:
@@ -168,6 +171,7 @@ class ModelConfig:
         except (ValueError, KeyError) as error:
             raise error if isinstance(error, UnsupportedModel) else UnsupportedModel(f"{name}: {error}.") from error
         _check_activations(layers)
+        context_length, why_shorter = _context_length(family, ropes, max_positions)
         return cls(
             architecture=name,
             vocab_size=_size(raw, "vocab_size"),
@@ -181,7 +185,8 @@ class ModelConfig:
             ropes=ropes,
             names=family.names,
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            context_length=ropes[0].context_length(max_positions) if family.stretches and ropes else max_positions,
+            context_length=context_length,
+            why_shorter=why_shorter,
             eos_token_ids=token_ids(raw.get("eos_token_id")),
         )
 
@@ -191,6 +196,17 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _context_length(family: Family, ropes: Sequence[RopeConfig], max_positions: int) -> tuple[int, str | None]:
+    """Returns the most positions of a sequence, and why they are fewer than `max_position_embeddings`."""
+    if not ropes or not family.stretches:
+        return max_positions, None
+    original = ropes[0].original_positions
+    if family.recomputes_cache and ropes[0].type is RopeType.LONGROPE and original < max_positions:
+        why = "beyond it, all of a sequence's cache would change (longrope)"
+        return original, why
+    return ropes[0].context_length(max_positions), None
 
 
 def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:

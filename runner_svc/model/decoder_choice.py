@@ -12,6 +12,17 @@ from runner_svc.model.errors import BrokenModel, UnsupportedModel
 DecoderSetting = Literal["auto", "roster", "transformers"]
 
 
+def not_by_transformers(raw: Mapping[str, Any]) -> str | None:
+    """Returns why transformers' decoder serves no model with these contents of a config.json, whatever its class."""
+    if raw.get("auto_map"):
+        return (
+            "Its config.json has an 'auto_map': the model is code of its own, which is never run (trust_remote_code)."
+        )
+    if raw.get("quantization_config"):
+        return "It is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderChoice:
     """`config` is that of Roster's decoder; None leaves the model to transformers, and `why_not_own` says why."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import structlog
 from tokenizers import Tokenizer
@@ -11,10 +10,10 @@ from tokenizers import Tokenizer
 from roster_protos import plan_pb2
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.json_file import read_object
 from runner_svc.model.tokenizer.ends import stated_ends
 from runner_svc.model.tokenizer.errors import MissingTokenizer, UnusableTokenizer
 from runner_svc.model.tokenizer.generation_keys import check_generation_keys
-from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.kept import read_tokenizer
 from runner_svc.model.tokenizer.likeness import check_special_tokens
 from runner_svc.model.tokenizer.parts import TokenizerParts, with_special
@@ -57,14 +56,6 @@ def describe_model(
         prefix_positions=config.prefix_positions,
         decoder=config.decoder,
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the file's object, {} if there is no such file. Raises UnsupportedModel for anything else."""
-    try:
-        return read_object(path)
-    except UnusableTokenizer as error:
-        raise UnsupportedModel(str(error)) from error
 
 
 def _stated_ends(folder: Path, config: ServedConfig) -> tuple[list[int], list[str]]:

@@ -6,7 +6,7 @@ transformers 5 writes `rope_parameters`; earlier versions wrote `rope_theta` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +22,7 @@ class RopeType(StrEnum):
     DYNAMIC = "dynamic"
     YARN = "yarn"
     LLAMA3 = "llama3"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,14 @@ class RopeConfig:
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    # longrope: divisors of the frequencies of sequences up to the pretraining context, and of longer ones.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether frequencies of sequences longer than `original_positions` are others."""
+        return self.type in (RopeType.DYNAMIC, RopeType.LONGROPE)
 
     @classmethod
     def from_hugging_face(cls, raw: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeConfig:
@@ -66,10 +75,15 @@ class RopeConfig:
             for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
             if parameters.get(key) is not None
         }
+        rotary_dim = int(head_dim * partial)
+        if rope_type is RopeType.LONGROPE and original < 2:
+            raise UnsupportedModel("RoPE type 'longrope' needs 'original_max_position_embeddings' of at least 2.")
+        if rope_type is RopeType.LONGROPE:
+            optional |= {f"{name}s": _factors(parameters, name, rotary_dim) for name in ("short_factor", "long_factor")}
         return cls(
             type=rope_type,
             theta=float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
-            rotary_dim=int(head_dim * partial),
+            rotary_dim=rotary_dim,
             factor=_factor(parameters, rope_type, max_positions / original),
             original_positions=max_positions if rope_type is RopeType.DYNAMIC else original,
             attention_factor=parameters.get("attention_factor"),
@@ -101,8 +115,21 @@ def _factor(parameters: Mapping[str, Any], rope_type: RopeType, implied: float) 
     if rope_type is RopeType.DEFAULT:
         return 1.0
     factor = parameters.get("factor")
+    if factor is None and rope_type is RopeType.LONGROPE:
+        return max(implied, 1.0)
     if factor is None and rope_type is RopeType.YARN:
         return implied
     if not isinstance(factor, int | float) or factor < 1:
         raise UnsupportedModel(f"RoPE type {rope_type.value!r} needs a 'factor' of at least 1, but it is {factor!r}.")
     return float(factor)
+
+
+def _factors(parameters: Mapping[str, Any], key: str, rotary_dim: int) -> tuple[float, ...]:
+    factors = parameters.get(key)
+    if (
+        not isinstance(factors, Sequence)
+        or len(factors) != rotary_dim // 2
+        or not all(isinstance(factor, int | float) and 0 < factor < float("inf") for factor in factors)
+    ):
+        raise UnsupportedModel(f"RoPE type 'longrope' needs {key!r} to be {rotary_dim // 2} numbers above 0.")
+    return tuple(map(float, factors))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -49,11 +48,9 @@ def refusal(name: str, spelling: str) -> str:
     )
 
 
-def old_flag(given: bool | Sequence[str] | None) -> str | None:
-    """Returns the message for the first old flag in a command line (True: this process's), or None."""
-    if not given:
-        return None
-    for argument in sys.argv[1:] if given is True else given:
+def old_flag(arguments: Sequence[str]) -> str | None:
+    """Returns the message for the first old flag in a command line, or None."""
+    for argument in arguments:
         flag = argument.partition("=")[0]
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and name in OLD_NAMES:

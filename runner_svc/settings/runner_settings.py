@@ -1,18 +1,20 @@
 """Settings of the runner service: flags, then `ROSTER_*` environment, then the file named by `ROSTER_SETTINGS`.
 
 Every description states the unit. `roster-runner --help` prints all settings except those for tests and benchmarks.
-Both services may share one file or environment: each ignores settings that it does not have.
+Both services may share one file or environment: each ignores the settings of the other.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, CliSuppress, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForTests, OldVariables, old_flag, refusal
@@ -35,13 +37,9 @@ def default_cache_folder() -> Path:
 class RunnerSettings(ServiceSettings):
     """Settings of `roster-runner`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        extra="ignore",
-        cli_kebab_case=True,
-        cli_prog_name="roster-runner",
-        cli_parse_none_str="none",  # the default, "null", is a device here
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
+
+    retired = OLD_NAMES
 
     link: str = Field(
         "tcp://127.0.0.1:50063", description="ZeroMQ endpoint of the scheduler.", json_schema_extra=OPERATORS
@@ -89,7 +87,7 @@ class RunnerSettings(ServiceSettings):
         "transformers' forward pass over Roster's cache and attention.",
         json_schema_extra=tuning("a model's answers are to be compared between the two"),
     )
-    weights: CliSuppress[Literal["checkpoint", "random"]] = Field(
+    weights: Literal["checkpoint", "random"] = Field(
         "checkpoint",
         description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",
     )
@@ -165,7 +163,19 @@ class RunnerSettings(ServiceSettings):
         "the process exits with status 3, to be restarted.",
         json_schema_extra=tuning("a single step takes longer than this"),
     )
-    test_backend: CliSuppress[BackendForTests] = Field(
+    profile: ProfileName = Field(
+        "balanced",
+        description="As the scheduler's. quiet: while a GPU computes, the runner looks every millisecond whether it is "
+        "done, instead of polling, which uses a core.",
+        json_schema_extra=tuning("the scheduler's `profile` is quiet, or no core is free"),
+    )
+    health_listen: str = Field(
+        "",
+        description="Address of the runner's gRPC health service, host:port, whose service 'roster.runner' is SERVING "
+        "while a scheduler answers this runner; '' disables it.",
+        json_schema_extra=tuning("a supervisor, for example Kubernetes, probes runners"),
+    )
+    test_backend: BackendForTests = Field(
         BackendForTests(), description="Configuration of the test backends, as a JSON object."
     )
     log_format: Literal["console", "json"] = Field(
@@ -189,11 +199,10 @@ class RunnerSettings(ServiceSettings):
         return values
 
     @classmethod
-    def read(cls, **given: Any) -> Self:
-        """Reads the settings as `ServiceSettings` does. Raises UnusableSettings, also for flags of old names."""
-        if (refused := old_flag(given.get("_cli_parse_args"))) is not None:
+    def refuse_flags(cls, arguments: Sequence[str]) -> None:
+        """Raises UnusableSettings for flags of old names."""
+        if (refused := old_flag(arguments)) is not None:
             raise UnusableSettings(refused)
-        return super().read(**given)
 
     @classmethod
     def settings_customise_sources(

@@ -104,9 +104,12 @@ class TransformersDecoder:
         step.finish()
         return hidden
 
-    def hidden(self, tokens: Tensor, positions: Tensor, prompt_lens: Tensor) -> Tensor:
-        """Returns the hidden states [T, hidden_size] of int64 [T] inputs, with the attention that is being served."""
-        self._rows.lengths = torch.maximum(positions + 1, prompt_lens)
+    def hidden(self, tokens: Tensor, positions: Tensor, prompt_lens: Tensor | None) -> Tensor:
+        """Returns the hidden states [T, hidden_size] of int64 [T] inputs, with the attention that is being served.
+
+        `prompt_lens` is None for a model whose frequencies do not depend on them.
+        """
+        self._rows.lengths = None if prompt_lens is None else torch.maximum(positions + 1, prompt_lens)
         try:
             return self._hidden(tokens, positions)
         finally:

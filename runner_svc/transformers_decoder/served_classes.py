@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runner_svc.model.decoder_choice import not_by_transformers
 from runner_svc.model.errors import UnsupportedModel
 
 SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
@@ -22,12 +23,8 @@ def served_class(raw: Mapping[str, Any]) -> Any:
     Raises UnsupportedModel for what can be seen from the configuration alone: remote code, quantization, another kind
     of model, state other than a KV cache.
     """
-    if raw.get("auto_map"):
-        raise UnsupportedModel(
-            "Its config.json has an 'auto_map': the model is code of its own, which is never run (trust_remote_code)."
-        )
-    if raw.get("quantization_config"):
-        raise UnsupportedModel("It is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file.")
+    if (why := not_by_transformers(raw)) is not None:
+        raise UnsupportedModel(why)
     config = _config(raw)
     name = _class_name(raw, config)
     import transformers

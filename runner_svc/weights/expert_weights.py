@@ -1,4 +1,4 @@
-"""The weights of a layer's experts, stacked. All are in one type on one device."""
+"""The weights of a layer's experts, stacked. All are on one device, and in one type but where another is named."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ class SharedExpertWeights:
 
     gate_up: LinearWeights  # [2 * width, hidden_size], the gate first
     down: LinearWeights  # [hidden_size, width]
-    gate: Tensor  # [1, hidden_size]: of its output
+    gate: Tensor | None  # [1, hidden_size]: of its output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
     """A router and its experts."""
 
-    router: LinearWeights  # [num_experts, hidden_size]
+    router: LinearWeights  # [num_experts, hidden_size]; may be in float32
     gate_up: Tensor  # [num_experts, 2 * width, hidden_size], the gate first
     gate_up_bias: Tensor | None  # [num_experts, 2 * width]
     down: Tensor  # [num_experts, hidden_size, width]
     down_bias: Tensor | None  # [num_experts, hidden_size]
     shared: SharedExpertWeights | None = None
+    corrections: Tensor | None = None  # float32 [num_experts]

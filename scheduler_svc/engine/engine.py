@@ -138,7 +138,7 @@ class Engine:
             requests,
             pool,
             AdmissionControl(requests, pool, self.placement, self.constraints, self.drain, self.settings),
-            PolicyCommands(requests, pool, self.change_policy),
+            PolicyCommands(requests, pool, self.change_policy, self.settings.policy_dir),
             self.constraints,
             self.disconnected,
             self.lifecycle,

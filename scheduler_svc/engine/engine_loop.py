@@ -34,7 +34,8 @@ class EngineLoop:
         """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (endpoint in use)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         policy = PolicyGuard(
-            load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
+            load_policy(settings.policy, settings.policy_parameters, settings.policy_dir),
+            settings.policy_timeout_ms / 1000 or None,
         )
         curve = None
         if settings.link_key is not None and settings.link_runners is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ import structlog
 from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.model.refusal import EngineRefusal
-from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, load_policy
+from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, create_policy, permitted_policy_class
 from scheduler_svc.policy.catalog import describe_policies
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool
@@ -37,7 +38,15 @@ class InForce:
 class PolicyCommands:
     """Executes the policy commands of the admin API."""
 
-    def __init__(self, requests: Requests, pool: RunnerPool, change_policy: Callable[[Policy], None]) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        change_policy: Callable[[Policy], None],
+        folder: Path | None = None,
+    ) -> None:
+        """`folder`: the setting `policy_dir`."""
+        self._folder = folder
         self._requests = requests
         self._pool = pool
         self._change_policy = change_policy
@@ -53,7 +62,8 @@ class PolicyCommands:
         self._background.collect()
 
     def list(self, worker: bytes, query: engine_pb2.PoliciesQuery) -> None:
-        """Answers with all installed policies."""
+        """Answers with all policies that a call may name, and the one in force."""
+        in_force, folder = type(self._requests.policy.policy), self._folder
 
         def answer(descriptions: list[admin_pb2.PolicyDescription]) -> None:
             now = InForce.of(self._requests.policy.policy)
@@ -63,7 +73,7 @@ class PolicyCommands:
             reply = engine_pb2.PoliciesReply(handle=query.handle, policies=policies)
             self._requests.outbox.message(worker, engine_pb2.FromEngine(policies_reply=reply))
 
-        self._background.run(describe_policies, answer)
+        self._background.run(lambda: describe_policies(in_force, folder), answer)
 
     def change(self, worker: bytes, change: engine_pb2.PolicyChange) -> None:
         """Loads the policy, installs it and answers; or answers with a refusal."""
@@ -76,7 +86,7 @@ class PolicyCommands:
             reply = engine_pb2.PolicyChanged(handle=change.handle, change=self._put_in_force(loaded))
             self._requests.outbox.message(worker, engine_pb2.FromEngine(policy_changed=reply))
 
-        self._background.run(lambda: _load(name, parameters), answer)
+        self._background.run(lambda: _load(name, parameters, self._folder), answer)
 
     def _put_in_force(self, policy: Policy) -> admin_pb2.SetPolicyResponse:
         former, new = InForce.of(self._requests.policy.policy), InForce.of(policy)
@@ -102,10 +112,10 @@ class PolicyCommands:
         )
 
 
-def _load(name: str, text: str) -> Policy | EngineRefusal:
+def _load(name: str, text: str, folder: Path | None) -> Policy | EngineRefusal:
     """Returns the policy, or why it can't be loaded. Never raises: third-party code runs here."""
     try:
-        return load_policy(name, _parsed(text))
+        return create_policy(permitted_policy_class(name, folder), _parsed(text))
     except UnknownPolicy as error:
         return EngineRefusal(grpc.StatusCode.NOT_FOUND, str(error), "name")
     except WrongParameters as error:

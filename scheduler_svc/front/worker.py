@@ -19,7 +19,6 @@ import grpc
 import structlog
 import uvloop
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
@@ -44,6 +43,8 @@ from scheduler_svc.front.rpc.health import (
 from scheduler_svc.front.rpc.heartbeat import Heartbeat
 from scheduler_svc.front.rpc.inference_service import InferenceService
 from scheduler_svc.front.rpc.pacing import LONGEST_S, MessagePacer
+from scheduler_svc.front.rpc.reflection import add_reflection
+from scheduler_svc.front.rpc.wrong_port import ServedElsewhere
 from scheduler_svc.front.stream.engine_client import EngineClient
 from scheduler_svc.front.text.served_model import ServedModel
 from scheduler_svc.front.tracing.tracing import Tracing
@@ -137,7 +138,7 @@ class FrontWorker:
         return servers
 
     async def _start_public(self) -> grpc.aio.Server:
-        server = _server(self._settings, self._doors.tenants)
+        server = _server(self._settings, "listen", self._doors.tenants)
         service = InferenceService(
             self._client, self._served, self._preparer, self._pacer, self._doors.tenants, self._tracing
         )
@@ -145,7 +146,7 @@ class FrontWorker:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if not self._settings.gateway_listen:
             self._add_gateway_service(server)
-        reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        add_reflection((INFERENCE_SERVICE, HEALTH_SERVICE), server)
         self._doors.listen(server, self._settings.listen)
         await server.start()
         return server
@@ -166,7 +167,7 @@ class FrontWorker:
             vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._gateway_service, server)
 
     async def _start_gateway(self) -> grpc.aio.Server:
-        server = _server(self._settings, Tenants())
+        server = _server(self._settings, "gateway_listen", Tenants())
         self._add_gateway_service(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         server.add_insecure_port(self._settings.gateway_listen)
@@ -174,10 +175,10 @@ class FrontWorker:
         return server
 
     async def _start_admin(self) -> grpc.aio.Server:
-        server = _server(self._settings, self._doors.admins)
+        server = _server(self._settings, "admin_listen", self._doors.admins)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((ADMIN_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        add_reflection((ADMIN_SERVICE, HEALTH_SERVICE), server)
         self._doors.listen(server, self._settings.admin_listen)
         await server.start()
         return server
@@ -218,10 +219,12 @@ def _pacer(settings: SchedulerSettings) -> MessagePacer:
     return MessagePacer(LONGEST_S, workers, settings.tuned.front_load if has_core else None)
 
 
-def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
-    return grpc.aio.server(
+def _server(settings: SchedulerSettings, listener: str, tenants: Tenants) -> grpc.aio.Server:
+    elsewhere = ServedElsewhere(listener, settings, gateway_is_served())
+    tokens = [TokenInterceptor(tenants, elsewhere.services)] if tenants.need_tokens else []
+    server = grpc.aio.server(
         maximum_concurrent_rpcs=settings.max_calls,
-        interceptors=[*([TokenInterceptor(tenants)] if tenants.need_tokens else []), DecodingInterceptor()],
+        interceptors=[*tokens, DecodingInterceptor()],
         options=(
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", settings.max_message_bytes),
@@ -233,12 +236,15 @@ def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
             ("grpc.http2.min_ping_interval_without_data_ms", CLIENT_PINGS_APART_MS),
         ),
     )
+    server.add_generic_rpc_handlers((elsewhere,))
+    return server
 
 
 def main() -> None:
     """Runs a worker process. The first line of stdin holds its settings; end-of-file means that the engine is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by `spawn_worker` until here
     forgive_output()
     stdin = sys.stdin.fileno()
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:

@@ -9,7 +9,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from roster_common.early_start import without_interrupts
+
 
 def spawn_worker() -> subprocess.Popen[bytes]:
-    """Starts a worker process, which waits for its `WorkerStart` and exits when its stdin is closed."""
-    return subprocess.Popen([sys.executable, "-m", "scheduler_svc.front.worker"], stdin=subprocess.PIPE)
+    """Starts a worker process, which waits for its `WorkerStart` and exits when its stdin is closed.
+
+    Ctrl-C reaches it only once it ignores it.
+    """
+    with without_interrupts():
+        return subprocess.Popen([sys.executable, "-m", "scheduler_svc.front.worker"], stdin=subprocess.PIPE)

@@ -17,12 +17,15 @@ from types import FrameType
 import structlog
 import zmq
 
-from roster_common.logs import configure_logs
+from roster_common.distribution import version_line
+from roster_common.logs import configure_logs, warn_unknown
+from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.front.auth.listen_address import ReservedAddress, reserve
 from scheduler_svc.front.auth.server_credentials import ServerCredentials
-from scheduler_svc.front.gateway.gateway_service import check_gateway
+from scheduler_svc.front.gateway.gateway_service import check_gateway, gateway_is_served
+from scheduler_svc.front.rpc.wrong_port import GATEWAY_IS_OFF
 from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.metrics.collector import RosterCollector
 from scheduler_svc.metrics.server import MetricsServer
@@ -37,6 +40,9 @@ GRPC = ("listen", "admin_listen", "gateway_listen")
 _LONGEST_FOLDER = 99
 """Bytes of the folder's path: with "/engine" it must fit into a Unix socket's address, 107."""
 
+_FREE = "set another address, or end the program that uses this one"
+_ABOUT = "Schedules every step of its runners, and serves gRPC, until SIGTERM or Ctrl-C."
+
 log = structlog.get_logger()
 
 
@@ -46,11 +52,12 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
     `first_worker` comes from `spawn_worker` and is killed if the settings ask for none. Must run in the main thread.
     """
     try:
-        settings = SchedulerSettings.read(_cli_parse_args=True)
+        settings = read_command_line(SchedulerSettings, "roster-scheduler", _ABOUT, _version)
     except UnusableSettings as error:
         return _complain(str(error))
     else:
         configure_logs(settings.log_format, settings.log_level)
+        warn_unknown()
         if not settings.front_workers:
             first_worker.kill()
         return serve(settings, first_worker)
@@ -70,15 +77,17 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
             check_tracing(settings)
             ServerCredentials.open(settings)  # reports an unusable file here rather than in each worker
             check_gateway(settings)
-            addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
+            addresses = _reserved(settings)
             if reason := exposed(settings):
                 return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
             metrics = _metrics_server(settings, loop)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             return _complain(str(error))
+        except OSError as error:
+            return _complain(f"{error.strerror or error}; {_FREE}")
         except zmq.ZMQError as error:
-            return _complain(f"link {settings.link!r} can't be bound: {error}")
+            return _complain(f"link {settings.link!r} can't be bound: {zmq.strerror(error.errno or 0)}; {_FREE}")
         settings = _with_addresses(settings, addresses)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: _stop(loop, number, frame))
@@ -90,6 +99,8 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
             metrics=metrics.address if metrics is not None else "",
             workers=settings.front_workers,
         )
+        if not gateway_is_served():
+            log.info(GATEWAY_IS_OFF)
         try:
             if settings.front_workers:
                 _serve_with_workers(settings, loop, f"ipc://{folder}/engine", first_worker)
@@ -102,6 +113,22 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
                 address.close()
     log.info("stopped")
     return FENCED if loop.fenced else 0
+
+
+def _reserved(settings: SchedulerSettings) -> list[ReservedAddress]:
+    """Binds the addresses that front workers listen on. Raises UnusableSettings, which names the setting."""
+    reserved = []
+    for name in GRPC:
+        address = getattr(settings, name)
+        if not address:
+            continue
+        try:
+            reserved.append(reserve(address))
+        except ValueError as error:
+            raise UnusableSettings(f"setting {name}: {error}") from error
+        except OSError as error:
+            raise UnusableSettings(f"setting {name}: {error.strerror}; {_FREE}") from error
+    return reserved
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:
@@ -169,6 +196,10 @@ def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: s
         loop.stop()
         engine.join()
         os.close(reader)
+
+
+def _version() -> str:
+    return version_line("roster-scheduler")
 
 
 def _complain(sentence: str) -> int:

@@ -82,6 +82,8 @@ class InFlight:
     fills: bool
     """Whether some row samples the last token that its sequence may have."""
     sent_at: float
+    expected_s: float = 0.0
+    """Predicted seconds of its step; 0 if not predicted."""
     ahead_s: float = math.nan
     """Seconds by which it was made before the predicted end of the plans before it; NaN if there were none, or their
     end was not predicted."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scheduler_svc.plan.in_flight import InFlight
 from scheduler_svc.plan.plan_lead import PlanLead
-from scheduler_svc.plan.step_clock import StepClock
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 
 _LATEST_S = 0.001
 """A held plan made later than this after its time was not delayed by the engine: there was nothing to plan."""
@@ -57,13 +57,14 @@ class PlanTiming:
     """Times the plans of one runner."""
 
     def __init__(
-        self, rule: TimingRule, in_flight: deque[InFlight], tile_tokens: int, clock: Callable[[], float]
+        self, rule: TimingRule, in_flight: deque[InFlight], step_times: StepTimeModel, clock: Callable[[], float]
     ) -> None:
-        """`in_flight` is the runner's, oldest first; `tile_tokens` as in Hello; `clock` returns seconds."""
+        """`in_flight` and `step_times` are the runner's, plans oldest first; `clock` returns seconds."""
         self._rule = rule
         self._in_flight = in_flight
         self._clock = clock
-        self._steps = StepClock(tile_tokens)
+        self._step_times = step_times
+        self._is_told = False  # the runner reports by how much plans were early
         self._lead = PlanLead(rule.late_share or 0.0)
         self.late_plans = 0
         """Plans that were held back and reached the runner after it had run out of work."""
@@ -77,16 +78,21 @@ class PlanTiming:
         """Returns the runner's time that the plan of a result at `now_s` took, and its idle time before it, in
         seconds. Called once per result."""
         last_s, self._last_result_at = self._last_result_at, now_s
-        step_s = now_s - max(flight.sent_at, last_s)
-        if self._rule.holds:
-            self._steps.record(flight.positions, step_s)
-        return step_s, max(0.0, flight.sent_at - last_s)
+        return now_s - max(flight.sent_at, last_s), max(0.0, flight.sent_at - last_s)
 
-    def learn(self, flight: InFlight, step_s: float, early_s: float) -> None:
-        """Learns from a plan that took `step_s` and was ready `early_s` before the one before it was done."""
-        seconds = step_s + min(0.0, early_s)
+    def learn(self, flight: InFlight, step_s: float, early_s: float | None) -> None:
+        """Learns from a plan that took `step_s` and was ready `early_s` before the one before it was done.
+
+        `early_s`: None if the runner does not report it.
+        """
+        if not self._rule.holds:
+            return
+        seconds = step_s + min(0.0, early_s or 0.0)
         if seconds > 0:
-            self._steps.learn(flight.positions, flight.prefills, seconds)
+            self._step_times.recent.record(flight.positions, flight.prefills, seconds)
+        if early_s is None:
+            return
+        self._is_told = True
         if not math.isnan(flight.ahead_s):
             self._lead.note(flight.behind_prompts, flight.ahead_s - early_s)
             self.late_plans += flight.held and early_s < 0
@@ -106,6 +112,8 @@ class PlanTiming:
         extra = len(flights) >= rule.at_once
         if not extra and (full or rule.late_share is None):
             return 0.0
+        if not self._is_told:
+            return math.inf if extra else 0.0
         end_at, behind_prompts = self._end_at(len(flights))
         lead_s = self._lead.seconds(behind_prompts)
         if end_at is None or lead_s == math.inf:
@@ -121,7 +129,7 @@ class PlanTiming:
 
     def planned(self, flight: InFlight) -> None:
         """Notes, on the plan just made, how far ahead of the runner it was."""
-        if self._rule.lead_s is not None or not self._rule.holds:
+        if not self._is_told or self._rule.lead_s is not None:
             return
         held, self._held = self._held, None
         sent_at, ahead = flight.sent_at, len(self._in_flight) - 1
@@ -155,10 +163,12 @@ class PlanTiming:
         end_at, prefills = max(self._in_flight[0].sent_at, self._last_result_at), False
         for index in range(count):
             flight = self._in_flight[index]
-            seconds = self._steps.expected_s(flight.positions, flight.prefills)
-            if not seconds:
-                return None, False
-            end_at += seconds
+            if not flight.expected_s:
+                columns = flight.starts, flight.counts, flight.num_decode
+                flight.expected_s = self._step_times.expected_s(*columns)
+                if not flight.expected_s:
+                    return None, False
+            end_at += flight.expected_s
             prefills = prefills or flight.prefills
         return end_at, prefills
 
@@ -166,4 +176,5 @@ class PlanTiming:
         """Returns when the plans in flight are done at the earliest. A tenth of their time is subtracted, because it is
         only an estimate."""
         begin_at = max(self._in_flight[0].sent_at, self._last_result_at)
-        return begin_at + 0.9 * sum(self._steps.least_s(flight.positions) for flight in self._in_flight)
+        recent = self._step_times.recent
+        return begin_at + 0.9 * sum(recent.least_s(flight.positions, flight.prefills) for flight in self._in_flight)

@@ -2,14 +2,15 @@
 
 from scheduler_svc.policy.guard import PolicyGuard
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice
+from scheduler_svc.policy.policy_files import UnknownPolicy, class_in_file, file_in, files_of
 from scheduler_svc.policy.registry import (
     ENTRY_POINT_GROUP,
-    UnknownPolicy,
     WrongParameters,
     available_policies,
+    create_policy,
     import_policy,
-    installed_policies,
     load_policy,
+    permitted_policy_class,
     policy_class,
 )
 from scheduler_svc.policy.views import (
@@ -47,8 +48,12 @@ __all__ = [
     "WaitingView",
     "WrongParameters",
     "available_policies",
+    "class_in_file",
+    "create_policy",
+    "file_in",
+    "files_of",
     "import_policy",
-    "installed_policies",
     "load_policy",
+    "permitted_policy_class",
     "policy_class",
 ]

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import EntryPoint
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from roster_protos import admin_pb2
-from scheduler_svc.policy import import_policy, installed_policies
+from scheduler_svc.policy import ENTRY_POINT_GROUP, Policy, class_in_file, file_in, files_of, import_policy
 
 
-def describe_policies() -> list[admin_pb2.PolicyDescription]:
-    """Describes every installed policy, sorted by name. If a policy cannot be imported, its `problem` says why."""
-    return [_describe(entry) for entry in installed_policies()]
+def describe_policies(
+    in_force: type[Policy] | None = None, folder: Path | None = None
+) -> list[admin_pb2.PolicyDescription]:
+    """Describes every installed policy and those of `folder`, sorted by name, and the one `in_force`.
+
+    If a policy cannot be imported, its `problem` says why.
+    """
+    descriptions = {
+        entry.name: _describe(entry.name, entry.dist.name if entry.dist else "", partial(import_policy, entry))
+        for entry in entry_points(group=ENTRY_POINT_GROUP)
+    }
+    if folder is not None:
+        for name in files_of(folder):
+            descriptions.setdefault(name, _describe(name, str(folder), partial(_class_of, folder, name)))
+    if in_force is not None and in_force.name not in descriptions:
+        descriptions[in_force.name] = _describe(in_force.name, in_force.__module__, lambda: in_force)
+    return [descriptions[name] for name in sorted(descriptions)]
 
 
-def _describe(entry: EntryPoint) -> admin_pb2.PolicyDescription:
-    description = admin_pb2.PolicyDescription(name=entry.name, distribution=entry.dist.name if entry.dist else "")
+def _class_of(folder: Path, name: str) -> type[Policy]:
+    return class_in_file(file_in(folder, name))
+
+
+def _describe(name: str, origin: str, load: Callable[[], type[Policy]]) -> admin_pb2.PolicyDescription:
+    description = admin_pb2.PolicyDescription(name=name, distribution=origin)
     try:
-        found = import_policy(entry)
+        found = load()
         description.summary = _first_sentence(found.__doc__)
         description.parameters.extend(_parameters(found.Parameters.model_json_schema()))
     except Exception as error:  # third-party code may raise anything

@@ -1,67 +1,104 @@
-"""Finds policies by name in the entry-point group `roster.policies`, and creates them with validated parameters."""
+"""Finds policies by name and creates them with validated parameters.
+
+A name is an entry point of the group `roster.policies`, a file or `module:Class` (see `policy_files`).
+"""
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from roster_common.wrong_values import wrong_values
 from scheduler_svc.policy.interface import Policy
+from scheduler_svc.policy.policy_files import (
+    UnknownPolicy,
+    checked_class,
+    class_in_file,
+    class_in_module,
+    file_in,
+    files_of,
+    is_file_name,
+)
 
 ENTRY_POINT_GROUP = "roster.policies"
-_DEFAULT = EntryPoint("auto", "scheduler_svc.policies.auto:Auto", ENTRY_POINT_GROUP)
-"""The default policy, which is found even in a checkout whose package was installed before the policy existed."""
-
-
-class UnknownPolicy(ValueError):
-    """The policy is not installed or cannot be imported; the message says which, and what is installed."""
 
 
 class WrongParameters(ValueError):
     """The policy does not accept these parameters; the message lists those it knows."""
 
 
-def installed_policies() -> list[EntryPoint]:
-    """Returns the entry points of the installed policies, sorted by name."""
-    found = list(entry_points(group=ENTRY_POINT_GROUP))
-    if not any(entry.name == _DEFAULT.name for entry in found):
-        found.append(_DEFAULT)
-    return sorted(found, key=lambda entry: entry.name)
-
-
 def available_policies() -> list[str]:
     """Returns the names of the installed policies, sorted."""
-    return sorted({entry.name for entry in installed_policies()})
+    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
 
 
-def policy_class(name: str) -> type[Policy]:
-    """Returns the class of the policy of this name. Raises UnknownPolicy."""
-    for entry in installed_policies():
+def policy_class(name: str, folder: Path | None = None) -> type[Policy]:
+    """Returns the class of a policy: an installed one, `FILE.py` or `FILE.py:CLASS`, or `module:Class`.
+
+    A file's name without a path is looked up in `folder` first. Raises UnknownPolicy.
+    """
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
             return import_policy(entry)
-    raise UnknownPolicy(f"there is no policy {name!r}; installed are: {', '.join(available_policies())}")
+    if is_file_name(name):
+        in_folder = folder is not None and Path(name).name == name and name.partition(":")[0] in files_of(folder)
+        return class_in_file(file_in(folder, name) if folder is not None and in_folder else name)
+    if ":" in name:
+        return class_in_module(name)
+    raise UnknownPolicy(
+        f"there is no policy {name!r}; installed are: {', '.join(available_policies())}. "
+        "A policy of your own is a file, ./mine.py for example, or module:Class"
+    )
+
+
+def permitted_policy_class(name: str, folder: Path | None) -> type[Policy]:
+    """Returns the class of a policy that a call may name: an installed one, or a file of `folder`.
+
+    Raises UnknownPolicy.
+    """
+    if name in available_policies():
+        return policy_class(name)
+    if folder is not None and is_file_name(name):
+        return class_in_file(file_in(folder, name))
+    if folder is None and (is_file_name(name) or ":" in name):
+        raise UnknownPolicy(
+            f"{name!r} can't be set by a call: start the scheduler with --policy-dir FOLDER, and name a file of it"
+        )
+    files = files_of(folder) if folder is not None else []
+    raise UnknownPolicy(
+        f"there is no policy {name!r}; installed are: {', '.join(available_policies())}"
+        + (f"; {folder} has {', '.join(files)}" if files else "")
+    )
 
 
 def import_policy(entry: EntryPoint) -> type[Policy]:
     """Returns the class that the entry point names. Raises UnknownPolicy if it is not a policy or the import fails."""
     try:
         found = entry.load()
-    except Exception as error:  # third-party code may raise anything
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise UnknownPolicy(f"policy {entry.name!r} ({entry.value}) cannot be imported: {error!r}") from error
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise UnknownPolicy(f"policy {entry.name!r}: {entry.value} is not a class that extends Policy")
-    return found
+    return checked_class(found, f"policy {entry.name!r}: {entry.value}")
 
 
-def load_policy(name: str, parameters: dict[str, Any]) -> Policy:
-    """Creates the policy of this name. Raises UnknownPolicy or WrongParameters."""
-    found = policy_class(name)
+def load_policy(name: str, parameters: dict[str, Any], folder: Path | None = None) -> Policy:
+    """Creates the policy that a setting names, as in `policy_class`.
+
+    Raises UnknownPolicy, also if `folder` can't be read, or WrongParameters.
+    """
+    if folder is not None:
+        files_of(folder)
+    return create_policy(policy_class(name, folder), parameters)
+
+
+def create_policy(found: type[Policy], parameters: dict[str, Any]) -> Policy:
+    """Creates a policy. Raises WrongParameters."""
     try:
         return found(found.Parameters(**parameters))
     except ValidationError as error:
         known = ", ".join(found.Parameters.model_fields)
         raise WrongParameters(
-            f"policy {name!r} does not accept these parameters: {wrong_values(error)}. It knows: {known}"
+            f"policy {found.name!r} does not accept these parameters: {wrong_values(error)}. It knows: {known}"
         ) from error

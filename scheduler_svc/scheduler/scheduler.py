@@ -75,7 +75,7 @@ class Scheduler:
         self.ledger = ledger or Ledger()
         self.step_times = StepTimeModel.of(hello)
         """How long this runner's steps take."""
-        self.timing = PlanTiming(rule, self.in_flight, hello.tile_tokens, clock)
+        self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
         self._first_number = 0
@@ -121,8 +121,8 @@ class Scheduler:
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
-        if result.timings.HasField("early_ns"):
-            self.timing.learn(flight, applied.step_s, result.timings.early_ns / 1e9)
+        early_s = result.timings.early_ns * 1e-9 if result.timings.HasField("early_ns") else None
+        self.timing.learn(flight, applied.step_s, early_s)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)

@@ -15,9 +15,8 @@ such as `depth`, overrides the profile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-ProfileName = Literal["latency", "balanced", "throughput", "quiet"]
+from roster_common.profile_names import ProfileName
 
 
 @dataclass(frozen=True, slots=True)

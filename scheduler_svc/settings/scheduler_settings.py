@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import CliSuppress, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings
-from scheduler_svc.settings.profiles import PROFILES, Profile, ProfileName
+from scheduler_svc.settings.profiles import PROFILES, Profile
 from scheduler_svc.settings.tenant_limits import TenantLimits
 
 
 class SchedulerSettings(ServiceSettings):
     """Settings of `roster-scheduler`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="ROSTER_", extra="ignore", cli_kebab_case=True, cli_prog_name="roster-scheduler"
-    )
+    model_config = SettingsConfigDict(env_prefix="ROSTER_", extra="ignore")
 
     listen: str = Field(
         "127.0.0.1:50061",
@@ -106,8 +105,15 @@ class SchedulerSettings(ServiceSettings):
     )
     policy: str = Field(
         "auto",
-        description="Scheduling policy, an entry point of the group roster.policies.",
+        description="Scheduling policy: an entry point of the group roster.policies, a file (./mine.py), or "
+        "module:Class.",
         json_schema_extra=EVERYONE,
+    )
+    policy_dir: Path | None = Field(
+        None,
+        description="Folder with policies as files, which `roster policy set mine.py` can put in force. The code in it "
+        "runs in the scheduler, so only its operator may write there.",
+        json_schema_extra=tuning("you write policies, and try them while requests run"),
     )
     policy_parameters: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the policy, as JSON.", json_schema_extra=EVERYONE
@@ -272,7 +278,7 @@ class SchedulerSettings(ServiceSettings):
         description="Largest gRPC request, in bytes.",
         json_schema_extra=tuning("prompts are larger than this"),
     )
-    check: CliSuppress[bool] = Field(
+    check: bool = Field(
         False, description="Check the invariants of scheduler and block pool after every step (slow; for tests)."
     )
     log_format: Literal["console", "json"] = Field(

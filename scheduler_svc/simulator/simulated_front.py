@@ -77,6 +77,11 @@ class SimulatedFront:
     # ------------------------------------------------------------------ as the simulation sees it
 
     @property
+    def share_done(self) -> float:
+        """Mean of the shares of requests that have arrived and that have ended, 0 to 1."""
+        return (self._next + self.num_ended) / max(1, 2 * len(self.trace.requests))
+
+    @property
     def next_s(self) -> float:
         """Time at which the next request reaches the engine; infinite if all have."""
         requests = self.trace.requests

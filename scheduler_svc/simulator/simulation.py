@@ -22,7 +22,6 @@ from typing import Any
 from roster_protos import admin_pb2
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
-from scheduler_svc.settings.profiles import ProfileName
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
@@ -38,7 +37,13 @@ MOST_IDLE_TURNS = 2_000
 GC_THRESHOLD = 50_000
 """Objects between garbage collections, as in the engine's loop."""
 
-StepObserver = Callable[[admin_pb2.WatchStepsResponse], None]
+PROGRESS_S = 0.2
+"""Seconds of wall time between two reports of progress."""
+
+StepObserver = Callable[[admin_pb2.WatchStepsResponse], bool | None]
+"""Receives a completed step; False: it wants no more, and the rest of the simulation is as fast as without it."""
+ProgressObserver = Callable[[float], None]
+"""Receives the share of the trace that is done, 0 to 1: the mean of the requests that have arrived and have ended."""
 
 
 class SimulationStuck(RuntimeError):
@@ -62,8 +67,9 @@ class Setup:
     plan_lead_ms: float | None = None
     """Milliseconds before a runner completes its plans in flight at which its next plan is made; None: as soon as the
     depth allows."""
-    profile: ProfileName | None = None
-    """Times plans as this profile of the service does, instead of by `depth` and `plan_lead_ms`."""
+    profile: str | None = None
+    """Times plans as this profile of the service does, instead of by `depth` and `plan_lead_ms`. Turns are then taken
+    one by one."""
     scheduler_s: float = 150e-6
     """Seconds that the engine's thread takes per plan."""
     spread: float = 0.0
@@ -105,9 +111,16 @@ class Setup:
 class Simulation:
     """One engine with simulated clients and runners. `run` plays the trace to its end."""
 
-    def __init__(self, trace: Trace, setup: Setup, on_step: StepObserver | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        on_step: StepObserver | None = None,
+        on_progress: ProgressObserver | None = None,
+    ) -> None:
         """`on_step` receives every completed step. Raises UnknownPolicy or WrongParameters."""
         self.setup = setup
+        self._on_progress = on_progress
         self.clock = VirtualClock()
         policy = load_policy(setup.policy, setup.parameters) if isinstance(setup.policy, str) else setup.policy
         shape, rng = setup.shape, random.Random(setup.seed)
@@ -123,7 +136,8 @@ class Simulation:
         )
         self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
         if on_step is not None:
-            self.front.on_step = on_step
+            self._on_step = on_step
+            self.front.on_step = self._watch
             self.engine.watchers.of_steps.add(WORKER)
         self.engine_time = EngineTime()
         self._idle_turns = 0
@@ -133,11 +147,21 @@ class Simulation:
         begin = time.perf_counter()
         with _few_collections():
             self.turn()  # runners join
+            reported = begin
             while not self.front.done:
                 self._advance()
                 if not self._fast_forward():
                     self.turn()
+                if self.front.on_step is None:
+                    self.engine.watchers.of_steps.discard(WORKER)
+                if self._on_progress is not None and time.perf_counter() - reported >= PROGRESS_S:
+                    self._on_progress(self.front.share_done)
+                    reported = time.perf_counter()
         return outcome_of(self.front, self._counters(time.perf_counter() - begin))
+
+    def _watch(self, report: admin_pb2.WatchStepsResponse) -> None:
+        if self._on_step(report) is False:
+            self.front.on_step = None
 
     def turn(self, *, is_sample: bool = False) -> None:
         """Takes one turn of the engine and advances the clock by its time. `is_sample`: it could have been skipped."""
@@ -207,12 +231,14 @@ class Simulation:
         )
 
 
-def simulate(trace: Trace, setup: Setup, on_step: StepObserver | None = None) -> Outcome:
-    """Plays the trace. `on_step` receives every completed step.
+def simulate(
+    trace: Trace, setup: Setup, on_step: StepObserver | None = None, on_progress: ProgressObserver | None = None
+) -> Outcome:
+    """Plays the trace. `on_step` receives every completed step, `on_progress` the progress a few times a second.
 
     Raises SimulationStuck, or ValueError for an invalid policy, parameters or runner.
     """
-    return Simulation(trace, setup, on_step).run()
+    return Simulation(trace, setup, on_step, on_progress).run()
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Model of a runner's step times, for everything in the core that plans with them."""
+"""A runner's step times, for everything in the core that plans with them."""

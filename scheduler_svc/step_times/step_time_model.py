@@ -26,6 +26,7 @@ import numpy as np
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.error_tail import ErrorTail
 from scheduler_svc.step_times.least_squares import RunningSums, solve
+from scheduler_svc.step_times.recent_steps import RecentSteps
 
 _SCALE = (1.0, 1.0, 1e-3, 1e-2, 1e-5, 1e-6)
 """Factors that scale the inputs to about 1."""
@@ -65,6 +66,8 @@ class StepTimeModel:
         self._drift = 1.0
         self._noted: deque[tuple[Any, Any, int, float, float]] = deque(maxlen=_MOST_NOTED)
         self._ticks = self._fitted = 0
+        self.recent = RecentSteps()
+        """Times of the last steps as the scheduler saw them, without the runner's waits for late plans."""
         self._measured_row_s = 0.0
         self._seed_with(costs)
 
@@ -108,14 +111,9 @@ class StepTimeModel:
         """Uses the noted steps."""
         while self._noted:
             starts, counts, num_decode, step_s, runner_s = self._noted.popleft()
-            seconds, context = runner_s or step_s, int(np.add.reduce(starts[:num_decode]))
-            prompts, pairs = 0, 0.0
-            if num_decode < len(starts):
-                chunks = counts[num_decode:].astype(np.float64)
-                prompts = int(chunks.sum())
-                pairs = float(chunks @ (starts[num_decode:] + chunks / 2))
-                self.largest_prefill = max(self.largest_prefill, prompts)
-            inputs = self._inputs(prompts, num_decode, context, pairs)
+            seconds = runner_s or step_s
+            inputs, prompts = self._inputs_of(starts, counts, num_decode)
+            self.largest_prefill = max(self.largest_prefill, prompts)
             if prompts and num_decode and self.known:
                 self._tail.add(step_s - self._predicted(inputs))
             measured_s = self._predicted(inputs, self._seed_weights)
@@ -130,11 +128,27 @@ class StepTimeModel:
         self._fitted = self._decode.count + self._mixed.count
         self._weights = solve((self._seed.with_inputs_scaled(1 / self._drift), self._decode, self._mixed))
 
+    # ------------------------------------------------------------------ what the timing of plans reads
+
+    def expected_s(self, starts: Any, counts: Any, num_decode: int) -> float:
+        """Returns the time of the planned step with these rows, as `note` takes them; 0 if nothing is known.
+
+        Decode steps take as long as the last ones of as many rows: the runner's choice of kernels depends on their
+        number. Steps with prompts differ too much from one another for that: the model predicts them.
+        """
+        rows, prefills = len(starts), num_decode < len(starts)
+        if not prefills and (recent_s := self.recent.median_s(rows, False)):
+            return recent_s
+        if self.known:
+            return self._predicted(self._inputs_of(starts, counts, num_decode)[0])
+        return self.recent.median_s(int(np.add.reduce(counts)), prefills)
+
     # ------------------------------------------------------------------ what policies read
 
     @property
     def known(self) -> bool:
         """Whether it predicts: the runner has measured its steps, or enough have been observed, some with prompts."""
+        self._observe()
         observed = self._decode.count + self._mixed.count
         return bool(self._seed.count) or (observed >= _KNOWN_AFTER and self._mixed.count >= _REFIT_EVERY)
 
@@ -193,6 +207,15 @@ class StepTimeModel:
 
     def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
         return sum(map(mul, inputs, weights or self._weights))
+
+    def _inputs_of(self, starts: Any, counts: Any, num_decode: int) -> tuple[Inputs, int]:
+        """Returns the inputs of a step with these rows, and its prompt positions."""
+        prompts, pairs = 0, 0.0
+        if num_decode < len(starts):
+            chunks = counts[num_decode:].astype(np.float64)
+            prompts = int(chunks.sum())
+            pairs = float(chunks @ (starts[num_decode:] + chunks / 2))
+        return self._inputs(prompts, num_decode, int(np.add.reduce(starts[:num_decode])), pairs), prompts
 
     def _inputs(self, prefill_tokens: float, decode_rows: int, context: int, pairs: float) -> Inputs:
         charged = -(-(prefill_tokens + decode_rows) // self._tile) * self._tile

@@ -12,8 +12,9 @@ import pytest
 
 from bench.common.traces import TRACES, trace_lengths
 from bench.gpu_serving import report
-from bench.gpu_serving.__main__ import split_spec
+from bench.gpu_serving.__main__ import parse_arguments
 from bench.gpu_serving.client import ClientRecord, arrival_times
+from bench.gpu_serving.loads import loads_of, split_spec
 from bench.gpu_serving.service import Scheduling
 from bench.gpu_serving.step_record import StepRecord
 
@@ -93,6 +94,22 @@ def test_a_load_brings_settings_of_its_own() -> None:
     assert json.loads(changed.policy_parameters) == values
     with pytest.raises(ValueError, match="'depth' of the load '8:160:1024,depth' has no value"):
         split_spec("8:160:1024,depth")
+
+
+def test_variants_repeat_the_loads_with_flags_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = "tuned: --policy sjf --policy-parameters '{\"step_tokens\": 64}' --plan-lead-ms=2 --depth 3 --offline ljf:9"
+    command = ["--online", "8", "14:20:256", "--seconds", "10", "--variant", "default:", "--variant", tuned]
+    monkeypatch.setattr(sys, "argv", ["gpu_serving", *command])
+    default, sized, *rest = loads_of(parse_arguments())
+    assert [default.name, sized.name] == ["default: 8/s", "default: 14/s, 256 a step"]
+    assert (default.requests, default.scheduling.policy, default.scheduling.depth) == (80, None, None)
+    assert (sized.scheduling.policy, sized.scheduling.policy_parameters) == ("fcfs", '{"step_tokens": 256}')
+    assert [load.name for load in rest][::2] == ["tuned: 8/s", "tuned: offline, ljf, 9 a step"]
+    expected = Scheduling("sjf", '{"step_tokens": 64}', 3, ("--no-prefix-sharing", "--plan-lead-ms=2"))
+    assert rest[0].scheduling == expected
+    monkeypatch.setattr(sys, "argv", ["gpu_serving", "--variant", "--policy fcfs"])
+    with pytest.raises(ValueError, match="has no name: write"):
+        loads_of(parse_arguments())
 
 
 def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def trouble(roster: RosterProcesses, total: int) -> Trouble:
 async def answer(client: RosterClient, prompt: str, watch: Trouble | None = None) -> Choice:
     """Returns the greedy answer to a prompt; without `watch`, with the two likeliest tokens at each position."""
     more = {"logprobs": 2} if watch is None else {}
-    stream = client.generate(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, **more)  # type: ignore[arg-type]
+    stream = client.generate(prompt, raw=True, max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, **more)  # type: ignore[arg-type]
     async for event in stream:
         if watch is not None and isinstance(event, Delta):
             watch.count(len(event.token_ids))

@@ -108,17 +108,24 @@ class Load:
         way = rng.choice(("whole", "whole", "whole", "cut", "cancel", "deadline", "kept"))
         try:
             if way == "deadline":
-                await client.generate(prompt, max_tokens=tokens, timeout_ms=rng.choice((30, 300))).completion()
+                await client.generate(
+                    prompt, raw=True, max_tokens=tokens, timeout_ms=rng.choice((30, 300))
+                ).completion()
             elif way in ("cut", "kept"):
                 keep = OnDisconnect.KEEP if way == "kept" else OnDisconnect.CANCEL
-                async with client.generate(prompt, max_tokens=tokens, on_disconnect=keep, keep_ms=500) as stream:
+                async with client.generate(
+                    prompt, raw=True, max_tokens=tokens, on_disconnect=keep, keep_ms=500
+                ) as stream:
                     async for event in stream:
                         if isinstance(event, Delta):
                             break
             elif way == "cancel":
                 await self._cancelled(client, prompt, tokens, f"soak-{number}")
             else:
-                check(await client.generate(prompt, max_tokens=tokens, n=rng.choice((1, 1, 2))).completion(), tokens)
+                check(
+                    await client.generate(prompt, raw=True, max_tokens=tokens, n=rng.choice((1, 1, 2))).completion(),
+                    tokens,
+                )
             self.outcomes[way] += 1
         except OverloadedError as error:
             assert error.retry_after_s is not None
@@ -127,7 +134,7 @@ class Load:
             self.outcomes[way] += 1
 
     async def _cancelled(self, client: RosterClient, prompt: str | list[Message], tokens: int, identity: str) -> None:
-        async with client.generate(prompt, max_tokens=tokens, request_id=identity) as stream:
+        async with client.generate(prompt, raw=True, max_tokens=tokens, request_id=identity) as stream:
             async for event in stream:
                 if isinstance(event, Delta):
                     with contextlib.suppress(NotFoundError):  # it has ended meanwhile
@@ -229,7 +236,7 @@ async def burst(client: RosterClient, count: int, outcomes: Counter[str]) -> Non
 
         async def one(number: int) -> None:
             try:
-                await session.generate(f"flood {number % 50}", max_tokens=5).completion()
+                await session.generate(f"flood {number % 50}", raw=True, max_tokens=5).completion()
                 outcomes["served"] += 1
             except OverloadedError:
                 outcomes["refused"] += 1

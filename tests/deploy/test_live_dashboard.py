@@ -39,7 +39,9 @@ def load(address: str) -> Iterator[None]:
         with SyncRosterClient(address, tenant=f"tenant-{number % 2}") as client:
             while not over.is_set():
                 try:
-                    list(client.generate("the same beginning of each prompt " * 2 + str(number), max_tokens=60))
+                    list(
+                        client.generate("the same beginning of each prompt " * 2 + str(number), raw=True, max_tokens=60)
+                    )
                 except RosterError:
                     over.wait(0.05)
 

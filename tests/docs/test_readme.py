@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 import re
-import textwrap
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policy import PolicyGuard, RequestView
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.processes import RosterProcesses
+from tests.support.thoroughness import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
+README_PAGE = ROOT / "README.md"
+README = README_PAGE.read_text("utf-8")
 
 
 def code(marker: str) -> str:
@@ -27,13 +31,22 @@ def code(marker: str) -> str:
     return blocks[0]
 
 
-async def test_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_client(tmp_path: Path) -> None:
+    """The page's client runs as a file; so would the conversation that the page names."""
+    (message,) = re.findall(r"`(\{\"role\": .*?\})`", README)
     with RosterProcesses(tmp_path, runner={"device": "hash"}) as roster:
-        source = code("RosterClient").replace("127.0.0.1:50061", roster.address)
-        names: dict[str, Any] = {}
-        exec("async def example():\n" + textwrap.indent(source, "    "), names)
-        await asyncio.wait_for(names["example"](), 30)
-    assert re.findall(r"^(\w+)\(", capsys.readouterr().out, re.M)[-1] in ("Finished", "Ended", "Usage")
+        example = code("RosterClient").replace("127.0.0.1:50061", roster.address)
+        for number, prompt in enumerate(('"Hello!"', f"[{message}]")):
+            file = tmp_path / f"example{number}.py"
+            file.write_text(example.replace('"Hello!"', prompt), "utf-8")
+            done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60, cwd=ROOT)
+            assert re.findall(r"^(\w+)\(", done.stdout, re.M)[-2:] == ["Finish", "Usage"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", [README_PAGE, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_python_on_a_page_compiles_as_a_file(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S):
+        compile(block, str(page), "exec")
 
 
 def test_policy() -> None:
@@ -49,6 +62,22 @@ def test_policy() -> None:
 
     assert key(0.0, 10) < key(0.0, 1000) < key(9.0, 200)
     assert policy.failures == 0
+
+
+def test_the_policy_is_clean_under_mypy_strict(tmp_path: Path) -> None:
+    """`mypy` checks the package with these flags; the rest of the list costs seconds."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        config = tomllib.load(file)["tool"]["mypy"]
+    assert "tests/packages/roster-shortest" in config["files"]
+    (flags,) = [one for one in config["overrides"] if one["module"] == ["roster_shortest"]]
+    assert flags["warn_return_any"] and flags["disallow_any_generics"] and flags["disallow_subclassing_any"]
+    if not FULL:
+        return
+    (tmp_path / "mine.py").write_text(code("(Policy)"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", tmp_path, "mine.py"]
+    ours = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=ours, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_section_about_policies_is_short() -> None:

@@ -29,6 +29,10 @@ def test_page_is_fresh(generator: ModuleType) -> None:
     assert (DOCS / "settings.md").read_text("utf-8") == generator.page(), "run `make docs`"
 
 
+def test_names_are_fresh(generator: ModuleType) -> None:
+    assert generator.MODULE.read_text("utf-8") == generator.module(), "run `make docs`"
+
+
 @pytest.mark.parametrize("settings", [SchedulerSettings, RunnerSettings])
 def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
     assert [name for name, field in settings.model_fields.items() if not field.description] == []
@@ -37,7 +41,7 @@ def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
 def test_few_settings_are_for_everyone(generator: ModuleType) -> None:
     counts = {
         level: sum(len(generator.names(cls, level)) for cls in generator.COMMANDS.values())
-        for level in generator.LEVELS
+        for level in generator.TITLES
     }
     assert counts["everyone"] <= 15 and counts["operators"] <= 25, counts
 

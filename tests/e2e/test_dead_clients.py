@@ -16,7 +16,7 @@ STREAM = """
 import sys
 from roster_client.client.sync_client import SyncRosterClient
 with SyncRosterClient(sys.argv[1]) as client:
-    for event in client.generate("an endless stream", max_tokens=8000, ignore_eos=True):
+    for event in client.generate("an endless stream", raw=True, max_tokens=8000, ignore_eos=True):
         print("event", flush=True)
 """
 
@@ -33,7 +33,7 @@ async def test_a_stopped_client_does_not_hold_its_slot(tmp_path: Path, wait_idle
             status = await wait_idle(roster.admin_address)
             assert 0 < status.totals.sampled_tokens < 7000
             with SyncRosterClient(roster.address) as other:
-                assert other.generate("a living one", max_tokens=3, deadline_s=20).completion().choices
+                assert other.generate("a living one", raw=True, max_tokens=3, deadline_s=20).completion().choices
         finally:
             client.kill()
             client.wait()

@@ -67,7 +67,7 @@ def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
 def call(fortress: Fortress, credentials: Credentials, tenant: str = "") -> str:
     """Returns the text of an answer from the public API."""
     with SyncRosterClient(fortress.processes.address, tenant=tenant, credentials=credentials) as client:
-        completion = client.generate("hello", max_tokens=4, seed=1, deadline_s=10).completion()
+        completion = client.generate("hello", raw=True, max_tokens=4, seed=1, deadline_s=10).completion()
         return completion.choices[0].text
 
 
@@ -91,7 +91,7 @@ def test_a_token_is_required_and_determines_the_tenant(
     credentials = replace(fortress.acme, token=token)
     with SyncRosterClient(fortress.processes.address, tenant=tenant, credentials=credentials) as client:
         for refused in (
-            lambda: client.generate("hello", deadline_s=10).completion(),
+            lambda: client.generate("hello", raw=True, deadline_s=10).completion(),
             lambda: client.attach("some", deadline_s=10).completion(),
             lambda: client.cancel("some", deadline_s=10),
             lambda: client.tokenize("hello", deadline_s=10),
@@ -125,7 +125,7 @@ def test_a_gateways_calls_need_the_same_credentials(fortress: Fortress) -> None:
 
 def test_a_tenant_can_not_reach_the_requests_of_another(fortress: Fortress) -> None:
     with SyncRosterClient(fortress.processes.address, credentials=fortress.acme) as client:
-        client.generate("hello", request_id="mine", max_tokens=2, deadline_s=10).completion()
+        client.generate("hello", raw=True, request_id="mine", max_tokens=2, deadline_s=10).completion()
         assert client.attach("mine", deadline_s=10).completion().choices
     with SyncRosterClient(fortress.processes.address, credentials=replace(fortress.acme, token=ZEN)) as client:
         with pytest.raises(NotFoundError):

@@ -28,7 +28,7 @@ class Reader:
         self.num_tokens = 0
         self.finish: Finish | None = None
         self.error: RosterError | None = None
-        self._stream = client.generate("a stream", max_tokens=max_tokens)
+        self._stream = client.generate("a stream", raw=True, max_tokens=max_tokens)
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
         deadline = time.monotonic() + 30
@@ -61,7 +61,7 @@ def await_refusal(client: SyncRosterClient) -> UnavailableError:
     deadline = time.monotonic() + 30
     while True:
         try:
-            client.generate("too late", max_tokens=1, deadline_s=10).completion()
+            client.generate("too late", raw=True, max_tokens=1, deadline_s=10).completion()
         except UnavailableError as error:
             return error
         assert time.monotonic() < deadline

@@ -95,12 +95,12 @@ def test_a_stopped_engine_is_reported_until_it_resumes(roster: RosterProcesses, 
     watches.wait(LIVENESS=True, READINESS=True, ENGINE=True, RUNNER=True)
     assert set(watches.seen[LIVENESS]) == {"SERVING"}
     with SyncRosterClient(roster.address) as client:
-        assert client.generate("after it", max_tokens=3, deadline_s=20).completion().choices[0].token_ids
+        assert client.generate("after it", raw=True, max_tokens=3, deadline_s=20).completion().choices[0].token_ids
 
 
 def test_a_stopped_runner_is_reported_while_a_plan_waits(roster: RosterProcesses, watches: Watches) -> None:
     with SyncRosterClient(roster.address) as client:
-        stream = client.generate("a stream", max_tokens=50, temperature=0)
+        stream = client.generate("a stream", raw=True, max_tokens=50, temperature=0)
         next(iter(stream))
         with stopped(roster.pid("runner")):
             watches.wait(RUNNER=False, READINESS=False)

@@ -173,6 +173,29 @@ def test_tools_are_called_as_they_are_described(client: openai.OpenAI) -> None:
     jsonschema.validate(json.loads("".join(delta.function.arguments or "" for delta in deltas)), CITY)
 
 
+def test_arguments_of_a_tool_without_parameters_are_an_object(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    named: dict[str, object] = {"type": "function", "function": {"name": "now"}}
+    (call,) = chat(client, max_tokens=9, tools=tools, tool_choice=named).choices[0].message.tool_calls or []
+    assert json.loads(call.function.arguments) == {}  # type: ignore[union-attr]
+    untyped = [{"type": "function", "function": {"name": "now", "parameters": {"maxProperties": 0}}}]
+    (call,) = chat(client, max_tokens=9, tools=untyped, tool_choice=named).choices[0].message.tool_calls or []
+    assert json.loads(call.function.arguments) == {}  # type: ignore[union-attr]
+    listed = chat(client, max_tokens=34, tools=tools, tool_choice="required").choices[0].message
+    assert listed.tool_calls or (listed.content or "").startswith('[{"name": "now", "parameters": {}}')
+
+
+def test_an_assistant_that_only_calls_tools_has_no_content(client: openai.OpenAI) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    answers = []
+    for content in ({"content": ""}, {"content": None}, {}):
+        said = {"role": "assistant", "tool_calls": [call], **content}
+        messages = [*user("Hi"), said, {"role": "tool", "tool_call_id": "a", "content": "7"}]
+        answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=9)  # type: ignore[call-overload]
+        answers.append((answer.choices[0].message.content, answer.usage.prompt_tokens))
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_responses(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=8, temperature=0)
     assert first.output_text and first.status == "incomplete"

@@ -62,7 +62,7 @@ def asked_directly(fleet: list[RosterProcesses], seed: int) -> list[str]:
     questions = ["".join(rng.choices("abcdefgh ", k=QUESTION_BYTES)) for _ in range(10)]
     for number, question in enumerate(questions):
         with SyncRosterClient(fleet[number % 2].address) as direct:
-            direct.generate(question, max_tokens=2).completion()
+            direct.generate(question, raw=True, max_tokens=2).completion()
     return questions
 
 

@@ -35,9 +35,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roster(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Iterator[RosterProcesses]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the scheduler's folder of policies, with the package's file as mine.py."""
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "mine.py").write_text((PACKAGE / "roster_shortest.py").read_text("utf-8"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def roster(tmp_path_factory: pytest.TempPathFactory, installed: Path, folder: Path) -> Iterator[RosterProcesses]:
     """Both services; the scheduler starts with the external policy."""
-    settings = {"policy": "shortest", "policy_parameters": '{"tokens_per_s": 7}'}
+    settings = {"policy": "shortest", "policy_parameters": '{"tokens_per_s": 7}', "policy_dir": str(folder)}
     runner = {"device": "hash", "test_backend": {"step_ms": 5, "eos_probability": 0}, "slots": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{REPOSITORY}:{installed}")
@@ -103,6 +111,11 @@ def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> N
     ("arguments", "code", "sentence"),
     [
         (("set", "fcsf"), ExitCode.REFUSED, "there is no policy 'fcsf'; installed are: "),
+        (
+            ("set", "../mine.py"),
+            ExitCode.REFUSED,
+            "is a path: name a file of the scheduler's folder of policies, mine.py",
+        ),
         (("set", "shortest", "tokens=1"), ExitCode.REFUSED, "step_tokens, finish_tokens, tokens_per_s"),
         (("set", "shortest", "tokens_per_s=-1"), ExitCode.REFUSED, "greater than or equal to 0"),
         (("set", "shortest", "tokens_per_s"), ExitCode.USAGE, "KEY=VALUE"),
@@ -117,6 +130,22 @@ def test_errors_are_reported_in_a_sentence(
     assert result.exit_code == code and result.stderr.count("\n") == 1
     assert sentence in result.stderr and result.stdout == ""
     assert in_force(roster) == before
+
+
+def test_a_file_is_read_each_time_and_a_broken_one_changes_nothing(roster: RosterProcesses, folder: Path) -> None:
+    file, working = folder / "mine.py", (folder / "mine.py").read_text("utf-8")
+    assert policy(roster, "set", "mine.py", "tokens_per_s=3").exit_code == ExitCode.OK
+    file.write_text(working.replace("Field(100,", "Field(9,"))
+    assert policy(roster, "set", "mine.py").exit_code == ExitCode.OK
+    before = in_force(roster)
+    assert before[0] == "mine.py" and before[1]["tokens_per_s"] == 9
+    file.write_text("import nothing_of_this_name\n")
+    broken = policy(roster, "set", "mine.py")
+    assert broken.exit_code == ExitCode.REFUSED and "mine.py is broken in line 1: ModuleNotFoundError" in broken.stderr
+    assert broken.stderr.count("\n") == 1 and in_force(roster) == before
+    (row,) = [line for line in policy(roster, "list").stdout.splitlines() if "mine.py" in line and "▶" in line]
+    assert "can't be used" in row
+    file.write_text(working)
 
 
 def test_cached_tokens_are_in_the_usage(roster: RosterProcesses) -> None:

@@ -42,21 +42,21 @@ def test_prompts_and_answers_are_not_logged(tmp_path: Path, workers: int) -> Non
     runner = {"device": "hash", "slots": 2, "kv_tokens": 512, **LEVEL}
     with RosterProcesses(tmp_path, scheduler={"front_workers": workers, **LEVEL}, runner=runner) as roster:
         with SyncRosterClient(roster.address, tenant="tenant") as client:
-            client.generate(MARKER, max_tokens=8, stop=[MARKER], deadline_s=20, logprobs=2).completion()
+            client.generate(MARKER, raw=True, max_tokens=8, stop=[MARKER], deadline_s=20, logprobs=2).completion()
             client.generate(TOKENS, max_tokens=8, deadline_s=20).completion()
             client.generate([Message("user", MARKER), Message("assistant", MARKER)], max_tokens=4).completion()
             client.tokenize(MARKER)
             client.detokenize(client.tokenize(MARKER))
             for refused in (
-                lambda: client.generate(MARKER * 2000).completion(),
-                lambda: client.generate(MARKER, stop=[MARKER * 100]).completion(),
-                lambda: client.generate(MARKER, max_tokens=4, temperature=-1).completion(),
+                lambda: client.generate(MARKER * 2000, raw=True).completion(),
+                lambda: client.generate(MARKER, raw=True, stop=[MARKER * 100]).completion(),
+                lambda: client.generate(MARKER, raw=True, max_tokens=4, temperature=-1).completion(),
                 lambda: client.generate([Message("", MARKER)]).completion(),
                 lambda: client.generate([*TOKENS, 10**6]).completion(),
             ):
                 with pytest.raises(RosterError):
                     refused()
-            cut = client.generate(MARKER, max_tokens=400, ignore_eos=True)
+            cut = client.generate(MARKER, raw=True, max_tokens=400, ignore_eos=True)
             next(iter(cut))
             cut.cancel()
             raw = client.channel.unary_stream("/roster.v1.InferenceService/Generate")

@@ -168,13 +168,15 @@ async def test_invalid_requests(roster: RosterProcesses, wait_idle: Any) -> None
 async def test_an_id_in_use_with_another_body(roster: RosterProcesses, wait_idle: Any) -> None:
     await wait_idle(roster.admin_address)
     async with RosterClient(roster.address) as client, undisturbed_neighbour(client):
-        first = client.generate("one", request_id="same", max_tokens=50, ignore_eos=True)
+        first = client.generate("one", raw=True, request_id="same", max_tokens=50, ignore_eos=True)
         await anext(aiter(first))
         with pytest.raises(AlreadyExistsError, match="same"):
-            await client.generate("two", request_id="same", max_tokens=50, ignore_eos=True).completion()
+            await client.generate("two", raw=True, request_id="same", max_tokens=50, ignore_eos=True).completion()
         # Request ids are separate for each tenant.
         async with RosterClient(roster.address, tenant="other") as other:
-            completion = await other.generate("two", request_id="same", max_tokens=2, ignore_eos=True).completion()
+            completion = await other.generate(
+                "two", raw=True, request_id="same", max_tokens=2, ignore_eos=True
+            ).completion()
             assert len(completion.choices[0].token_ids) == 2
         assert len((await first.completion()).choices[0].token_ids) == 50
 

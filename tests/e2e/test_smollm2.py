@@ -65,7 +65,7 @@ def client(roster: RosterProcesses, tmp_path_factory: pytest.TempPathFactory) ->
 
 async def stream_checked(client: RosterClient, prompt: Any, **options: Any) -> Completion:
     """Returns the answer, after checks that its text is that of all its tokens and no delta splits a character."""
-    stream = client.generate(prompt, **options)
+    stream = client.generate(prompt, raw=True, **options)
     pieces = []
     async for event in stream:
         if isinstance(event, Delta):

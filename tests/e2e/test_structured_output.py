@@ -48,9 +48,11 @@ async def test_schemas_at_any_temperature_beside_free_sequences(roster: RosterPr
     rng = random.Random(seed)
     schemas = [random_schema(rng) for _ in range(SCHEMAS)]
     async with RosterClient(roster.address) as client:
-        free = client.generate("free", max_tokens=300, ignore_eos=True, temperature=0.0).completion()
+        free = client.generate("free", raw=True, max_tokens=300, ignore_eos=True, temperature=0.0).completion()
         answers = [
-            client.generate("x", json_schema=schema, temperature=rng.choice([0.0, 1.0]), max_tokens=600).completion()
+            client.generate(
+                "x", raw=True, json_schema=schema, temperature=rng.choice([0.0, 1.0]), max_tokens=600
+            ).completion()
             for schema in schemas
         ]
         beside, *completions = await asyncio.gather(free, *answers)
@@ -62,18 +64,18 @@ async def test_schemas_at_any_temperature_beside_free_sequences(roster: RosterPr
 
 async def test_choices_streams_and_stops(roster: RosterProcesses) -> None:
     async with RosterClient(roster.address) as client:
-        many = await client.generate("x", regex="[ab]{8}", n=4, temperature=1.0, seed=1).completion()
+        many = await client.generate("x", raw=True, regex="[ab]{8}", n=4, temperature=1.0, seed=1).completion()
         texts = [choice.text for choice in many.choices]
         assert len(set(texts)) > 1 and all(re.fullmatch("[ab]{8}", text) for text in texts)
         assert {choice.finish and choice.finish.reason for choice in many.choices} == {FinishReason.STOP}
         # Stop strings and limits also cut a text before it is complete.
-        cut = await client.generate("x", regex="[ab]{9}c[ab]{9}", stop=["c"]).completion()
+        cut = await client.generate("x", raw=True, regex="[ab]{9}c[ab]{9}", stop=["c"]).completion()
         assert re.fullmatch("[ab]{9}", cut.text) and cut.choices[0].finish is not None
         assert cut.choices[0].finish.stop_string == "c"
-        short = await client.generate("x", regex="[ab]{9}", max_tokens=4).completion()
+        short = await client.generate("x", raw=True, regex="[ab]{9}", max_tokens=4).completion()
         assert short.choices[0].finish is not None and short.choices[0].finish.reason is FinishReason.LENGTH
         again = await client.generate(
-            "x", regex="[ab]{9}", received_token_ids=short.choices[0].token_ids, seed=5
+            "x", raw=True, regex="[ab]{9}", received_token_ids=short.choices[0].token_ids, seed=5
         ).completion()
         assert re.fullmatch("[ab]{9}", short.text + again.text)
 
@@ -91,8 +93,8 @@ async def test_the_pages_example(roster: RosterProcesses, capsys: pytest.Capture
 async def test_a_death_changes_nothing(roster: RosterProcesses, victim: str) -> None:
     options = {"regex": '(\\{"[a-z]{40}": [0-9]{40}\\} ){4}', "temperature": 1.0, "seed": 7, "max_tokens": 500}
     async with RosterClient(roster.address) as client:
-        expected = await client.generate("x", **options).completion()  # type: ignore[arg-type]
-        stream = client.generate("x", **options)  # type: ignore[arg-type]
+        expected = await client.generate("x", raw=True, **options).completion()  # type: ignore[arg-type]
+        stream = client.generate("x", raw=True, **options)  # type: ignore[arg-type]
         pieces = [await anext(stream) for _ in range(5)]
         assert pieces
         assert roster.end(victim, signal.SIGKILL) == -signal.SIGKILL
@@ -125,16 +127,16 @@ async def test_deaths_of_mask_processes_change_nothing(roster: RosterProcesses) 
     serving = [roster.pid("scheduler"), *roster.children("scheduler")]
     loose: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "seed": 1, "temperature": 1.0}
     async with RosterClient(roster.address) as client:
-        expected = await client.generate("x", **TIED).completion()
-        expected_free = await client.generate("free", **loose).completion()
-        stream = client.generate("x", **TIED)
-        beside = asyncio.create_task(client.generate("free", **loose).completion())
+        expected = await client.generate("x", raw=True, **TIED).completion()
+        expected_free = await client.generate("free", raw=True, **loose).completion()
+        stream = client.generate("x", raw=True, **TIED)
+        beside = asyncio.create_task(client.generate("free", raw=True, **loose).completion())
         for number, hold in enumerate((True, False, True)):
             await anext(stream)
             pids = roster.mask_processes()
             for pid in pids if hold else ():  # so that its next frame is in flight when it is killed
                 send(pid, signal.SIGSTOP)
-            compiled = asyncio.create_task(client.generate("x", regex=f"[ab]{{{number + 3}}}").completion())
+            compiled = asyncio.create_task(client.generate("x", raw=True, regex=f"[ab]{{{number + 3}}}").completion())
             await asyncio.sleep(0.3)
             for pid in pids:
                 send(pid, signal.SIGKILL)

@@ -34,8 +34,10 @@ async def test_prompts_round_trip(roster: RosterProcesses, text: str) -> None:
         chat = await client.tokenize([Message("user", text)])
         # The template's special tokens are tokens; those in the user's text are not.
         assert sum(token >= 256 for token in chat) == 3
-        completion = await client.generate(text, max_tokens=8, prompt_token_ids=True).completion()
-        assert completion.started is not None and list(completion.started.prompt_token_ids) == tokens
+        assert await client.tokenize(text, raw=False) == chat
+        for raw, expected in ((True, tokens), (False, chat)):
+            completion = await client.generate(text, raw=raw, max_tokens=8, prompt_token_ids=True).completion()
+            assert completion.started is not None and list(completion.started.prompt_token_ids) == expected
 
 
 async def test_streamed_text_is_the_text_of_all_tokens(roster: RosterProcesses) -> None:

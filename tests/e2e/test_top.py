@@ -38,7 +38,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
     ):
         streams = []
         for index, client in enumerate((acme, beta, acme)):
-            stream = client.generate("x" * 20, request_id=f"long-{index}", max_tokens=15_000, ignore_eos=True)
+            stream = client.generate("x" * 20, raw=True, request_id=f"long-{index}", max_tokens=15_000, ignore_eos=True)
             streams.append(stream)
             if index < 2:
                 next(iter(stream))  # it runs, so that the third is the one that waits

@@ -88,7 +88,9 @@ async def test_services_serve_or_refuse_each_and_a_bystander_is_unaffected(roste
 
 
 async def bystander(client: RosterClient) -> Completion:
-    return await client.generate("beside", max_tokens=200, ignore_eos=True, seed=3, temperature=1.0).completion()
+    return await client.generate(
+        "beside", raw=True, max_tokens=200, ignore_eos=True, seed=3, temperature=1.0
+    ).completion()
 
 
 async def served(client: RosterClient, kind: str, text: str) -> str:

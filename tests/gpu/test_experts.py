@@ -14,28 +14,28 @@ pytest.importorskip("cupy")
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import ExpertLaunchers
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
-from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
-from tests.support.expert_cases import GPT_OSS, QWEN, TINY, ExpertCase, ExpertTensors
+from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors
 from tests.support.expert_runs import run
 
 if not is_hopper():
     pytest.skip("the products are Hopper's", allow_module_level=True)
 
 GPU = torch.device("cuda")
-LARGE = ExpertsConfig(128, 8, 768, softmax_first=True, normalize=True, activation="silu")
-ODD = ExpertsConfig(60, 5, 192, softmax_first=True, normalize=False, activation="gelu_pytorch_tanh")
-MANY = ExpertsConfig(300, 12, 64, softmax_first=False, normalize=False, activation="relu")
+LARGE = ExpertsConfig(128, 8, 768, RouterConfig(normalize=True), activation="silu")
+ODD = ExpertsConfig(60, 5, 192, RouterConfig(), activation="gelu_pytorch_tanh")
+MANY = ExpertsConfig(300, 12, 64, RouterConfig(Scoring.SOFTMAX_OF_CHOSEN), activation="relu")
 CASES = {
     **{f"tiny-{rows}": ExpertCase(TINY, rows, hidden=64, extra_logits=1) for rows in (1, 2, 7, 8, 9, 100)},
     **{f"qwen-{rows}": ExpertCase(QWEN, rows) for rows in (1, 8, 33, 500)},
@@ -47,6 +47,8 @@ CASES = {
     "large-1": ExpertCase(LARGE, 1, hidden=2048),
     "large-64": ExpertCase(LARGE, 64, hidden=2048),
     "odd": ExpertCase(ODD, 77, hidden=320),
+    **{f"ernie-{rows}": ExpertCase(ERNIE, rows) for rows in (1, 40, 300)},
+    **{f"grouped-{rows}": ExpertCase(GROUPED, rows, extra_logits=1) for rows in (1, 40, 300)},
     "many": ExpertCase(MANY, 50, hidden=64),
 }
 
@@ -57,12 +59,20 @@ def stream() -> int:
 
 @pytest.mark.parametrize(
     ("variant", "overlap"),
-    [(ExpertVariant(8, 2), True), (ExpertVariant(16, 2), False), (ExpertVariant(64, 1), True)],
+    [
+        (ExpertVariant(8, 2), True),
+        (ExpertVariant(16, 2), False),
+        (ExpertVariant(64, 1), True),
+        (TilesVariant(160), True),
+        (TilesVariant(128), False),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", CASES)
-def test_parts(name: str, variant: ExpertVariant, overlap: bool) -> None:
+def test_parts(name: str, variant: Variant, overlap: bool) -> None:
     case = CASES[name]
+    if case.rows <= FEW_ROWS and isinstance(variant, TilesVariant):
+        pytest.skip("large tiles are for sorted rows")
     run(
         ExpertTensors(case, GPU, seed=7),
         ExpertRouting(case.config, overlap=overlap),
@@ -78,6 +88,7 @@ def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:
         ExpertRouting(config, overlap=True),
         ExpertRows(config, case.hidden, case.dtype, overlap=True),
         [ExpertProducts(config, case.dtype, variant, overlap=True) for variant in variants],
+        ExpertProducts(config, case.dtype, TilesVariant(160), overlap=True),
         has_grouped=True,
     )
 
@@ -197,9 +208,9 @@ def test_a_row_has_the_same_bits_among_others() -> None:
     made = launchers(case, ExpertVariant(8, 2), ExpertVariant(16, 2), ExpertVariant(64, 1))
     whole = torch.empty_like(tensors.x)
 
-    def compute(begin: int, end: int, product: int, out: torch.Tensor) -> None:
+    def compute(begin: int, end: int, product: int | None, out: torch.Tensor) -> None:
         plan = space.plan.rows(end - begin)
-        own = made.products[product]
+        own = made.tiles if product is None else made.products[product]
         made.routing(stream(), tensors.logits[begin:end], None, plan, own.job_rows)
         pairs = len(plan.pairs)
         x, activated = space.rows[:pairs], space.activated[:pairs]
@@ -214,7 +225,15 @@ def test_a_row_has_the_same_bits_among_others() -> None:
         made.rows.combine(stream(), space.rows[:pairs], None, plan, out, adds=False)
 
     compute(0, 200, 2, whole)
-    for begin, end, product in ((0, 1, 0), (5, 13, 0), (20, 60, 0), (20, 90, 1), (100, 200, 1)):
+    for begin, end, product in (
+        (0, 1, 0),
+        (5, 13, 0),
+        (20, 60, 0),
+        (20, 90, 1),
+        (100, 200, 1),
+        (0, 200, None),
+        (20, 60, None),
+    ):
         part = torch.empty_like(tensors.x[begin:end])
         compute(begin, end, product, part)
         assert torch.equal(part, whole[begin:end]), (begin, end)

@@ -14,7 +14,7 @@ from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import read_json
+from runner_svc.model.folder.config_file import read_config
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def current_stream() -> int:
 def test_all_ways_give_the_same_logits(family: str, sizes: dict[str, int], tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, **sizes}
     folder = make_tiny_model(family, tmp_path / "tiny", rounded_to=BF16, **sizes)
-    config, device = ModelConfig.from_hugging_face(read_json(folder / "config.json")), torch.device("cuda")
+    config, device = ModelConfig.from_hugging_face(read_config(folder)), torch.device("cuda")
     weights = load_weights(folder, config, BF16, device, lambda what, share: None)
     launchers = CudaLaunchers(config, BF16, skinny_blocks=())
     decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), ROWS)

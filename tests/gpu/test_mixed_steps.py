@@ -20,7 +20,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.step import StepBatch
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import read_json
+from runner_svc.model.folder.config_file import read_config
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 if not torch.cuda.is_available():
@@ -36,7 +36,7 @@ SLOTS, CONTEXT, TOKENS = 40, 512, 1024
 def make_steps(family: str, folder: Path, sizes: dict[str, int]) -> CudaSteps:
     """Returns steps over a cache of noise, with different blocks and tokens for each slot."""
     folder = make_tiny_model(family, folder, rounded_to=BF16, **sizes)
-    config, device = ModelConfig.from_hugging_face(read_json(folder / "config.json")), torch.device("cuda")
+    config, device = ModelConfig.from_hugging_face(read_config(folder)), torch.device("cuda")
     weights = load_weights(folder, config, BF16, device, lambda what, share: None)
     launchers = CudaLaunchers(config, BF16)
     decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), TOKENS)

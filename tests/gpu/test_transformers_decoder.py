@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from runner_svc.gpu.backend import CudaBackend
-from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
-from tests.support.host_backend import no_progress
+from tests.support import gpu_backends  # imports CuPy
 from tests.support.transformers_models import make_tiny
 from tests.support.transformers_sweep import serve_folder
 
@@ -33,19 +32,9 @@ CASES = (
 
 
 def load(graphs: list[int], folder: Path, *, num_blocks: int) -> CudaBackend:
-    options = GpuOptions(
-        dtype=torch.float16,
-        random_weights=False,
-        num_slots=6,
-        block_size=16,
-        max_step_tokens=64,
-        context_length=None,
-        num_blocks=num_blocks,
-        gpu_memory=0.5,
-        decoder="transformers",
+    backend = gpu_backends.load(
+        folder, torch.float16, num_blocks, num_slots=6, max_step_tokens=64, decoder="transformers"
     )
-    backend = load_cuda_backend(str(folder), folder, options, no_progress)
-    backend.cache.data.view(torch.uint8).fill_(0xFF)  # NaN
     del backend.model.eos_token_ids[:]
     graphs.append(len(backend.decode_graphs.sizes))
     return backend

@@ -13,7 +13,7 @@ import torch
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
 from runner_svc.cuda.experts.expert_product import product_defines
-from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
@@ -84,7 +84,11 @@ def test_gated_products() -> None:
     assert arrivals_before_loads_are_done(machine_code("gated_product", defines)) == []
 
 
-@pytest.mark.parametrize("job_rows", choice([8, 64], in_ci=[64]))
-def test_expert_products(job_rows: int) -> None:
-    defines = product_defines(GPT_OSS, ExpertVariant(job_rows, 2), torch.bfloat16, gated=True, early=True)
-    assert arrivals_before_loads_are_done(machine_code("expert_product", defines)) == []
+@pytest.mark.parametrize(
+    "variant",
+    choice([ExpertVariant(8, 2), ExpertVariant(64, 2), TilesVariant(160)], in_ci=[TilesVariant(160)]),
+    ids=str,
+)
+def test_expert_products(variant: ExpertVariant | TilesVariant) -> None:
+    defines = product_defines(GPT_OSS, variant, torch.bfloat16, gated=True, early=True)
+    assert arrivals_before_loads_are_done(machine_code(variant.kernel, defines)) == []

@@ -14,9 +14,11 @@ from runner_svc.cuda.experts import expert_product, expert_routing, expert_rows
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_variant import ExpertVariant
+from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
+from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE
+from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
-from tests.support.expert_cases import GPT_OSS, QWEN, TINY, ExpertCase, ExpertTensors
+from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors, check_plan
 from tests.support.expert_runs import run
 from tests.support.thoroughness import choice
 
@@ -43,25 +45,48 @@ def seed() -> int:
     return seed
 
 
-CASES = {
+CASES: dict[str, tuple[ExpertCase, Variant | int]] = {
     "tiny": (ExpertCase(TINY, 11, hidden=64, extra_logits=1), 8),
     "one-row": (ExpertCase(QWEN, 1, hidden=64), 8),
+    "one-row-of-groups": (ExpertCase(GROUPED, 1, hidden=64), 8),
+    "one-row-corrected": (ExpertCase(ERNIE, 1, hidden=64), 8),
     "few-rows": (ExpertCase(QWEN, 5, hidden=64, extra_logits=1), 8),
     "some-rows": (ExpertCase(QWEN, 40), 32),
     "one-expert": (ExpertCase(QWEN, 33, skew=100.0), 16),
+    "tiles": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160)),
+    "tiles-of-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16), TilesVariant(128)),
+    "tiles-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160)),
     "biases": (ExpertCase(GPT_OSS, 5, hidden=192), 16),
     "biases-sorted": (ExpertCase(GPT_OSS, 21, hidden=192, dtype=torch.float16), 16),
 }
 
 
+@pytest.mark.parametrize(
+    ("config", "rows"), [(GROUPED, 71), (ERNIE, 29)], ids=["grouped sigmoids", "corrected softmax"]
+)
+def test_routing(config: ExpertsConfig, rows: int, seed: int) -> None:
+    """By one block, and by several, whose plan the gather completes."""
+    case = ExpertCase(config, rows, extra_logits=1)
+    tensors = ExpertTensors(case, torch.device("cpu"), seed)
+    plan = tensors.plan(8)
+    ExpertRouting(config)(0, tensors.logits, tensors.router_bias, plan, 8)
+    if rows > ROUTED_AT_ONCE:
+        out = torch.full((rows * config.top_k, case.hidden), torch.nan, dtype=case.dtype)
+        ExpertRows(config, case.hidden, case.dtype).gather(0, tensors.x, plan, out)
+        assert torch.equal(out, tensors.x[plan.pairs.long() // config.top_k])
+    check_plan(tensors, plan, 8)
+
+
 @pytest.mark.parametrize("name", choice(list(CASES), in_ci=["tiny"]))
 def test_experts(name: str, seed: int) -> None:
-    case, job_rows = CASES[name]
+    case, variant = CASES[name]
     config = case.config
+    if isinstance(variant, int):
+        variant = ExpertVariant(variant, 2)
     run(
         ExpertTensors(case, torch.device("cpu"), seed),
         ExpertRouting(config),
         ExpertRows(config, case.hidden, case.dtype),
-        ExpertProducts(config, case.dtype, ExpertVariant(job_rows, 2)),
+        ExpertProducts(config, case.dtype, variant),
         plain=name != "tiny",  # compiling one more kernel takes seconds
     )

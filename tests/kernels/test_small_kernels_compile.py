@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from runner_svc.cuda.experts.expert_product import product_defines
-from runner_svc.cuda.experts.expert_variant import JOB_ROWS, ExpertVariant
+from runner_svc.cuda.experts.expert_routing import routing_defines
+from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
 from runner_svc.model.families.experts_config import ExpertsConfig
-from tests.support.expert_cases import GPT_OSS, QWEN
+from tests.support.expert_cases import GPT_OSS, GROUPED, QWEN
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice
 
@@ -20,6 +21,10 @@ if toolkit_folder() is None:
 
 BF16, HALF = "-DSCALAR=__nv_bfloat16", "-DSCALAR=__half"
 NO_FP8 = "-DFP8_CACHE=0"
+
+
+def macros(defines: dict[str, int | str]) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in defines.items())
 
 
 def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -> tuple[str, ...]:
@@ -56,10 +61,8 @@ CASES = {
     "rotate-halves": ("rotate_halves", (BF16, "-DHEADS=32", "-DKV_HEADS=8", "-DHEAD_DIM=128")),
     "rotate-halves-odd": ("rotate_halves", (HALF, "-DHEADS=9", "-DKV_HEADS=3", "-DHEAD_DIM=80")),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
-    "expert-routing": (
-        "expert_routing",
-        ("-DEXPERTS=128", "-DTOP_K=8", "-DSOFTMAX_FIRST=1", "-DNORMALIZE=1"),
-    ),
+    "expert-routing": ("expert_routing", macros(routing_defines(QWEN))),
+    "expert-routing-groups": ("expert_routing", macros(routing_defines(GROUPED))),
     "expert-rows": (
         "expert_rows",
         (BF16, "-DWIDTH=2880", "-DTOP_K=4", "-DBIAS=1", "-DCLAMPED=1", "-DALPHA=1.702f", "-DLIMIT=7.0f"),
@@ -131,18 +134,35 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
     assert " 0 bytes spill stores" in log, log
 
 
-@pytest.mark.parametrize(
-    ("job_rows", "gated", "config"),
-    choice(
-        [(rows, gated, config) for rows in JOB_ROWS for gated in (False, True) for config in (QWEN, GPT_OSS)],
-        in_ci=[(32, True, GPT_OSS), (64, False, QWEN), (128, True, QWEN)],
-    ),
+EXPERT_VARIANTS = (
+    *(ExpertVariant(rows, 1 if rows == 128 else 2) for rows in JOB_ROWS),
+    *(TilesVariant(rows) for rows in TILE_JOB_ROWS),
 )
-def test_expert_products_compile_for_hopper(job_rows: int, gated: bool, config: ExpertsConfig) -> None:
-    variant = ExpertVariant(job_rows, 1 if job_rows == 128 else 2)
+
+
+@pytest.mark.parametrize(
+    ("variant", "gated", "config"),
+    choice(
+        [
+            (variant, gated, config)
+            for variant in EXPERT_VARIANTS
+            for gated in (False, True)
+            for config in (QWEN, GPT_OSS)
+        ],
+        in_ci=[
+            (ExpertVariant(32, 2), True, GPT_OSS),
+            (ExpertVariant(64, 2), False, QWEN),
+            (TilesVariant(160), True, QWEN),
+        ],
+    ),
+    ids=str,
+)
+def test_expert_products_compile_for_hopper(
+    variant: ExpertVariant | TilesVariant, gated: bool, config: ExpertsConfig
+) -> None:
     defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated)
     options = tuple(f"-D{key}={value}" for key, value in defines.items())
-    code, log = compile_kernel(kernel_folder() / "expert_product.cu", "sm_90a", options)
+    code, log = compile_kernel(kernel_folder() / f"{variant.kernel}.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")
     assert "warning" not in log, log
     assert "Potential Performance Loss" not in log, log

@@ -31,7 +31,13 @@ TEXT = (".md", ".py", ".toml", ".yaml", ".yml", ".sh", ".cu", ".cuh", ".proto", 
 NAMED = ("Makefile", "Dockerfile.scheduler", "Dockerfile.runner", ".dockerignore", "run")
 OUTSIDE = ("bench/results/", "bench/traces/", "tests/link_frames/")
 """Records of the past, which name files of their time."""
-MADE = ("examples/typescript/dist/", "examples/typescript/src/generated/", "deploy/wheels/", "deploy/secrets/")
+MADE = (
+    "examples/typescript/dist/",
+    "examples/typescript/src/generated/",
+    "deploy/wheels/",
+    "deploy/secrets/",
+    "roster_common/commit.txt",
+)
 """Created by commands and not in the repository."""
 PLACEHOLDER = re.compile(r"\b(?:DATE|test_NAME|NAME|x\.proto|old\.json|new\.json)")
 

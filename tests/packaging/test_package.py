@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 import tomllib
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from grpc_tools import protoc
+from hatchling.builders.wheel import WheelBuilder
+from typer.testing import CliRunner
 
 import roster_client
+from roster_client.cli import app
+from roster_common import distribution
+from roster_common.service_command import read_command_line
+from roster_common.setting_sources import ServiceSettings
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.versions import versions
+from scheduler_svc.operation.service import _version as scheduler_version
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+from tests.support.thoroughness import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,3 +78,32 @@ def test_the_wheel_contains_only_own_packages() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert all(name.startswith(("roster_", "scheduler_svc", "runner_svc")) for name in wheel["packages"])
     assert not (ROOT / "protos" / "__init__.py").exists()
+
+
+def test_a_wheel_has_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROSTER_COMMIT", "1a2b3c4")
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as files:
+        assert files.read("roster_common/commit.txt") == b"1a2b3c4\n"
+        (tmp_path / "commit.txt").write_bytes(files.read("roster_common/commit.txt"))
+    monkeypatch.setattr(distribution, "_COMMIT", tmp_path / "commit.txt")
+    assert distribution.version_line("roster").endswith(" (commit 1a2b3c4)")
+
+
+def printed(settings: type[ServiceSettings], name: str, version: Callable[[], str]) -> list[str]:
+    """Returns the lines of a service's `--version`."""
+    with pytest.raises(SystemExit, match="0"), contextlib.redirect_stdout(io.StringIO()) as out:
+        read_command_line(settings, name, "", version, ["--version"])
+    return out.getvalue().splitlines()
+
+
+def test_the_commands_print_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = distribution.distribution_version()
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"roster {version}\n"
+    assert printed(SchedulerSettings, "roster-scheduler", scheduler_version) == [f"roster-scheduler {version}"]
+    if FULL or "torch" in sys.modules:
+        lines = printed(RunnerSettings, "roster-runner", versions)
+        assert [line.split()[0].rstrip(":") for line in lines[:4]] == ["roster-runner", "torch", "CUDA", "GPU"]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    first, second = printed(RunnerSettings, "roster-runner", versions)
+    assert first == f"roster-runner {version}" and second.startswith("torch: none (import of torch halted")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roster_common.setting_sources import UnusableSettings
+from roster_common.service_command import read_command_line
+from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
@@ -35,9 +36,13 @@ def broken_file(folder: Path, name: str) -> str:
     return str(path)
 
 
+def read(service: str, *flags: str) -> ServiceSettings:
+    return read_command_line(SERVICES[service], f"roster-{service}", "", str, flags)
+
+
 def refusal(service: str, *flags: str) -> str:
     with pytest.raises(UnusableSettings) as refused:
-        SERVICES[service].read(_cli_parse_args=list(flags))
+        read(service, *flags)
     text = str(refused.value)
     assert "\n" not in text
     return text
@@ -83,7 +88,7 @@ class TestBoth:
     ) -> None:
         monkeypatch.setenv("ROSTER_SETTINGS", "/no/such/file.json")
         with pytest.raises(SystemExit, match="0"):
-            SERVICES[service].read(_cli_parse_args=["--help"])
+            read(service, "--help")
         assert "--log-level" in capsys.readouterr().out
 
     def test_a_good_file(self, service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +164,15 @@ def test_a_variable_that_is_not_json(value: str, fault: str, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        ("{bad", ' (Missing end delimiter "}")'),
-        ("{bad}", " (Expecting property name enclosed in double quotes, line 1 column 2)"),
-        ("[1]", ""),
-        ("bad", ""),
+        ("{bad", "is not JSON (Expecting property name enclosed in double quotes, line 1 column 2)"),
+        ('{"a": ' + "[" * 200_000, "is not JSON (too deep)"),
+        ("[1]", "is neither a JSON object nor NAME=VALUE"),
+        ("bad", "is neither a JSON object nor NAME=VALUE"),
     ],
 )
 def test_a_flag_that_is_not_json(value: str, fault: str) -> None:
     said = refusal("scheduler", f"--tenant-limits={value}")
-    assert said == f"--tenant-limits is neither a JSON object nor NAME=VALUE{fault}: correct it"
+    assert said == f"--tenant-limits {fault}: correct it"
 
 
 TRACE = str(ROOT / "bench/traces/azure_conv_2023_busiest2000.csv")

@@ -28,16 +28,21 @@ def test_generate_prints_the_answer_and_statistics(server: ScriptedServer) -> No
     assert result.stdout == "hello big world \n"
     assert "3 + 3 tokens" in result.stderr and "first token after" in result.stderr
     (request,) = server.requests
-    assert [message.role for message in request.prompt.chat.messages] == ["user"]
+    assert request.prompt == pb.Prompt(user_message="hello big world")
     assert request.stop.max_tokens == 9 and request.sampling.HasField("temperature")
     assert server.metadata[0]["roster-tenant"] == "acme"
 
 
-def test_raw_and_models_without_a_template_get_plain_text(server: ScriptedServer) -> None:
+def test_raw_and_system_messages(server: ScriptedServer) -> None:
     assert roster("generate", "-s", server.target, "--raw", "-q", "one two").stdout == "one two \n"
-    server.chat_template = ""
     assert roster("generate", "-s", server.target, "-q", "-", stdin="from a pipe").stdout == "from a pipe \n"
-    assert [request.prompt.WhichOneof("kind") for request in server.requests] == ["text", "text"]
+    assert roster("generate", "-s", server.target, "-q", "--system", "be brief", "hi").stdout == "hi \n"
+    assert [request.prompt.WhichOneof("kind") for request in server.requests] == ["text", "user_message", "chat"]
+    assert [message.role for message in server.requests[-1].prompt.chat.messages] == ["system", "user"]
+    server.chat_template = ""
+    for wrong in ((), ("--raw",)):
+        refused = roster("generate", "-s", server.target, "--system", "be brief", *wrong, "hi")
+        assert refused.exit_code == ExitCode.USAGE and "chat template" in refused.stderr
 
 
 def test_several_answers(server: ScriptedServer) -> None:

@@ -123,7 +123,7 @@ def test_help_documents_every_setting() -> None:
 def test_the_test_backends_start_without_torch() -> None:
     script = (
         "import sys; sys.modules['torch'] = None\n"
-        "from runner_svc import main\n"
+        "from runner_svc import service\n"
         "from runner_svc.startup.backend_factory import build_backend\n"
         "from runner_svc.settings.runner_settings import RunnerSettings\n"
         "for device in ('hash', 'null'):\n"

@@ -62,7 +62,7 @@ class Stream:
 
     def _read(self, client: SyncRosterClient, max_tokens: int) -> None:
         try:
-            for event in client.generate("a stream", max_tokens=max_tokens):
+            for event in client.generate("a stream", raw=True, max_tokens=max_tokens):
                 if isinstance(event, Delta):
                     self.num_tokens += len(event.token_ids)
                 if isinstance(event, Finish):
@@ -84,7 +84,7 @@ class Stream:
 def is_refused(client: SyncRosterClient) -> bool:
     """Whether a new request is refused because the service shuts down; one that arrives before the signal is served."""
     try:
-        client.generate("too late", max_tokens=2, deadline_s=10).completion()
+        client.generate("too late", raw=True, max_tokens=2, deadline_s=10).completion()
     except UnavailableError:
         return True
     return False
@@ -128,7 +128,7 @@ def test_a_front_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         while True:
             try:
                 with SyncRosterClient(roster.address) as client:
-                    assert list(client.generate("again", max_tokens=3))
+                    assert list(client.generate("again", raw=True, max_tokens=3))
                 break
             except RosterError:
                 assert time.monotonic() < deadline, roster.logs()

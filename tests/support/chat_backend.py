@@ -87,9 +87,14 @@ class ChatBackend:
         refused = self.ask(temperature=1000)
         assert refused.status == 400
         assert "sampling.temperature" in json.loads(refused.read())["error"]
-        for body in ("hello", {}, {"messages": "hello"}, {"messages": [{"role": 1}]}):
+        wrong: list[tuple[str, object]] = [("messages", body) for body in ("hello", {}, {"messages": "hello"})]
+        wrong.append(("messages", {"messages": [{"role": 1}]}))
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        wrong += [("max_tokens", chat | {"max_tokens": value}) for value in (0, -1, 1.5, "many", 1 << 32)]
+        wrong.append(("temperature", chat | {"temperature": "hot"}))
+        for field, body in wrong:
             response = self.post(body)
-            assert response.status == 400 and "messages" in json.loads(response.read())["error"]
+            assert response.status == 400 and json.loads(response.read())["error"].startswith(field), body
 
     def check_client_that_leaves(self) -> None:
         """Checks that the request ends long before its last token, and before a cut stream's retention time is over."""

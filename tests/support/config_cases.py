@@ -11,11 +11,12 @@ import transformers
 
 FAMILIES = ("llama", "mistral", "ministral", "phi3-partial", "qwen2", "qwen2-window", "qwen3", "smollm3")
 OTHER_FAMILIES = ("gemma", "gemma2", "gemma3", "granite", "olmo2", "glm", "glm4", "cohere", "cohere2", "gpt2", "opt")
+MIXTURES = ("glm4-moe", "dots1", "ernie4-5-moe")
 
 # Families of Roster's decoder and others', whose keys a configuration may have by mistake.
 FOREIGN_CLASSES = (
     "Llama Mistral Ministral Phi3 Qwen2 Qwen3 SmolLM3 Gemma Gemma2 Gemma3Text Granite Olmo2 Glm4 Cohere Cohere2 "
-    "GPT2 OPT Mixtral Qwen3Moe GptOss DeepseekV3 Starcoder2 StableLm Phi"
+    "GPT2 OPT Mixtral Qwen3Moe GptOss Glm4Moe Dots1 Ernie4_5_Moe DeepseekV3 Starcoder2 StableLm Phi"
 )
 
 _LINEAR = {"rope_type": "linear", "factor": 4.0}
@@ -26,6 +27,12 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+_LONG = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "short_factor": [1.0 + index / 8 for index in range(8)],
+    "long_factor": [2, *(2.5 + index for index in range(7))],
 }
 _ROPES: list[Any] = [
     None,
@@ -48,7 +55,10 @@ _ROPES: list[Any] = [
     _LLAMA3,
     {key: value for key, value in _LLAMA3.items() if key != "original_max_position_embeddings"},
     {key: value for key, value in _LLAMA3.items() if key != "low_freq_factor"},
-    {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    _LONG,
+    {**_LONG, "attention_factor": 1.2, "original_max_position_embeddings": 16},
+    {**_LONG, "factor": None, "original_max_position_embeddings": 16},
+    {**{key: value for key, value in _LONG.items() if key != "rope_type"}, "type": "su"},
     {"rope_type": "proportional", "rope_theta": 500.0},
     {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]},
     {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
@@ -60,7 +70,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 VALUES: dict[str, list[Any]] = {
     "hidden_act": [
         *("swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
-        *("quick_gelu", "relu2", "mish", "no such activation"),
+        *("quick_gelu", "relu2", "mish", "laplace", "no such activation"),
     ],
     "rms_norm_eps": [1e-3, 0.0, 1e-12, 1],
     "rope_parameters": _ROPES,
@@ -107,6 +117,16 @@ VALUES: dict[str, list[Any]] = {
     "is_encoder_decoder": [False, True],
     "tokenizer_class": ["LlamaTokenizer"],
     "temperature": [0.6],
+    "num_experts_per_tok": [1],
+    "norm_topk_prob": [True, False],
+    "n_group": [1, 2, 5],
+    "topk_group": [1, 2],
+    "routed_scaling_factor": [0.5],
+    "first_k_dense_replace": [0],
+    "moe_k": [1, None],
+    "moe_norm_min": [0.0, 2.0],
+    "moe_layer_end_index": [-1, 1],
+    "moe_layer_interval": [2],
     "a key that no class has": [1],
 }
 """Other values of a key, tried in every family, whether or not its class has the key."""
@@ -122,6 +142,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
     {"rope_parameters": _YARN, "original_max_position_embeddings": 32},
     {"rope_parameters": _LLAMA3, "original_max_position_embeddings": 32},
+    {"rope_parameters": _LONG, "original_max_position_embeddings": 16},
     {"rope_parameters": None, "partial_rotary_factor": 0.5},
     {"rope_parameters": _LINEAR, "partial_rotary_factor": 0.5},
     {"rope_parameters": _LINEAR, "partial_rotary_factor": 1.0},

@@ -103,8 +103,13 @@ class PlannerTwin:
     def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64], blocks: int) -> NDArray[np.int64]:
         """Returns where ranges of equal cost begin on the line of tiles, and where the last one ends [grid + 1]."""
         costs = tiles + self.end_cost
+        cost = max(self.min_cost, -(-int(costs.sum()) * self.units // blocks))
+        for aligned in range(cost, cost + self.min_cost + 1) if self.end_cost == 0 else ():
+            whole = [-(-count // aligned) for count in tiles.tolist()]
+            if self.units * sum(whole) <= blocks:
+                costs, cost = np.array(whole) * aligned, aligned
+                break
         cost_ends = np.cumsum(costs) * self.units
-        cost = max(self.min_cost, -(-int(cost_ends[-1]) // blocks))
         bounds = np.minimum(np.arange(self.grid + 1) * cost, cost_ends[-1])
         row_of_bound = np.minimum(np.searchsorted(cost_ends, bounds, side="right"), len(tiles) - 1)
         cost_of_row, tiles_of_row = costs[row_of_bound], tiles[row_of_bound]

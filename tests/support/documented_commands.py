@@ -16,6 +16,7 @@ PROGRAMS = (
     "make",
     "smg",
     "docker",
+    "helm",
     "kubectl",
     "pip",
     "python",

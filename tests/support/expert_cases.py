@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,12 +11,30 @@ from torch.nn import functional
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.interface.expert_launchers import ExpertPlan
-from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
+from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig, RouterConfig, Scoring
 
-QWEN = ExpertsConfig(16, 4, 64, softmax_first=True, normalize=True, activation="silu")
-TINY = ExpertsConfig(5, 2, 64, softmax_first=True, normalize=False, activation="gelu")
+QWEN = ExpertsConfig(16, 4, 64, RouterConfig(normalize=True), activation="silu")
+TINY = ExpertsConfig(5, 2, 64, RouterConfig(), activation="gelu")
 GPT_OSS = ExpertsConfig(
-    8, 3, 128, softmax_first=False, normalize=False, activation="silu", bias=True, clamp=ClampedGate(1.702, 2.0)
+    8, 3, 128, RouterConfig(Scoring.SOFTMAX_OF_CHOSEN), activation="silu", bias=True, clamp=ClampedGate(1.702, 2.0)
+)
+ERNIE = ExpertsConfig(
+    24,
+    4,
+    64,
+    RouterConfig(normalize=True, least_sum=0.3, is_corrected=True),
+    activation="silu",
+    shared_width=64,
+    shared_gate=False,
+)
+GROUPED = ExpertsConfig(
+    40,
+    5,
+    64,
+    RouterConfig(Scoring.SIGMOID, normalize=True, scale=2.5, is_corrected=True, groups=8, top_groups=3),
+    activation="silu",
+    shared_width=64,
+    shared_gate=False,
 )
 
 
@@ -54,7 +73,9 @@ class ExpertTensors:
         self.logits = wide[:, :experts] - case.skew * torch.arange(experts, device=self.device)
         wide[:, :experts] = self.logits
         self.logits = wide[:, :experts]
-        self.router_bias = normal(experts) if config.bias else None
+        # Corrections, which are as large as scores differ, are passed as biases are.
+        scale = 1.0 if config.bias else 0.2
+        self.router_bias = normal(experts, scale=scale) if config.bias or config.router.is_corrected else None
         self.gate_up = normal(experts, 2 * inner, hidden, scale=hidden**-0.5).to(case.dtype)
         self.down = normal(experts, hidden, inner, scale=inner**-0.5).to(case.dtype)
         self.gate_up_bias = normal(experts, 2 * inner).to(case.dtype) if config.bias else None
@@ -73,15 +94,31 @@ class ExpertTensors:
 
     def routed(self) -> tuple[Tensor, Tensor]:
         """Experts int64 and weights float32, [rows, k], the likeliest first."""
-        config = self.case.config
-        logits = self.logits
-        if self.router_bias is not None:
+        config, router, logits = self.case.config, self.case.config.router, self.logits
+        if self.router_bias is not None and config.bias:
             logits = logits + self.router_bias
-        values, experts = logits.topk(config.top_k)
-        if not config.softmax_first:
+        if router.scoring is Scoring.SOFTMAX_OF_CHOSEN:
+            values, experts = logits.topk(config.top_k)
             return experts, values.softmax(-1)
-        weights = logits.softmax(-1).gather(1, experts)
-        return experts, weights / weights.sum(-1, keepdim=True) if config.normalize else weights
+        scores = logits.sigmoid() if router.scoring is Scoring.SIGMOID else logits.softmax(-1)
+        chosen = [self._chosen(row) for row in (scores + self.router_bias if router.is_corrected else logits).tolist()]
+        experts = torch.tensor(chosen, device=self.device)
+        weights = scores.gather(1, experts)
+        if router.normalize:
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=router.least_sum)
+        return experts, weights * router.scale
+
+    def _chosen(self, scores: list[float]) -> list[int]:
+        """Of one row, with loops in place of masks."""
+        config, router = self.case.config, self.case.config.router
+        size = config.num_experts // router.groups
+        groups = [range(begin, begin + size) for begin in range(0, size * router.groups, size)]
+        if router.groups > 1:
+            groups.sort(key=lambda group: -sum(sorted(scores[index] for index in group)[-2:]))
+        of_groups = [index for group in groups[: router.top_groups] for index in group]
+        if router.groups == 1:
+            of_groups = list(range(config.num_experts))
+        return sorted(of_groups, key=lambda index: -scores[index])[: config.top_k]
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """float32 [..., inner] of float32 [..., 2 * inner]."""
@@ -119,6 +156,13 @@ class ExpertTensors:
         return (weights.unsqueeze(-1) * parts).sum(dim=1)
 
 
+def equal_jobs(first: int, count: int, job_rows: int) -> Iterator[tuple[int, int]]:
+    """Yields the first pair and the pairs of each job of an expert, of up to `job_rows` pairs each."""
+    jobs = -(-count // job_rows)
+    for begin in range(0, count, -(-count // jobs) if jobs else 1):
+        yield first + begin, min(-(-count // jobs), count - begin)
+
+
 def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
     """Fails where a plan is not a routing of the case's rows."""
     config = tensors.case.config
@@ -134,7 +178,7 @@ def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
     assert torch.equal(plan.ends.long(), counts.cumsum(0))
     expected = []
     for expert, (end, count) in enumerate(zip(counts.cumsum(0).tolist(), counts.tolist(), strict=True)):
-        expected += [[expert, begin, min(job_rows, end - begin)] for begin in range(end - count, end, job_rows)]
+        expected += [[expert, *job] for job in equal_jobs(end - count, count, job_rows)]
     assert int(plan.jobs[0]) == len(expected)
     assert plan.jobs[4 : 4 + 4 * len(expected)].view(-1, 4)[:, :3].tolist() == expected
     assert int(plan.arrived) == 0

@@ -8,8 +8,10 @@ from torch.nn import functional
 
 from runner_svc.interface.expert_launchers import (
     FEW_ROWS,
+    ExpertPlan,
     ExpertProductLauncher,
     ExpertRowsLauncher,
+    LoneRow,
     RoutingLauncher,
     RowNorm,
 )
@@ -42,7 +44,6 @@ def run(
         norm = RowNorm(torch.rand(3, MAX_ROWS, device=tensors.device) * case.hidden, case.hidden, EPS)
     for _ in range(2):  # the second launch finds what the first left
         routing(stream, tensors.logits, tensors.router_bias, plan, product.job_rows, norm)
-    check_plan(tensors, plan, product.job_rows)
 
     def poisoned(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=case.dtype, device=tensors.device)
@@ -50,8 +51,10 @@ def run(
     x, is_sorted = tensors.x, case.rows > FEW_ROWS
     if is_sorted:
         x = poisoned(pairs, case.hidden)
-        rows.gather(stream, tensors.x, plan, x)
+        for _ in range(2):
+            rows.gather(stream, tensors.x, plan, x)
         assert torch.equal(x, tensors.x[plan.pairs.long() // config.top_k])
+    check_plan(tensors, plan, product.job_rows)
     experts = plan.experts.long()
 
     def gated(scales: Tensor | None) -> Tensor:
@@ -69,6 +72,8 @@ def run(
     y = poisoned(pairs, case.hidden)
     product.store(stream, activated, tensors.down, plan, y)
     torch.testing.assert_close(y.float(), tensors.lowered(activated, plan.pairs, experts), **TOLERANCE)
+    if case.rows == 1:
+        _run_alone(tensors, product, stream, plan, norm, activated, y)
     out = poisoned(case.rows, case.hidden)
     rows.combine(stream, y, tensors.down_bias, plan, out, adds=False)
     expected = tensors.combined(y, plan.places, experts, plan.weights)
@@ -77,6 +82,9 @@ def run(
     total = torch.ones_like(out)
     rows.combine(stream, y, tensors.down_bias, plan, total, adds=True, shared=shared, gates=gates)
     torch.testing.assert_close(total.float(), expected + 1 + gates.sigmoid() * shared.float(), **TOLERANCE)
+    rows.combine(stream, y, tensors.down_bias, plan, out, adds=False, shared=shared)
+    torch.testing.assert_close(out.float(), expected + shared.float(), **TOLERANCE)
+    rows.combine(stream, y, tensors.down_bias, plan, out, adds=False)
     residual = torch.randn_like(out)
     carried, norm_weight = residual.float(), torch.rand(case.hidden, device=tensors.device).to(case.dtype) + 0.5
     normed = poisoned(case.rows, case.hidden)
@@ -89,3 +97,32 @@ def run(
     bias = 0 if tensors.gate_up_bias is None else tensors.gate_up_bias[experts.flatten()[plan.pairs.long()]].float()
     torch.testing.assert_close(activated.float(), tensors.gate(gate_up.float() + bias), **TOLERANCE)
     return out
+
+
+def _run_alone(
+    tensors: ExpertTensors,
+    product: ExpertProductLauncher,
+    stream: int,
+    plan: ExpertPlan,
+    norm: RowNorm | None,
+    activated: Tensor,
+    y: Tensor,
+) -> None:
+    """Lets the products route one row themselves: each expert's outputs have the bits that they have with a plan."""
+    places, alone = plan.places.long().flatten(), tensors.plan(product.job_rows)
+    lone = LoneRow(tensors.logits, tensors.router_bias, norm)
+
+    def gated(of: ExpertPlan, scaled: bool, lone: LoneRow | None) -> Tensor:
+        out, bias = torch.full_like(activated, torch.nan), tensors.gate_up_bias
+        product.gated(stream, tensors.x, tensors.gate_up, bias, of, out, is_sorted=False, scaled=scaled, lone=lone)
+        return out
+
+    assert torch.equal(gated(alone, True, lone), gated(plan, True, None)[places])
+    experts, weights = tensors.routed()
+    assert torch.equal(alone.experts.long(), experts)
+    torch.testing.assert_close(alone.weights, weights, rtol=1e-5, atol=1e-7)
+    assert alone.places.flatten().tolist() == list(range(len(places)))
+    out, lowered = gated(alone, False, lone), torch.full_like(y, torch.nan)
+    assert torch.equal(out, activated[places])
+    product.store(stream, out, tensors.down, alone, lowered, lone)
+    assert torch.equal(lowered, y[places])

@@ -19,6 +19,9 @@ from runner_svc.backends.byte_tokenizer import END_OF_TEXT_ID, IM_END_ID
 from tests.support.gguf_bytes import GgufFile, StoredTensor, Typed, random_blocks
 from tests.support.tiny_gguf import ARCHITECTURES, CONTEXT
 
+BORDERS = {"llama": 20, "phi3": 64}
+"""Positions of pretraining with longrope: between the sweep's two prompts, and beyond both where a model ends there."""
+
 Change = Callable[[GgufFile], None]
 HEAD_DIM = {"qwen3": 32, "gemma": 32, "gemma2": 32, "gemma3": 32}
 """Of the tiny models, where it is not 16."""
@@ -226,21 +229,33 @@ def factors(architecture: str) -> Iterator[GgufCase]:
         ("not a number", [math.nan] * count),
     ):
         yield case(name, numbers, None, "Tensor 'rope_freqs.weight'|Its tensor 'rope_freqs.weight'")
-    own = "Its tensors of RoPE factors are not those of llama3.*'longrope' is not supported"
-    yield case("of their own", [1.0 + index % 3 for index in range(count)], None, unknown or own)
+    own = [1.0 + index % 3 for index in range(count)]
+    same = {"rope_type": "longrope", "factor": 1.0, "short_factor": own, "long_factor": own}
+    yield case("of their own", own, same, unknown)
     if architecture in ("llama", "phi3"):
-        yield GgufCase(architecture, "longrope", _long(architecture, count, True), {}, own)
-        yield GgufCase(architecture, "longrope by tensors", _long(architecture, count, False), {}, own)
+        for name, has_type in (("longrope", True), ("longrope by tensors", False)):
+            yield GgufCase(architecture, name, _long(architecture, count, has_type), _longrope(architecture, count))
         alone = _tensor("rope_factors_long.weight", StoredTensor.of(np.ones(count, np.float32)))
         yield GgufCase(architecture, "long factors alone", alone, {}, "it is not clear what they mean")
 
 
+def _longrope(architecture: str, count: int) -> dict[str, Any]:
+    border = BORDERS[architecture]
+    parameters = {f"{kind}_factor": numbers.tolist() for kind, numbers in _long_factors(count).items()}
+    scaling = {"rope_type": "longrope", "rope_theta": 10_000.0, "attention_factor": 1.25, "factor": CONTEXT / border}
+    beside = {"original_max_position_embeddings": border}
+    return {"rope_parameters": {**scaling, **parameters, **beside}, **(beside if architecture == "phi3" else {})}
+
+
+def _long_factors(count: int) -> dict[str, Any]:
+    return {kind: first + np.arange(count, dtype=np.float32) / 4 for kind, first in (("long", 2.0), ("short", 1.0))}
+
+
 def _long(architecture: str, count: int, has_type: bool) -> Change:
     def change(file: GgufFile) -> None:
-        for kind, first in (("long", 2.0), ("short", 1.0)):
-            numbers = first + np.arange(count, dtype=np.float32) / 4
+        for kind, numbers in _long_factors(count).items():
             file.tensors[f"rope_factors_{kind}.weight"] = StoredTensor.of(numbers)
-        file.keys[f"{architecture}.rope.scaling.original_context_length"] = 32
+        file.keys[f"{architecture}.rope.scaling.original_context_length"] = BORDERS[architecture]
         file.keys[f"{architecture}.rope.scaling.attn_factor"] = 1.25
         if has_type:
             file.keys[f"{architecture}.rope.scaling.type"] = "longrope"
@@ -426,7 +441,7 @@ EFFECTS: list[tuple[str, Any, Any]] = [
 ]
 DROPPED = (
     r"general\.(type|quantization_version)|an adapter's key|experts",
-    r"rope (linear|factor|yarn|unknown|longrope)|rope_freqs|long",
+    r"rope (linear|factor|yarn|unknown|longrope)|rope_freqs|long factors",
     r"no tokenizer (model|tokens|merges|scores)|tokenizer (bert|t5|rwkv|no_vocab)|tokenizer\.",
     r"no such|pre of a stranger",
     r"remove_extra_whitespaces|add_sep_token|precompiled_charsmap",

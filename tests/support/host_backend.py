@@ -10,7 +10,8 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
+from runner_svc.model.folder.config_file import read_config
 from tests.support.host_device import HostDevice, HostLaunchers
 
 
@@ -30,7 +31,7 @@ def host_backend(
     device: HostDevice | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     weights, launchers = load_weights(folder, config, dtype, torch.device("cpu"), no_progress), HostLaunchers(config)
     return CudaBackend(
         describe_model(str(folder), folder, config, f"host-{dtype}"),

@@ -8,9 +8,10 @@ from torch.nn import functional
 
 from runner_svc.decoder.mlp import gate_function, route
 from runner_svc.decoder.norm import Norm
-from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, RowNorm
+from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, LoneRow, RowNorm
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
+from tests.support.expert_cases import equal_jobs
 
 
 class HostRouting:
@@ -29,7 +30,10 @@ class HostRouting:
         config = self._config
         if norm is not None:
             plan.scales.copy_(torch.rsqrt(norm.squares[:, : len(logits)].sum(dim=0) / norm.width + norm.eps))
-        experts, weights = route(logits if bias is None else logits + bias, config)
+        if config.router.is_corrected:
+            experts, weights = route(logits, config, bias)
+        else:
+            experts, weights = route(logits if bias is None else logits + bias, config)
         plan.experts.copy_(experts)
         plan.weights.copy_(weights)
         order = experts.flatten().argsort(stable=True)
@@ -38,9 +42,9 @@ class HostRouting:
         counts = torch.bincount(experts.flatten(), minlength=config.num_experts)
         plan.ends.copy_(counts.cumsum(0))
         jobs = [
-            (expert, begin, min(job_rows, end - begin))
+            (expert, *job)
             for expert, (end, count) in enumerate(zip(plan.ends.tolist(), counts.tolist(), strict=True))
-            for begin in range(end - count, end, job_rows)
+            for job in equal_jobs(end - count, count, job_rows)
         ]
         plan.jobs[0] = len(jobs)
         plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:, :3] = torch.tensor(jobs, dtype=torch.int32)
@@ -78,8 +82,8 @@ class HostExpertRows:
             if bias is not None:
                 part = part + bias[plan.experts[:, rank].long()]
             total += plan.weights[:, rank : rank + 1] * part
-        if shared is not None and gates is not None:
-            total += gates.sigmoid() * shared
+        if shared is not None:
+            total += shared if gates is None else gates.sigmoid() * shared
         out.copy_(out + total if adds else total)
 
     def combine_norm(
@@ -118,7 +122,15 @@ class HostExpertProducts:
         *,
         is_sorted: bool,
         scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> None:
+        if lone is not None:
+            HostRouting(self._config)(stream, lone.logits, lone.bias, plan, self.job_rows, lone.norm)
+            ranks = torch.arange(self._config.top_k, dtype=torch.int32)
+            plan.places.copy_(ranks.unsqueeze(0))
+            plan.pairs.copy_(ranks)
+            jobs = plan.jobs[4 : 4 + 4 * len(ranks)].view(-1, 4)
+            jobs[:, 0], jobs[:, 1], jobs[:, 2] = plan.experts[0], ranks, 1
         for expert, first, rows in self._jobs(plan):
             own = slice(first, first + rows)
             inputs = x[own] if is_sorted else x[plan.pairs[own].long() // self._config.top_k]
@@ -129,7 +141,9 @@ class HostExpertProducts:
                 product += bias[expert].float()
             out[own] = self._gate(*product.chunk(2, dim=-1)).to(out.dtype)
 
-    def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:
+    def store(
+        self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor, lone: LoneRow | None = None
+    ) -> None:
         for expert, first, rows in self._jobs(plan):
             out[first : first + rows] = (x[first : first + rows].float() @ weight[expert].float().t()).to(out.dtype)
 
@@ -143,6 +157,7 @@ def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | 
         HostRouting(config),
         HostExpertRows(config),
         [HostExpertProducts(config, job_rows) for job_rows in (8, 32)],
+        HostExpertProducts(config, 160),
         has_grouped=True,
         shared_activation=shared_activation,
     )

@@ -125,8 +125,9 @@ def expected_tokens(model: Any, prompts: Sequence[list[int]], max_tokens: int) -
 
 
 def _depends_on_the_batch(model: Any) -> bool:
-    """Whether results depend on the batch: dynamic RoPE derives its frequencies from the batch's longest text."""
-    return "dynamic" in str(getattr(model.config, "rope_parameters", None))
+    """Whether results depend on the batch: such RoPE derives its frequencies from the batch's longest text."""
+    parameters = str(getattr(model.config, "rope_parameters", None))
+    return "dynamic" in parameters or "longrope" in parameters
 
 
 def forced_logits(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:

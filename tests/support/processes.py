@@ -8,7 +8,6 @@ All methods are synchronous, and fast enough for fixtures of async tests, except
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
+from roster_common.setting_options import as_arguments
 from tests.support import fork_server
 from tests.support.thoroughness import FULL
 
@@ -32,11 +32,6 @@ READY_S = 60.0
 STOP_S = 20.0
 MASK_PROCESS = "scheduler_svc.constrained.process.mask_process"
 MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
-
-
-def as_flag(value: object) -> object:
-    """Returns a setting with parts as JSON, the form in which a command line takes it."""
-    return json.dumps(value) if isinstance(value, dict) else value
 
 
 class RosterProcesses:
@@ -88,7 +83,7 @@ class RosterProcesses:
 
     def start_one(self, name: str) -> None:
         """Starts one service: "scheduler", "runner" or "runner-N"."""
-        flags = [f"--{key.replace('_', '-')}={as_flag(value)}" for key, value in self._settings[name].items()]
+        flags = as_arguments(self._settings[name])
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
         self._processes[name] = fork_server.start(
             MODULES[name.partition("-")[0]],

@@ -45,6 +45,8 @@ def prompt_text(prompt: pb.Prompt) -> str:
     match prompt.WhichOneof("kind"):
         case "text":
             return prompt.text
+        case "user_message":
+            return prompt.user_message
         case "chat":
             return "".join(part.text for part in prompt.chat.messages[-1].parts)
         case _:

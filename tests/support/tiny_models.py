@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _rope(rope_type: str, **parameters: float) -> dict[str, Any]:
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
 
 
@@ -61,6 +61,15 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "llama-linear": (transformers.LlamaConfig, _rope("linear", factor=4.0)),
     "llama-dynamic": (transformers.LlamaConfig, {"max_position_embeddings": 32, **_rope("dynamic", factor=4.0)}),
+    "llama-longrope": (
+        transformers.LlamaConfig,
+        _rope(
+            "longrope",
+            original_max_position_embeddings=32,
+            short_factor=[1.0 + index / 8 for index in range(8)],
+            long_factor=[2.0 + index / 2 for index in range(8)],
+        ),
+    ),
     "llama-yarn": (
         transformers.LlamaConfig,
         _rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=4.0, beta_slow=0.5),
@@ -164,10 +173,41 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
         },
     ),
+    "glm4-moe": (
+        transformers.Glm4MoeConfig,
+        {
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 64,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 32,
+        },
+    ),
+    "dots1": (
+        transformers.Dots1Config,
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ),
+    "ernie4-5-moe": (
+        transformers.Ernie4_5_MoeConfig,
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 64, "moe_norm_min": 0.5},
+    ),
 }
 """Name to configuration class and the differences from `SIZES`."""
 
 LIKE_OTHERS = {
+    "llama-linear",
     "gemma",
     "gemma3-with-images",
     "glm",
@@ -175,11 +215,15 @@ LIKE_OTHERS = {
     "cohere2",
     "gpt2-scaled-by-layer",
     "opt-without-biases",
+    "dots1",
+    "ernie4-5-moe",
 }
 """Families that CI leaves out of tests of all families, since others have most of what they have."""
 IN_CI = [family for family in FAMILIES if family not in LIKE_OTHERS]
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 """Their logits lie far apart, so that experts that are nearly tied have little weight."""
+CORRECTIONS = "e_score_correction_bias"
+"""Of a router, in float32: a buffer in most classes."""
 
 KERNEL_SIZES = {
     "llama": {"hidden_size": 256},
@@ -189,6 +233,7 @@ KERNEL_SIZES = {
     "llama-linear": {"hidden_size": 256},
     "llama-dynamic": {"hidden_size": 256},
     "llama-llama3": {"hidden_size": 512},
+    "llama-longrope": {"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 16},
     "llama-yarn": {"hidden_size": 256},
     "mistral": {"hidden_size": 384, "head_dim": 256},
     "ministral": {"hidden_size": 256, "head_dim": 64},
@@ -214,6 +259,9 @@ KERNEL_SIZES = {
     "mixtral": {"hidden_size": 256, "intermediate_size": 128},
     "qwen2-moe": {"hidden_size": 256},
     "qwen3-moe": {"hidden_size": 256, "head_dim": 64},
+    "glm4-moe": {"hidden_size": 256, "head_dim": 64},
+    "dots1": {"hidden_size": 256},
+    "ernie4-5-moe": {"hidden_size": 256},
     "gpt-oss": {"hidden_size": 256, "head_dim": 64},
 }
 """Sizes of each family with which the GPU kernels are tested: heads of 64, 96, 128 and 256 elements."""
@@ -253,8 +301,13 @@ def _copied(value: Any) -> Any:
 def randomize(model: torch.nn.Module) -> None:
     """Draws all weights from torch's generator."""
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith(CORRECTIONS):
+                buffer.normal_(0.0, 0.2)
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 3:  # of all experts
+            if name.endswith(CORRECTIONS):
+                parameter.normal_(0.0, 0.2)
+            elif parameter.dim() == 3:  # of all experts
                 parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
             elif name.endswith(ROUTERS):
                 parameter.normal_(0.0, 4.0 / parameter.shape[-1] ** 0.5)

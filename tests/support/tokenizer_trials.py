@@ -15,8 +15,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from roster_protos import inference_pb2, plan_pb2
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.config_file import read_config
+from runner_svc.model.folder.json_file import read_object
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.token_texts import UnsupportedTokenizer
@@ -85,7 +87,7 @@ def compare(folder: Path) -> Outcome:
     """Returns what came of the folder here and in transformers."""
     theirs = _serves(folder)
     try:
-        vocab_size = int(read_json(folder / "config.json")["vocab_size"])
+        vocab_size = int(read_config(folder)["vocab_size"])
         config = replace(_sizes(), vocab_size=vocab_size, eos_token_ids=_default_ends(folder))
         model = describe_model("tiny", folder, config, "")
         ours = ModelText(model)
@@ -169,8 +171,8 @@ def _texts_differ(ours: ModelText, theirs: Any, model: plan_pb2.Model) -> Iterat
 
 
 def _ends_differ(folder: Path, theirs: Any, model: plan_pb2.Model) -> Iterator[str]:
-    generation = _ids(read_json(folder / "generation_config.json").get("eos_token_id"))
-    config = read_json(folder / "config.json")
+    generation = _ids(read_object(folder / "generation_config.json").get("eos_token_id"))
+    config = read_config(folder)
     of_config = (
         _ids(config["eos_token_id"]) if "eos_token_id" in config else () if generation else _default_ends(folder)
     )

@@ -18,7 +18,8 @@ from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from runner_svc.catalog.source import model_folder
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
@@ -144,7 +145,7 @@ def smollm2() -> plan_pb2.Model:
         folder = model_folder("smollm2", default_cache_folder(), lambda what, share: None)
     except (OSError, ValueError, ImportError):
         return byte_model("hash", "HashModel", NUM_TOKENS, 2048)
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     return describe_model("smollm2", folder, config, "")
 
 

@@ -11,6 +11,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { type ChatOptions, explain, type Message, Roster } from "./roster.js";
 
 const LARGEST_BODY = 1 << 20;
+const LARGEST_UINT32 = 0xffff_ffff;
 const HTTP_STATUS = new Map([
   [Code.InvalidArgument, 400],
   [Code.OutOfRange, 400],
@@ -77,6 +78,10 @@ async function body(request: IncomingMessage): Promise<string> {
   return text(request);
 }
 
+function isText(value: unknown): value is string {
+  return typeof value === "string";
+}
+
 function parse(json: string): { messages: Message[]; options: ChatOptions } {
   let value: { messages?: Message[]; max_tokens?: number; temperature?: number };
   try {
@@ -85,13 +90,15 @@ function parse(json: string): { messages: Message[]; options: ChatOptions } {
     throw new BadInput("the body is not JSON");
   }
   const { messages, max_tokens: maxTokens = 256, temperature } = value;
-  const valid =
-    Array.isArray(messages) &&
-    messages.every((one) => typeof one?.role === "string" && typeof one.content === "string") &&
-    Number.isInteger(maxTokens) &&
-    maxTokens > 0 &&
-    (temperature === undefined || typeof temperature === "number");
-  if (!valid) throw new BadInput("give messages: [{role, content}, ...] and optionally max_tokens and temperature");
+  if (!Array.isArray(messages) || !messages.every((one) => isText(one?.role) && isText(one.content))) {
+    throw new BadInput("messages must be a list of {role, content}, both strings");
+  }
+  if (!Number.isInteger(maxTokens) || maxTokens < 1 || maxTokens > LARGEST_UINT32) {
+    throw new BadInput(`max_tokens must be a whole number from 1 to ${LARGEST_UINT32}`);
+  }
+  if (temperature !== undefined && typeof temperature !== "number") {
+    throw new BadInput("temperature must be a number");
+  }
   return { messages, options: { maxTokens, ...(temperature === undefined ? {} : { temperature }) } };
 }
 

@@ -38,7 +38,7 @@ def tokens_over_time(run: Run) -> tuple[Floats, Floats]:
 
 
 def itl_over_time(run: Run) -> tuple[Floats, Floats, Floats]:
-    """Returns (middle, p50, p99 in seconds) of the ITLs in each bin that has any, by the tokens' arrival."""
+    """Returns (middle of each bin, p50, p99 in seconds) of the ITLs in it, by the tokens' arrival; NaN without any."""
     edges = _edges(run)
     moments: list[float] = []
     for request in run.requests:
@@ -46,13 +46,10 @@ def itl_over_time(run: Run) -> tuple[Floats, Floats, Floats]:
             moments += [time_s] * count
     itls = np.array([itl for request in run.requests for itl in request.itls_s])
     where = np.clip(np.digitize(moments, edges) - 1, 0, len(edges) - 2)
-    rows = [
-        ((edges[index] + edges[index + 1]) / 2, *np.percentile(itls[where == index], (50, 99)))
-        for index in range(len(edges) - 1)
-        if (where == index).any()
-    ]
-    middles, p50, p99 = np.array(rows).reshape(-1, 3).T
-    return middles, p50, p99
+    quantiles = np.full((len(edges) - 1, 2), np.nan)
+    for index in np.unique(where).tolist():
+        quantiles[index] = np.percentile(itls[where == index], (50, 99))
+    return (edges[1:] + edges[:-1]) / 2, quantiles[:, 0], quantiles[:, 1]
 
 
 def generating(run: Run) -> tuple[Floats, Floats]:

@@ -74,9 +74,10 @@ def overview(names: Sequence[str], values: Sequence[dict[str, float]]) -> str:
                 ends = [value[name.replace("_p50", "_p99")] * scale for value in values]
                 one.plot(ends, places, marker="|", color="#1a1a1a", markersize=9, markeredgewidth=1.4, linestyle="")
             for place, length, end in zip(places, lengths, ends, strict=True):
-                text = f" {_number(length)}" + (f" | {_number(end)}" if name.endswith("_p50") else "")
-                one.annotate(text, (max(length, end), place), va="center", fontsize=8)
-            one.set_xlim(0, 1.45 * max([*lengths, *ends, 1e-9]))
+                text = _number(length) + (f" | {_number(end)}" if name.endswith("_p50") else "")
+                beside = {"xytext": (5, 0), "textcoords": "offset points"}
+                one.annotate(text, (max(length, end), place), **beside, va="center", fontsize=8)
+            one.set_xlim(0, 1.6 * max([*lengths, *ends, 1e-9]))
             one.set_xlabel(label)
             one.grid(axis="y", visible=False)
         axes[0].set_yticks(places, names)
@@ -172,7 +173,8 @@ def _run_over_time(cells: Sequence[Axes], run: Run, number: int, *, labelled: bo
         batch.fill_between(
             times_s, [sample.running for sample in run.samples], step="post", color=colour, alpha=0.25, linewidth=0
         )
-        batch.plot(times_s, [sample.waiting for sample in run.samples], color="#999999", linewidth=0.8)
+        waiting = [sample.waiting for sample in run.samples]
+        batch.step(times_s, waiting, where="post", color="#999999", linewidth=0.8)
     batch.step(*generating(run), where="post", color=colour, linewidth=0.9)
     batch.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if slots:
@@ -180,8 +182,9 @@ def _run_over_time(cells: Sequence[Axes], run: Run, number: int, *, labelled: bo
     batch.set_title(run_name(run), fontsize=9, color=colour)
     tokens.step(*tokens_over_time(run), where="mid", color=colour, linewidth=1.0)
     middles, p50, p99 = itl_over_time(run)
-    itl.plot(middles, p50 * 1e3, color=colour, linewidth=1.2)
-    itl.plot(middles, p99 * 1e3, color=colour, linewidth=0.8, alpha=0.55, linestyle="--")
+    # The lines break where no token came; markers show what has no neighbour.
+    itl.plot(middles, p50 * 1e3, color=colour, linewidth=1.2, marker=".", markersize=2.5)
+    itl.plot(middles, p99 * 1e3, color=colour, linewidth=0.8, alpha=0.55, linestyle="--", marker=".", markersize=2)
     itl.set_xlabel("s since the start")
     _log_scale(itl.yaxis, itl.set_yscale)
     for cell in cells:

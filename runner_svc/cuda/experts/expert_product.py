@@ -1,31 +1,45 @@
-"""Products of sorted rows with their experts' matrices; see `kernels/expert_product.cu`. Only for Hopper."""
+"""Launches kernels/expert_product.cu and expert_tiles.cu, the products of rows with the matrices of their experts.
+
+Only for Hopper. The first is as fast as weights can be read, the second as fast as tensor cores multiply. Both read
+the work from the plan that kernels/expert_routing.cu left, and give the same bits.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_rows import gating_defines
-from runner_svc.cuda.experts.expert_variant import BOX_ROWS, STEP, THREADS, TILE_ROWS, ExpertVariant, num_tiles
+from runner_svc.cuda.experts.expert_variant import STEP, Variant, num_tiles
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.expert_launchers import ExpertPlan, max_jobs
+from runner_svc.interface.expert_launchers import ExpertPlan, LoneRow, max_jobs
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 # Maps of a model's weights, and of a decoder's workspace for every number of rows.
 _MAX_MAPS = 16384
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The macros of a product."""
+
+    gated: bool
+    early: bool
+    scaled: bool = False
+    routes: bool = False
+
+
 class ExpertProducts:
     """One variant of the products of one model. Weights are [num_experts, out, in], contiguous."""
 
-    def __init__(
-        self, config: ExpertsConfig, dtype: torch.dtype, variant: ExpertVariant, *, overlap: bool = False
-    ) -> None:
-        self.name = f"{variant.job_rows} x {variant.blocks}"
+    def __init__(self, config: ExpertsConfig, dtype: torch.dtype, variant: Variant, *, overlap: bool = False) -> None:
+        self.name = f"{variant.kernel}, {variant.job_rows} x {variant.blocks}"
         self.job_rows = variant.job_rows
         self._config = config
         self._dtype = dtype
@@ -49,53 +63,59 @@ class ExpertProducts:
         *,
         is_sorted: bool,
         scaled: bool = False,
+        lone: LoneRow | None = None,
     ) -> None:
         """`out` [T * k, inner], sorted, from `x` and `weight` [num_experts, 2 * inner, width], gate above up.
 
         `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS`.
         `bias` is [num_experts, 2 * inner]. Where the products are `scaled`, they are multiplied by the plan's scales.
+        A `lone` row needs no routing: the plan gets its experts, weights and places, and nothing else of it is used.
         """
-        self._launch(
-            stream,
-            self._kernel(True, is_sorted, scaled),
-            x,
-            weight,
-            bias,
-            plan,
-            out,
-            all_rows=0 if is_sorted else len(x),
-        )
+        variant = self._variant
+        if len(plan.experts) == 1:  # whose jobs are known here
+            variant = variant.balanced(self._config.top_k, out.shape[1], num_multiprocessors())
+        all_rows = 0 if is_sorted else len(x)
+        kind = _Kind(True, is_sorted, scaled, lone is not None)
+        self._launch(stream, variant, kind, x, weight, bias, plan, out, all_rows, lone)
 
-    def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:
-        """`out` [T * k, n], sorted, from `x` [T * k, width], sorted, and `weight` [num_experts, n, width]."""
-        self._launch(stream, self._kernel(False, True, False), x, weight, None, plan, out, all_rows=0)
+    def store(
+        self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor, lone: LoneRow | None = None
+    ) -> None:
+        """`out` [T * k, n], sorted, from `x` [T * k, width], sorted, and `weight` [num_experts, n, width].
+
+        A `lone` row is that of the gated products before.
+        """
+        kind = _Kind(False, True, False, lone is not None)
+        self._launch(stream, self._variant, kind, x, weight, None, plan, out, 0, lone)
 
     def prepare(self) -> None:
         """Compiles the kernels."""
         for gated, early in ((True, False), (True, True), (False, True)):
-            self._kernel(gated, early, False)
+            self._kernel(self._variant, _Kind(gated, early))
 
     def _launch(
         self,
         stream: int,
-        kernel: Kernel,
+        variant: Variant,
+        kind: _Kind,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         plan: ExpertPlan,
         out: Tensor,
-        *,
         all_rows: int,
+        lone: LoneRow | None,
     ) -> None:
+        gated = kind.gated
         num_experts, num_rows, width = weight.shape
         pairs, outputs = out.shape
-        tiles = num_tiles(outputs, num_rows != outputs)
+        tiles = num_tiles(outputs, variant.outputs(gated))
         most = max_jobs(num_experts, pairs, self.job_rows) * tiles
-        kernel(
+        self._kernel(variant, kind)(
             stream,
-            min(most, self._variant.blocks * num_multiprocessors()),
-            self._map(weight.data_ptr(), num_experts * num_rows, width, num_rows // outputs),
-            self._map(x.data_ptr(), len(x), width, TILE_ROWS // BOX_ROWS),
+            min(most, variant.blocks * num_multiprocessors()),
+            self._map(weight.data_ptr(), num_experts * num_rows, width, variant.copied_rows(gated)),
+            self._map(x.data_ptr(), len(x), width, variant.box_rows),
             plan.jobs.data_ptr(),
             plan.pairs.data_ptr(),
             bias.data_ptr() if bias is not None else 0,
@@ -106,29 +126,40 @@ class ExpertProducts:
             width // STEP,
             tiles,
             outputs,
+            *(_routing_arguments(lone, plan) if lone is not None else ()),
         )
 
-    def _compile(self, gated: bool, early: bool, scaled: bool) -> Kernel:
-        defines = product_defines(self._config, self._variant, self._dtype, gated=gated, early=early, scaled=scaled)
+    def _compile(self, variant: Variant, kind: _Kind) -> Kernel:
+        defines = product_defines(
+            self._config,
+            variant,
+            self._dtype,
+            gated=kind.gated,
+            early=kind.early,
+            scaled=kind.scaled,
+            routes=kind.routes,
+        )
         return Kernel(
-            load("expert_product", defines),
-            "expert_product",
-            # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs
-            "128s128sPPPPPiiiii",
-            THREADS,
-            shared_bytes=self._variant.shared_bytes,
+            load(variant.kernel, defines),
+            variant.kernel,
+            # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs; where
+            # it routes: logits, bias, squares; number of squares, 1 / width, eps; experts, weights, places
+            "128s128sPPPPPiiiii" + ("PPPiffPPP" if kind.routes else ""),
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )
 
 
 def product_defines(
     config: ExpertsConfig,
-    variant: ExpertVariant,
+    variant: Variant,
     dtype: torch.dtype,
     *,
     gated: bool,
     early: bool,
     scaled: bool = False,
+    routes: bool = False,
 ) -> dict[str, int | str]:
     """The source's macros."""
     defines = variant.defines | {
@@ -137,10 +168,27 @@ def product_defines(
         "BIAS": int(gated and config.bias),
         "SCALED": int(scaled),
         "EARLY": int(early),
+        "ROUTES": int(routes),
     }
+    if routes:
+        defines |= routing_defines(config)
     return defines | gating_defines(config) if gated else defines
 
 
-def _matrix_map(address: int, rows: int, width: int, parts: int) -> bytes:
-    """Returns the map of [rows, width], in boxes of a tile's rows or of one of its `parts`."""
-    return heads_map(address, width // PLANE, PLANE, rows, width, (TILE_ROWS // parts, 1))
+def _routing_arguments(lone: LoneRow, plan: ExpertPlan) -> tuple[int | float, ...]:
+    norm = lone.norm
+    return (
+        lone.logits.data_ptr(),
+        lone.bias.data_ptr() if lone.bias is not None else 0,
+        norm.squares.data_ptr() if norm is not None else 0,
+        len(norm.squares) if norm is not None else 0,
+        1.0 / norm.width if norm is not None else 0.0,
+        norm.eps if norm is not None else 0.0,
+        plan.experts.data_ptr(),
+        plan.weights.data_ptr(),
+        plan.places.data_ptr(),
+    )
+
+
+def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1), read_once=True)

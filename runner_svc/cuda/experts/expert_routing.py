@@ -6,13 +6,12 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
-from runner_svc.interface.expert_launchers import ExpertPlan, RowNorm
-from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan, RowNorm
+from runner_svc.model.families.experts_config import ExpertsConfig, Scoring
 
 _THREADS = 1024
-_ROWS = _THREADS // 32
-"""Of a block."""
 _MAX_TOP_K = 32
+_MAX_GROUPS = 32
 
 
 def routing_defines(config: ExpertsConfig) -> dict[str, int | str]:
@@ -21,11 +20,19 @@ def routing_defines(config: ExpertsConfig) -> dict[str, int | str]:
         raise ValueError(
             f"a GPU routes to up to {_MAX_TOP_K} of {_THREADS} experts, not {config.top_k} of {config.num_experts}"
         )
+    router = config.router
+    if router.groups > _MAX_GROUPS:
+        raise ValueError(f"a GPU routes to experts in up to {_MAX_GROUPS} groups, not {router.groups}")
     return {
         "EXPERTS": config.num_experts,
         "TOP_K": config.top_k,
-        "SOFTMAX_FIRST": int(config.softmax_first),
-        "NORMALIZE": int(config.normalize),
+        "SCORING": list(Scoring).index(router.scoring),
+        "NORMALIZE": int(router.normalize),
+        "LEAST_SUM": f"{router.least_sum!r}f",
+        "SCALE": f"{router.scale!r}f",
+        "CORRECTED": int(router.is_corrected),
+        "GROUPS": router.groups,
+        "TOP_GROUPS": router.top_groups,
     }
 
 
@@ -35,9 +42,9 @@ class ExpertRouting:
     def __init__(self, config: ExpertsConfig, *, overlap: bool = False) -> None:
         """Raises ValueError for sizes that the kernel lacks."""
         module = load("expert_routing", routing_defines(config))
-        # logits, bias; experts, weights, places, pairs, ends, jobs, arrived; squares, scales, number, 1 / width, eps;
-        # columns, rows, rows of a job
-        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPiffiii", _THREADS, overlap=overlap)
+        # logits, bias; experts, weights, places or indexes, pairs, bases, ends, jobs, arrived; squares, scales, number,
+        # 1 / width, eps; columns, rows, rows of a job
+        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPPiffiii", _THREADS, overlap=overlap)
 
     def __call__(
         self,
@@ -50,19 +57,23 @@ class ExpertRouting:
     ) -> None:
         """Fills `plan`, with jobs of up to `job_rows` pairs, from float32 `logits` [T, num_experts].
 
-        Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them.
+        With more than `ROUTED_AT_ONCE` rows, places and pairs are left to `ExpertRows.gather`.
+
+        Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them, or it is the router's
+        corrections where the configuration has some.
         With `norm`, of up to 128 rows, the plan gets the rows' scales.
         """
         rows = len(logits)
         self._kernel(
             stream,
-            -(-rows // _ROWS),
+            -(-rows // ROUTED_AT_ONCE),
             logits.data_ptr(),
             bias.data_ptr() if bias is not None else 0,
             plan.experts.data_ptr(),
             plan.weights.data_ptr(),
-            plan.places.data_ptr(),
+            (plan.places if rows <= ROUTED_AT_ONCE else plan.indexes).data_ptr(),
             plan.pairs.data_ptr(),
+            plan.bases.data_ptr(),
             plan.ends.data_ptr(),
             plan.jobs.data_ptr(),
             plan.arrived.data_ptr(),

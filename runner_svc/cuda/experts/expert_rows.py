@@ -8,7 +8,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.interface.expert_launchers import ExpertPlan
+from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 _THREADS = 256
@@ -46,7 +46,8 @@ class ExpertRows:
         self._hidden, self._inner = hidden_size // _VECTOR, config.width // _VECTOR
         outer = load("expert_rows", rows_defines(config, hidden_size, dtype))
         inner = load("expert_rows", rows_defines(config, config.width, dtype))
-        self._gather = Kernel(outer, "expert_gather", "PPPi", _THREADS, overlap=overlap)
+        # x, experts, indexes, bases, places, pairs, out; experts, rows
+        self._gather = Kernel(outer, "expert_gather", "PPPPPPPii", _THREADS, overlap=overlap)
         self._activate = Kernel(inner, "expert_activate", "PPPPPi", _THREADS, overlap=overlap)
         # y, places, weights, experts, bias, residual, norm, out; eps
         self._combine_norm = Kernel(outer, "expert_combine_norm", "PPPPPPPPf", _THREADS, overlap=overlap)
@@ -54,10 +55,24 @@ class ExpertRows:
         self._combine = Kernel(outer, "expert_combine", "PPPPPPPPiii", _THREADS, overlap=overlap)
 
     def gather(self, stream: int, x: Tensor, plan: ExpertPlan, out: Tensor) -> None:
-        """`out` [T * k, hidden_size] = rows of `x` [T, hidden_size] in the order of the plan's pairs."""
-        pairs = len(out)
-        grid = _grid(pairs * self._hidden)
-        self._gather(stream, grid, x.data_ptr(), plan.pairs.data_ptr(), out.data_ptr(), pairs)
+        """`out` [T * k, hidden_size] = rows of `x` [T, hidden_size] in the order of the plan's pairs.
+
+        Completes a plan of more than `ROUTED_AT_ONCE` rows.
+        """
+        rows = len(x)
+        self._gather(
+            stream,
+            _grid(rows * self._hidden),
+            x.data_ptr(),
+            plan.experts.data_ptr(),
+            plan.indexes.data_ptr(),
+            plan.bases.data_ptr() if rows > ROUTED_AT_ONCE else 0,
+            plan.places.data_ptr(),
+            plan.pairs.data_ptr(),
+            out.data_ptr(),
+            len(plan.ends),
+            rows,
+        )
 
     def activate(self, stream: int, gate_up: Tensor, bias: Tensor | None, plan: ExpertPlan, out: Tensor) -> None:
         """`out` [T * k, inner] from `gate_up` [T * k, 2 * inner], gate first, and `bias` [num_experts, 2 * inner]."""
@@ -88,7 +103,7 @@ class ExpertRows:
         """`out` [T, hidden_size] = (with `adds`: +=) each row's sum of its experts' rows of `y` [T * k, hidden_size].
 
         `bias` [num_experts, hidden_size] is part of what the router's weights multiply. `shared` [T, hidden_size] is
-        added times the sigmoid of `gates`, a float32 column of T elements.
+        added, times the sigmoid of `gates`, a float32 column of T elements, where there are some.
         """
         rows = len(out)
         self._combine(

@@ -134,4 +134,4 @@ def fits(*weights: Tensor) -> bool:
 
 
 def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
-    return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1))
+    return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1), read_once=True)

@@ -28,6 +28,9 @@ def expected_experts(
     yield f"{block}.{names.router}.weight", (count, hidden)
     if experts.bias:
         yield f"{block}.{names.router}.bias", (count,)
+    if experts.router.is_corrected:
+        name = corrections_name(block, names, tensors)
+        yield name, (1, count) if names.has_wide_corrections else (count,)
     if f"{below}.gate_up_proj" in tensors:
         yield from _whole(below, experts, hidden, names)
     else:
@@ -37,15 +40,22 @@ def expected_experts(
         yield f"{below}.down_proj_bias", (count, hidden)
     if experts.shared_width is not None:
         for name in ("gate_proj", "up_proj"):
-            yield f"{block}.shared_expert.{name}.weight", (experts.shared_width, hidden)
-        yield f"{block}.shared_expert.down_proj.weight", (hidden, experts.shared_width)
-        yield f"{block}.shared_expert_gate.weight", (1, hidden)
+            yield f"{block}.{names.shared}.{name}.weight", (experts.shared_width, hidden)
+        yield f"{block}.{names.shared}.down_proj.weight", (hidden, experts.shared_width)
+        if experts.shared_gate:
+            yield f"{block}.{names.shared}_gate.weight", (1, hidden)
 
 
 def block_name(prefix: str, names: ExpertNames, tensors: Container[str]) -> str:
     """Returns what the names of a layer's router and experts begin with: the first that the checkpoint has."""
     blocks = [f"{prefix}.{block}" for block in names.blocks]
     return next((block for block in blocks if f"{block}.{names.router}.weight" in tensors), blocks[0])
+
+
+def corrections_name(block: str, names: ExpertNames, tensors: Container[str]) -> str:
+    """Returns the name of the router's corrections: the first that the checkpoint has."""
+    found = [f"{block}.{name}" for name in names.corrections]
+    return next((name for name in found if name in tensors), found[0])
 
 
 def _whole(below: str, experts: ExpertsConfig, hidden: int, names: ExpertNames) -> Iterator[tuple[str, Shape]]:

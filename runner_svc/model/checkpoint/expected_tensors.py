@@ -46,8 +46,9 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
                 f"The checkpoint's tensor {name!r} has dtype {tensors[name].dtype}, which is not supported; supported: "
                 f"{', '.join(ELEMENT_BYTES)}."
             )
+    unread = (*config.names.other_parts, *_predictors(config, base, tensors))
     for name in tensors:
-        if name not in expected and not name.startswith(config.names.other_parts) and not _is_harmless(name):
+        if name not in expected and not name.startswith(unread) and not _is_harmless(name):
             raise UnsupportedModel(
                 f"The checkpoint has a tensor {name!r}, which {config.architecture} with its config.json lacks: "
                 "correct config.json, or delete the tensor."
@@ -125,6 +126,12 @@ def _parts(
     """Returns the products that a checkpoint keeps apart, or the one that it has merged."""
     kept = rows if len(modules) == len(rows) else [sum(rows)]
     return [(module, count, columns, has_bias) for module, count in zip(modules, kept, strict=True)]
+
+
+def _predictors(config: ModelConfig, base: str, tensors: Container[str]) -> tuple[str, ...]:
+    """Returns what the names of tensors begin with that belong to a layer behind the last one, if that predicts."""
+    layer, product = f"{base}{config.names.layers}.{config.num_layers}.", config.names.predictor
+    return (layer,) if product is not None and f"{layer}{product}.weight" in tensors else ()
 
 
 def _is_harmless(name: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 import torch
 from torch import Tensor
 
-from runner_svc.model.checkpoint.expected_experts import block_name
+from runner_svc.model.checkpoint.expected_experts import block_name, corrections_name
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.tensor_names import ExpertNames
@@ -29,12 +29,17 @@ class ExpertReader:
         names: ExpertNames,
         read: Callable[[str], Tensor],
         tensors: Container[str],
+        read_exact: Callable[[str], Tensor] | None = None,
     ) -> None:
-        """`read` returns the tensor of a name, in the type and on the device that are wanted; `tensors`: all names."""
+        """`read` returns the tensor of a name, in the type and on the device that are wanted; `tensors`: all names.
+
+        `read_exact` returns it in the type that it is stored in.
+        """
         self._config = config
         self._hidden = hidden_size
         self._names = names
         self._read = read
+        self._read_exact = read_exact or read
         self._tensors = tensors
 
     def layer(self, prefix: str) -> ExpertWeights:
@@ -54,7 +59,7 @@ class ExpertReader:
         gate_up, down = self._whole(experts) if is_whole else self._stacked(experts)
         return ExpertWeights(
             router=LinearWeights(
-                self._tensor(f"{router}.weight", config.num_experts, self._hidden),
+                self._router(f"{router}.weight"),
                 self._tensor(f"{router}.bias", config.num_experts) if config.bias else None,
             ),
             gate_up=gate_up,
@@ -63,16 +68,31 @@ class ExpertReader:
             down_bias=self._tensor(f"{experts}.down_proj_bias", config.num_experts, self._hidden)
             if config.bias
             else None,
+            corrections=self._corrections(block) if config.router.is_corrected else None,
             shared=self._shared(block) if config.shared_width is not None else None,
         )
 
-    def _tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = self._read(name)
+    def _tensor(self, name: str, *shape: int, exact: bool = False) -> Tensor:
+        tensor = (self._read_exact if exact else self._read)(name)
         if tensor.shape != shape:
             raise UnsupportedModel(
                 f"The checkpoint's {name} is {list(tensor.shape)}, but by its config.json it should be {list(shape)}."
             )
         return tensor
+
+    def _router(self, name: str) -> Tensor:
+        """Returns the matrix in float32 where it has to be exact and isn't in the type that is wanted."""
+        shape = self._config.num_experts, self._hidden
+        matrix = self._tensor(name, *shape)
+        if not self._config.router.is_exact:
+            return matrix
+        exact = self._tensor(name, *shape, exact=True).float()
+        return matrix if torch.equal(matrix.float(), exact) else exact
+
+    def _corrections(self, block: str) -> Tensor:
+        shape = (1,) * self._names.has_wide_corrections + (self._config.num_experts,)
+        name = corrections_name(block, self._names, self._tensors)
+        return self._tensor(name, *shape, exact=True).float().flatten()
 
     def _stacked(self, experts: str) -> tuple[Tensor, Tensor]:
         """From a tensor for each expert and matrix."""
@@ -107,12 +127,12 @@ class ExpertReader:
     def _shared(self, block: str) -> SharedExpertWeights:
         width, hidden = self._config.shared_width, self._hidden
         assert width is not None, "the configuration has a shared expert"
-        expert = f"{block}.shared_expert"
+        expert = f"{block}.{self._names.shared}"
         parts = [self._tensor(f"{expert}.{name}.weight", width, hidden) for name in ("gate_proj", "up_proj")]
         return SharedExpertWeights(
             gate_up=LinearWeights(torch.cat(parts)),
             down=LinearWeights(self._tensor(f"{expert}.down_proj.weight", hidden, width)),
-            gate=self._tensor(f"{block}.shared_expert_gate.weight", 1, hidden),
+            gate=self._tensor(f"{expert}_gate.weight", 1, hidden) if self._config.shared_gate else None,
         )
 
 

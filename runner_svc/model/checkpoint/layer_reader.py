@@ -19,11 +19,22 @@ from runner_svc.weights.model_weights import LayerWeights, MlpWeights
 class LayerReader:
     """Reads one model's tensors."""
 
-    def __init__(self, config: ModelConfig, base: str, read: Callable[[str], Tensor], tensors: Container[str]) -> None:
-        """`read` returns the tensor of a name, in the type and on the device that are wanted."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        base: str,
+        read: Callable[[str], Tensor],
+        tensors: Container[str],
+        read_exact: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        """`read` returns the tensor of a name, in the type and on the device that are wanted.
+
+        `read_exact` returns it in the type that it is stored in; by default there is no other.
+        """
         self.config = config
         self._base = base
         self._read = read
+        self._read_exact = read_exact
         self._tensors = tensors
 
     def name(self, module: str, kind: str) -> str:
@@ -69,7 +80,9 @@ class LayerReader:
     def _mlp(self, prefix: str, described: LayerDescription) -> MlpWeights | ExpertWeights:
         names, mlp = self.config.names, described.mlp
         if isinstance(mlp, ExpertsConfig):
-            reader = ExpertReader(mlp, self.config.hidden_size, names.experts, self._read, self._tensors)
+            reader = ExpertReader(
+                mlp, self.config.hidden_size, names.experts, self._read, self._tensors, self._read_exact
+            )
             return reader.layer(f"{self._base}{prefix}")
         return MlpWeights(
             gate_up=self._linear(prefix, names.gate_up, mlp.bias), down=self._linear(prefix, (names.down,), mlp.bias)

@@ -95,7 +95,8 @@ class _Maker:
         shared = None
         if described.shared_width is not None:
             inner = self.mlp(MlpDescription(described.shared_width, described.activation))
-            shared = SharedExpertWeights(inner.gate_up, inner.down, self.matrix(1, hidden))
+            gate = self.matrix(1, hidden) if described.shared_gate else None
+            shared = SharedExpertWeights(inner.gate_up, inner.down, gate)
         return ExpertWeights(
             router=self.linear(count, hidden, described.bias),
             gate_up=self.matrix(count, 2 * width, hidden),
@@ -103,6 +104,7 @@ class _Maker:
             down=self.matrix(count, hidden, width),
             down_bias=self.bias(count, hidden) if described.bias else None,
             shared=shared,
+            corrections=torch.zeros(count, device=self._device) if described.router.is_corrected else None,
         )
 
 

@@ -59,13 +59,20 @@ def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
+    if config.why_shorter is not None:
+        log.warning(
+            f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
+        )
     checkpoint = Checkpoint(folder)
     check_tensors(checkpoint.tensors, config)
 
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors)
+    def read_exact(name: str) -> Tensor:
+        return checkpoint.read(name).to(device)
+
+    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )

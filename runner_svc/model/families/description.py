@@ -83,7 +83,7 @@ class LayerDescription:
     def is_plain(self) -> bool:
         """Whether norms, biases and additions are Llama's, which is what products of few rows have fused in.
 
-        Experts may be of any kind, but there must be none that computes every row.
+        Experts may be of any kind, but there must be none that computes every row, and no router in float32.
         """
         return (
             self.norm is NormKind.RMS
@@ -96,7 +96,7 @@ class LayerDescription:
     @property
     def _has_plain_mlp(self) -> bool:
         if isinstance(self.mlp, ExpertsConfig):
-            return self.mlp.shared_width is None
+            return self.mlp.shared_width is None and not self.mlp.router.is_exact
         return self.mlp.gated and not self.mlp.bias
 
 

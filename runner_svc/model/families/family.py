@@ -47,6 +47,11 @@ class Family:
     """Keys of other families that transformers' class for this one leaves aside, wherever they come from."""
     norm_eps: str | float = "rms_norm_eps"
     """The key of the norms' epsilon, or the epsilon."""
+    recomputes_cache: bool = False
+    """Whether `generate` computes the cache again where longrope's frequencies change.
+
+    Such a model is served up to the positions of pretraining, as through transformers.
+    """
     stretches: bool = True
     """Whether linear and dynamic scaling of positions stretch `max_position_embeddings`."""
 

@@ -70,7 +70,7 @@ _MERGED = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)
 LLAMA = Family("llama", LlamaLayers())
 MISTRAL = Family("mistral", _WITHOUT_BIASES)
 MINISTRAL = Family("ministral", _WITHOUT_BIASES)
-PHI3 = Family("phi3", _WITHOUT_BIASES, names=_MERGED)
+PHI3 = Family("phi3", _WITHOUT_BIASES, names=_MERGED, recomputes_cache=True)
 QWEN2 = Family("qwen2", LlamaLayers(qkv_bias=True, output_bias=False, window_needs_flag=True))
 QWEN3 = Family("qwen3", LlamaLayers(qk_norm=True, window_needs_flag=True), defaults=(("head_dim", 128),))
 SMOLLM3 = Family(

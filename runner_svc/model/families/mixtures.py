@@ -1,4 +1,4 @@
-"""Mixtures of experts with the attention of Llama, and gpt-oss."""
+"""Mixtures of experts with the attention of Llama, and gpt-oss; some with experts that compute every row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 from runner_svc.model.families.description import LayerDescription, MlpDescription, QkNorm
 from runner_svc.model.families.experts_config import (
+    ExpertsConfig,
+    ernie_experts,
     gpt_oss_experts,
     mixtral_experts,
     qwen2_experts,
     qwen3_experts,
+    sigmoid_experts,
 )
-from runner_svc.model.families.family import FULL, SLIDING, Config, Family, layer_kinds
+from runner_svc.model.families.family import FULL, SLIDING, Config, Family, layer_kinds, qk_norm_of, refuse
 from runner_svc.model.families.tensor_names import ExpertNames, TensorNames
 
 
@@ -24,8 +27,7 @@ def qwen3_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescripti
     layer = LayerDescription(
         _dense(config), qkv_bias=has_bias, output_bias=has_bias, qk_norm=QkNorm.HEAD, window=window
     )
-    experts = qwen3_experts(config, num_layers)
-    return [layer if each is None else replace(layer, mlp=each) for each in experts]
+    return _with_experts(layer, qwen3_experts(config, num_layers))
 
 
 def qwen2_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
@@ -74,12 +76,47 @@ def gpt_oss_ropes(config: Config) -> Sequence[Config]:
     return ({**config, "rope_parameters": yarn},)
 
 
+def glm4_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
+    """Returns the layers, the first of which may be dense. Raises ValueError."""
+    layer = LayerDescription(
+        _dense(config),
+        qkv_bias=bool(config.get("attention_bias", False)),
+        qk_norm=qk_norm_of(bool(config.get("use_qk_norm", False))),
+    )
+    return _with_experts(layer, sigmoid_experts(config, num_layers))
+
+
+def dots1_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
+    """Returns the layers, the first of which may be dense, with the windows of `layer_types`. Raises ValueError."""
+    has_bias = bool(config.get("attention_bias", False))
+    layer = LayerDescription(_dense(config), qkv_bias=has_bias, output_bias=has_bias, qk_norm=QkNorm.HEAD)
+    layers = _with_experts(layer, sigmoid_experts(config, num_layers))
+    kinds, window = config.get("layer_types", [FULL] * num_layers), config.get("sliding_window")
+    return [replace(each, window=window if kind == SLIDING else None) for each, kind in zip(layers, kinds, strict=True)]
+
+
+def ernie_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
+    """Returns the layers, some of which may be dense. Raises ValueError."""
+    refuse(config, use_bias=False)
+    return _with_experts(LayerDescription(_dense(config)), ernie_experts(config, num_layers))
+
+
+def _with_experts(dense: LayerDescription, experts: Sequence[ExpertsConfig | None]) -> Sequence[LayerDescription]:
+    return [dense if each is None else replace(dense, mlp=each) for each in experts]
+
+
 def _dense(config: Config) -> MlpDescription:
     """The MLP of layers without experts."""
     return MlpDescription(width=config["intermediate_size"], activation=config.get("hidden_act", "silu"))
 
 
 _MIXTRAL_NAMES = ExpertNames(("block_sparse_moe", "mlp"), gate="w1", up="w3", down="w2")
+_SHARED_NAMES = ExpertNames(shared="shared_experts")
+_ERNIE_NAMES = replace(
+    _SHARED_NAMES,
+    corrections=("moe_statics.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias"),
+    has_wide_corrections=True,
+)
 _GPT_OSS_NAMES = ExpertNames(router="router", interleaved=True)
 
 QWEN3_MOE = Family(
@@ -116,5 +153,17 @@ GPT_OSS = Family(
         ("max_position_embeddings", 131072),
         ("rms_norm_eps", 1e-5),
         ("rope_theta", 150_000.0),
+    ),
+)
+GLM4_MOE = Family("glm4_moe", glm4_moe_layers, names=TensorNames(experts=_SHARED_NAMES, predictor="eh_proj"))
+DOTS1 = Family("dots1", dots1_layers, names=TensorNames(experts=_SHARED_NAMES))
+ERNIE4_5_MOE = Family(
+    "ernie4_5_moe",
+    ernie_moe_layers,
+    names=TensorNames(
+        experts=_ERNIE_NAMES,
+        interleaved=True,
+        # They predict further tokens.
+        other_parts=("model.mtp_",),
     ),
 )

@@ -28,4 +28,7 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": mixtures.QWEN2_MOE,
     "Qwen3MoeForCausalLM": mixtures.QWEN3_MOE,
     "GptOssForCausalLM": mixtures.GPT_OSS,
+    "Glm4MoeForCausalLM": mixtures.GLM4_MOE,
+    "Dots1ForCausalLM": mixtures.DOTS1,
+    "Ernie4_5_MoeForCausalLM": mixtures.ERNIE4_5_MOE,
 }

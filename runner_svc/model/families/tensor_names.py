@@ -16,6 +16,11 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_expert"
+    corrections: tuple[str, ...] = ("gate.e_score_correction_bias",)
+    """Of a router, the first that the checkpoint has: [experts]."""
+    has_wide_corrections: bool = False
+    """They are [1, experts]."""
     interleaved: bool = False
     """Tensors of all experts are [experts, in, out], and rows of gate and up take turns (gpt-oss)."""
 
@@ -32,6 +37,8 @@ class TensorNames:
     other_bases: tuple[str, ...] = ("",)
     # What the names of tensors begin with that belong to other parts of a model, as for images; they are not read.
     other_parts: tuple[str, ...] = ()
+    # Of the layer behind the last one, which predicts a further token and is not read: a product that others lack.
+    predictor: str | None = None
     head: str = "lm_head"
     embeddings: str = "embed_tokens"
     positions: str = "embed_positions"

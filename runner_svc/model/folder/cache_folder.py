@@ -41,7 +41,7 @@ def writes_cache(
         try:
             return write(source, folder, *rest, **named)
         except OSError as error:
-            if error.errno not in _OF_THE_FOLDER or error.filename == str(source):
+            if error.errno not in _OF_THE_FOLDER or _is_of(source, error.filename):
                 raise
             reason = error.strerror
         except Exception as error:
@@ -54,3 +54,9 @@ def writes_cache(
         )
 
     return wrapped
+
+
+def _is_of(source: Path, name: object) -> bool:
+    """Whether a name is that of the file, or of another part of it."""
+    path = Path(name) if isinstance(name, str) else None
+    return path is not None and path.parent == source.parent and path.suffix == source.suffix

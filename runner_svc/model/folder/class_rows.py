@@ -596,4 +596,109 @@ tie_word_embeddings: bool = false
 use_cache: bool = true
 vocab_size: int = 201088
 """,
+    "Glm4MoeForCausalLM": """
+model_type: glm4_moe
+default_theta: 10000.0
+num_local_experts -> n_routed_experts
+num_mtp_layers -> num_nextn_predict_layers
+attention_bias: bool = false
+attention_dropout: float | int = 0.0
+bos_token_id: int | null = null
+eos_token_id: int | list[int] | null = null
+first_k_dense_replace: int = 1
+hidden_act: str = "silu"
+hidden_size: int = 4096
+initializer_range: float = 0.02
+intermediate_size: int = 10944
+max_position_embeddings: int = 131072
+moe_intermediate_size: int = 1408
+n_group: int = 1
+n_routed_experts: int = 128
+n_shared_experts: int = 1
+norm_topk_prob: bool = true
+num_attention_heads: int = 96
+num_experts_per_tok: int = 8
+num_hidden_layers: int = 46
+num_key_value_heads: int = 8
+num_mtp_layers: int = 1
+output_router_logits: bool = false
+pad_token_id: int | null = null
+rms_norm_eps: float = 1e-05
+rope_parameters: dict | null = null
+routed_scaling_factor: float = 1.0
+tie_word_embeddings: bool = false
+topk_group: int = 1
+use_cache: bool = true
+use_qk_norm: bool = false
+vocab_size: int = 151552
+""",
+    "Dots1ForCausalLM": """
+model_type: dots1
+default_theta: 10000.0
+num_local_experts -> n_routed_experts
+attention_bias: bool = false
+attention_dropout: float | int | null = 0.0
+bos_token_id: int | null = null
+eos_token_id: int | list[int] | null = null
+first_k_dense_replace: int | null = 0
+hidden_act: str = "silu"
+hidden_size: int = 4608
+initializer_range: float = 0.02
+intermediate_size: int = 10944
+layer_types: list[str] | null = null
+max_position_embeddings: int = 2048
+max_window_layers: int | null = 62
+moe_intermediate_size: int = 1408
+n_group: int | null = 1
+n_routed_experts: int | null = null
+n_shared_experts: int | null = null
+norm_topk_prob: bool | null = false
+num_attention_heads: int = 32
+num_experts_per_tok: int | null = null
+num_hidden_layers: int = 62
+num_key_value_heads: int | null = 32
+output_router_logits: bool = false
+pad_token_id: int | null = null
+rms_norm_eps: float = 1e-06
+rope_parameters: dict | null = null
+routed_scaling_factor: float = 1.0
+sliding_window: int | null = 4096
+tie_word_embeddings: bool = false
+topk_group: int | null = 1
+use_cache: bool = true
+vocab_size: int = 152064
+""",
+    "Ernie4_5_MoeForCausalLM": """
+model_type: ernie4_5_moe
+default_theta: 500000.0
+num_experts -> moe_num_experts
+num_experts_per_tok -> moe_k
+bos_token_id: int | null = 1
+eos_token_id: int | list[int] | null = 2
+hidden_act: str = "silu"
+hidden_size: int = 2560
+initializer_range: float = 0.02
+intermediate_size: int = 12288
+max_position_embeddings: int = 131072
+moe_intermediate_size: int = 1536
+moe_k: int | null = 6
+moe_layer_end_index: int | null = -1
+moe_layer_interval: int | null = 1
+moe_layer_start_index: int | null = 1
+moe_norm_min: float | null = 1e-12
+moe_num_experts: int | null = 64
+moe_num_shared_experts: int | null = 2
+num_attention_heads: int = 20
+num_hidden_layers: int = 28
+num_key_value_heads: int | null = 4
+output_router_logits: bool | null = false
+pad_token_id: int | null = 0
+rms_norm_eps: float = 1e-05
+rope_parameters: dict | null = null
+router_aux_loss_coef: float | null = 0.001
+tie_word_embeddings: bool = true
+use_bias: bool | null = false
+use_cache: bool = true
+vocab_size: int = 103424
+""",
 }

@@ -40,6 +40,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "dict": (dict,),
     "null": (type(None),),
+    "list": (list,),
 }
 _NAMES = {
     "int": "an integer",
@@ -48,6 +49,7 @@ _NAMES = {
     "str": "a string",
     "dict": "an object",
     "null": "null",
+    "list": "a list",
     "list[int]": "a list of integers",
     "list[str]": "a list of strings",
 }

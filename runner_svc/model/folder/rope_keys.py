@@ -43,25 +43,33 @@ _READ = {
         "truncate",
     ),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "longrope": (
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+    ),
 }
 _NEEDED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
 }
+_LISTS = {"short_factor", "long_factor"}
 # Read for other types only, in training, or for images: the positions of a text are the same on each axis.
 _UNREAD = {
-    "short_factor",
-    "long_factor",
     "finetuned",
     "mrope_section",
     *(key for keys in _READ.values() for key in keys),
 }
 # These types have their original context beside the parameters, or in them.
-_WITH_ORIGINAL = ("yarn", "llama3")
+_WITH_ORIGINAL = ("yarn", "llama3", "longrope")
 # transformers turns these into longrope, for Phi-3 alone.
 _PHI3_LONGROPE = ("su", "yarn")
+_OF_PHI3 = ("default", "longrope")
 
 
 def rope_parameters(
@@ -82,8 +90,9 @@ def rope_parameters(
     name = given.get("rope_type", given.get("type", "default"))
     if is_phi3 and name in _PHI3_LONGROPE:
         name = "longrope"
-    if not isinstance(name, str) or name not in _READ or (is_phi3 and name != "default"):
-        supported = "default" if is_phi3 else ", ".join(_READ)
+    allowed = _OF_PHI3 if is_phi3 else tuple(_READ)
+    if not isinstance(name, str) or name not in allowed:
+        supported = ", ".join(allowed)
         raise UnsupportedModel(f"RoPE type {shortened(name)} is not supported; supported: {supported}.")
     for key in given:
         if key not in _OF_ALL and key not in _UNREAD:
@@ -107,6 +116,7 @@ def layered_rope_parameters(raw: Mapping[str, Any], max_positions: int, head_dim
     """Returns the parameters of each of `LAYERED_THETAS`' layer types, for Gemma 3. Raises what `rope_parameters` does.
 
     `rope_scaling` and `rope_theta` are of layers without a window, and `rope_local_base_freq` of those with one.
+    `rope_parameters` that are of no layer type are harmless: transformers' class leaves them aside.
     """
     check_type("rope_parameters", raw.get("rope_parameters"), ("dict", "null"))
     check_type("rope_scaling", raw.get("rope_scaling"), ("dict", "null"))
@@ -116,7 +126,7 @@ def layered_rope_parameters(raw: Mapping[str, Any], max_positions: int, head_dim
             "The model's config.json has 'type' in 'rope_scaling', which transformers' class leaves aside: write "
             "'rope_type', or delete it."
         )
-    if not all(key in LAYERED_THETAS and isinstance(value, dict | None) for key, value in given.items()):
+    if not all(isinstance(given.get(kind), dict | None) for kind in LAYERED_THETAS):
         raise UnsupportedModel(
             "The model's config.json needs 'rope_parameters' to have an object for each of "
             f"{' and '.join(LAYERED_THETAS)}."
@@ -185,7 +195,7 @@ def _of_type(raw: Mapping[str, Any], given: Mapping[str, Any], name: str, max_po
         check_type(key, original, ("int",))
         check_range(key, original)
         read[key] = original
-    if "factor" in read and not (name == "yarn" and read["factor"] is None):
+    if "factor" in read and not (name in ("yarn", "longrope") and read["factor"] is None):
         read["factor"] = number("factor", read["factor"], 1.0, above=False)
         if read["factor"] * max_positions > MOST:
             raise BrokenModel(
@@ -198,7 +208,10 @@ def _of_type(raw: Mapping[str, Any], given: Mapping[str, Any], name: str, max_po
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         if read.get(key) is None:
             read.pop(key, None)
-    for key in read.keys() - {"truncate", "factor", "original_max_position_embeddings"}:
+    for key in _LISTS & read.keys():
+        check_type(key, read[key], ("list",))
+        read[key] = [number(key, factor) for factor in read[key]]
+    for key in read.keys() - {"truncate", "factor", "original_max_position_embeddings"} - _LISTS:
         read[key] = number(key, read[key], above=key not in ("mscale", "mscale_all_dim"))
     if "truncate" in read:
         check_type("truncate", read["truncate"], ("bool",))

@@ -12,8 +12,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from runner_svc.model.folder.json_file import read_object
 from runner_svc.model.tokenizer.as_written import read_as_written
-from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.loading import load_tokenizer
 from runner_svc.model.tokenizer.parts import TokenizerParts
 from runner_svc.model.tokenizer.staging import tokenizer_files
@@ -26,7 +26,8 @@ _PACKAGES = ("transformers", "tokenizers", "sentencepiece", "tiktoken")
 def read_tokenizer(folder: Path, cache_folder: Path | None) -> TokenizerParts:
     """Returns the folder's tokenizer, kept in `cache_folder` (None: not kept).
 
-    Raises UnusableTokenizer. A cache that can't be read or written costs time and nothing else.
+    Raises UnusableTokenizer, and BrokenModel for a file that is no JSON object. A cache that can't be read or written
+    costs time and nothing else.
     """
     if cache_folder is None:
         return load_tokenizer(folder)

@@ -17,9 +17,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from runner_svc.model.folder.json_file import read_object
 from runner_svc.model.tokenizer.as_written import AS_WRITTEN, as_in_file, original_tokenizer, read_as_written
 from runner_svc.model.tokenizer.errors import UnusableTokenizer
-from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.likeness import check_likeness, check_special_tokens
 from runner_svc.model.tokenizer.parts import TokenizerParts, special_ids_of, with_special
 from runner_svc.model.tokenizer.staging import stage
@@ -33,8 +33,8 @@ _RANKED = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 def load_tokenizer(folder: Path) -> TokenizerParts:
     """Returns the folder's tokenizer. Imports transformers, which takes seconds.
 
-    Raises MissingTokenizer if there is none, and UnusableTokenizer for files that transformers can't load, that
-    contradict each other, or that state something which would be dropped.
+    Raises MissingTokenizer if there is none, UnusableTokenizer for files that transformers can't load, that contradict
+    each other, or that state something which would be dropped, and BrokenModel for a file that is no JSON object.
     """
     tokenizer_config = read_object(folder / "tokenizer_config.json")
     if tokenizer_config.get(AS_WRITTEN) is True:

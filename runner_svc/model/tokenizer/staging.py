@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from runner_svc.model.folder.json_file import read_object
 from runner_svc.model.tokenizer.errors import MissingTokenizer
-from runner_svc.model.tokenizer.json_files import read_object
 from runner_svc.model.tokenizer.tokenizer_keys import FILE_KEYS
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -37,7 +37,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def stage(folder: Path, target: Path) -> None:
     """Fills the empty folder `target` with links to the tokenizer's files of `folder`.
 
-    Raises MissingTokenizer if there is no vocabulary, and UnusableTokenizer for an invalid tokenizer_config.json.
+    Raises MissingTokenizer if there is no vocabulary, and BrokenModel for an invalid tokenizer_config.json.
     """
     files = tokenizer_files(folder)
     names = [path.name for path in files]

@@ -71,7 +71,8 @@ class TransformersCudaDecoder:
     @torch.inference_mode()
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""
-        self._prompt_lens = rows.prompt_lens_of(self._indexes[: len(positions)])
+        if self.config.prefix_positions is not None:
+            self._prompt_lens = rows.prompt_lens_of(self._indexes[: len(positions)]).long()
         return DeviceInputs(tokens, positions, slot_mapping, ())
 
     @torch.inference_mode()
@@ -85,7 +86,6 @@ class TransformersCudaDecoder:
         mlps: Sequence[CudaMlp] | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass."""
-        assert self._prompt_lens is not None, "`inputs` comes first"
         num_tokens = len(inputs.tokens)
         attended = self._attended[:num_tokens]
 
@@ -95,7 +95,7 @@ class TransformersCudaDecoder:
 
         step = PagedStep(self._decoder.calls, cache, inputs.slot_mapping.long(), attend)
         with without_packing(), serving(step):
-            computed = self._decoder.hidden(inputs.tokens.long(), inputs.positions.long(), self._prompt_lens.long())
+            computed = self._decoder.hidden(inputs.tokens.long(), inputs.positions.long(), self._prompt_lens)
         step.finish()
         if self._hidden is None:
             self._hidden = computed.new_zeros(self._max_tokens, computed.shape[-1])

@@ -6,14 +6,14 @@ The health service requires no token, since probes carry none; TLS applies to it
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 
-from scheduler_svc.front.base.refusal import Refusal, abort
+from scheduler_svc.front.base.refusal import Refusal, refusing
 from scheduler_svc.front.request.tenant import Tenants
 from scheduler_svc.front.rpc.health import HEALTH_SERVICE
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
@@ -48,8 +48,10 @@ class ServerCredentials:
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a valid token before any of their data is read."""
 
-    def __init__(self, tenants: Tenants) -> None:
+    def __init__(self, tenants: Tenants, elsewhere: tuple[str, ...] = ()) -> None:
+        """`elsewhere`: services of other listeners, which this server only refuses; they need no token."""
         self._tenants = tenants
+        self._open = tuple(f"/{service}/" for service in (HEALTH_SERVICE, *elsewhere))
 
     async def intercept_service(
         self,
@@ -57,21 +59,12 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Returns the call's handler, or one that refuses the call."""
-        if not handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/"):
+        if not handler_call_details.method.startswith(self._open):
             try:
                 self._tenants.of(handler_call_details.invocation_metadata)
             except Refusal as refusal:
-                return _refusing(refusal)
+                return refusing(refusal)
         return await continuation(handler_call_details)
-
-
-def _refusing(refusal: Refusal) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns a handler for calls of any kind: as it streams both ways, it does not wait for a message."""
-
-    async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
-        await abort(context, refusal)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _credentials(settings: SchedulerSettings) -> grpc.ServerCredentials | None:

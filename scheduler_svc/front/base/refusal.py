@@ -6,7 +6,8 @@ becomes a gRPC status with `grpc-status-details-bin` in the trailing metadata, o
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import duration_pb2
@@ -81,3 +82,12 @@ async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn
     """Ends the call with the refusal's status. Never returns: gRPC's abort raises."""
     await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
     raise RuntimeError("abort returned")
+
+
+def refusing(refusal: Refusal) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns a handler for calls of any kind: as it streams both ways, it does not wait for a message."""
+
+    async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
+        await abort(context, refusal)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

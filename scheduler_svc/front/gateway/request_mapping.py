@@ -12,6 +12,7 @@ from roster_protos import inference_pb2
 from scheduler_svc.constrained.process.structural_tag import tagged_text
 from scheduler_svc.constrained.source import UnusableGrammar, any_of
 from scheduler_svc.front.base.refusal import invalid
+from scheduler_svc.front.gateway.tool_schemas import with_objects
 
 SEED_MASK = (1 << 64) - 1
 """Maps the gateway's signed 64-bit seeds to Roster's unsigned ones."""
@@ -93,6 +94,8 @@ def _map_constraint(params: vllm.SamplingParams, request: inference_pb2.Generate
     constraint = request.constraint
     if kind == "json_object":
         constraint.json_schema = ANY_OBJECT
+    elif kind == "json_schema":
+        constraint.json_schema = with_objects(params.json_schema)
     elif kind == "choice":
         constraint.grammar = any_of(list(params.choice.choices))
     elif kind == "structural_tag":

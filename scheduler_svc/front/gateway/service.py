@@ -6,6 +6,7 @@ and the profiler RPCs are UNIMPLEMENTED, which gateways tolerate.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -120,10 +121,11 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the model's tokenizer as a zip file."""
         try:
-            model = self._served.model
+            text = self._served.text()
         except Refusal as refusal:
             await abort(context, refusal)
-        for chunk in bundle_chunks(model):
+        template = await asyncio.to_thread(text.template_for_gateway)
+        for chunk in bundle_chunks(text.model, template):
             await context.write(chunk)
 
     async def Generate(self, request: vllm.GenerateRequest, context: grpc.aio.ServicerContext) -> None:

@@ -33,9 +33,12 @@ def special_token_ids(model: plan_pb2.Model) -> dict[str, int]:
     return {role: ids[text] for role, text in model.special_tokens.items() if text in ids}
 
 
-def bundle_chunks(model: plan_pb2.Model) -> Iterator[common_pb2.GetTokenizerChunk]:
-    """Yields the bundle in chunks, in order; the last chunk carries its SHA-256."""
-    data = _zipped(model)
+def bundle_chunks(model: plan_pb2.Model, chat_template: str) -> Iterator[common_pb2.GetTokenizerChunk]:
+    """Yields the bundle in chunks, in order; the last chunk carries its SHA-256.
+
+    `chat_template`: the template to render with, "" for none.
+    """
+    data = _zipped(model, chat_template)
     for start in range(0, len(data), CHUNK_BYTES):
         last = start + CHUNK_BYTES >= len(data)
         yield common_pb2.GetTokenizerChunk(
@@ -43,10 +46,10 @@ def bundle_chunks(model: plan_pb2.Model) -> Iterator[common_pb2.GetTokenizerChun
         )
 
 
-def _zipped(model: plan_pb2.Model) -> bytes:
+def _zipped(model: plan_pb2.Model, chat_template: str) -> bytes:
     files = {
         "tokenizer.json": model.tokenizer,
-        "tokenizer_config.json": _json(_tokenizer_config(model)),
+        "tokenizer_config.json": _json(_tokenizer_config(model, chat_template)),
         "config.json": _json(_config(model)),
     }
     buffer = io.BytesIO()
@@ -56,14 +59,14 @@ def _zipped(model: plan_pb2.Model) -> bytes:
     return buffer.getvalue()
 
 
-def _tokenizer_config(model: plan_pb2.Model) -> dict[str, object]:
+def _tokenizer_config(model: plan_pb2.Model, chat_template: str) -> dict[str, object]:
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.context_length,
         **model.special_tokens,
     }
-    if model.chat_template:
-        config["chat_template"] = model.chat_template
+    if chat_template:
+        config["chat_template"] = chat_template
     return config
 
 

@@ -57,7 +57,8 @@ class Preparer:
     @staticmethod
     def is_quick(request: Message, prompt: inference_pb2.Prompt | None) -> bool:
         """Returns whether the request can be prepared on the event loop without a noticeable delay."""
-        return request.ByteSize() <= INLINE_BYTES and (prompt is None or prompt.WhichOneof("kind") != "chat")
+        is_rendered = prompt is not None and prompt.WhichOneof("kind") in ("chat", "user_message")
+        return request.ByteSize() <= INLINE_BYTES and not is_rendered
 
     def prepare_now(self, request: inference_pb2.GenerateRequest, remaining_s: float | None) -> PreparedRequest:
         """Prepares a request in the caller's thread. Raises Refusal.

@@ -26,11 +26,14 @@ def prompt_tokens(prompt: inference_pb2.Prompt, text: ModelText) -> list[int]:
     elif kind == "text":
         field = "prompt.text"
         _check_bytes(len(prompt.text.encode()), field, text)
+    elif kind == "user_message":
+        field = "prompt.user_message"
+        _check_bytes(len(prompt.user_message.encode()), field, text)
     elif kind == "chat":
         field = "prompt.chat.messages"
         _check_messages(prompt.chat, text)
     else:
-        raise invalid("prompt", "set one of `text`, `token_ids` and `chat`")
+        raise invalid("prompt", "set one of `text`, `token_ids`, `chat` and `user_message`")
     tokens = text.encode_prompt(prompt)
     _check_length(len(tokens), field, text)
     if (largest := max(tokens)) >= text.vocab_size:  # possible only if the tokenizer has more tokens than the model
@@ -68,7 +71,7 @@ def _check_messages(chat: inference_pb2.Chat, text: ModelText) -> None:
 
 def _check_bytes(size: int, field: str, text: ModelText) -> None:
     """Refuses text whose bytes exceed the context under any tokenization."""
-    if not size and field == "prompt.text":
+    if not size and field != "prompt.chat.messages":
         raise invalid(field, "the prompt is empty; send at least one character")
     most = text.context_length * text.max_token_bytes
     if size > most:

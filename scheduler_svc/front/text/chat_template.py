@@ -81,7 +81,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         """Returns the text of the prompt. Each message has `role` and `content`. Raises ChatTemplateError."""
         try:
             return self._template.render(

@@ -67,7 +67,7 @@ class TemplateRenderer:
         self._strikes = 0
         self._unusable = ""
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         """Returns the text of the prompt. Each message has `role` and `content`. Raises ChatTemplateError."""
         frame = {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
         with self._lock:

@@ -15,6 +15,7 @@ from roster_protos import inference_pb2, plan_pb2
 from scheduler_svc.front.base.refusal import invalid
 from scheduler_svc.front.text.chat_template import ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.text.detokenizer import Detokenizer
+from scheduler_svc.front.text.null_content import with_null_content
 from scheduler_svc.front.text.special_tokens import SpecialTokens
 from scheduler_svc.front.text.template_renderer import TemplateRenderer
 from scheduler_svc.front.text.text_stream import ChoiceText, TextOptions
@@ -62,6 +63,15 @@ class ModelText:
             return str(error)
         return ""
 
+    def template_for_gateway(self) -> str:
+        """Returns the chat template for a renderer elsewhere, "" if there is none: one that takes null as content.
+
+        Takes up to seconds.
+        """
+        if self._template is None:
+            return ""
+        return with_null_content(self.model.chat_template, self._template.render)
+
     def close(self) -> None:
         """Ends the template's process."""
         if self._template is not None:
@@ -82,9 +92,16 @@ class ModelText:
             return self.encode(prompt.text)
         if kind == "token_ids":
             return list(prompt.token_ids.ids)
+        if kind == "user_message" and self._template is None:
+            return self.encode(prompt.user_message)
+        if kind == "user_message":
+            return self._encode_chat([("user", prompt.user_message)], True, "prompt.user_message")
         if kind == "chat":
-            return self._tokenizer.encode(self._special.seal(self._render(prompt.chat)), add_special_tokens=False).ids
-        raise invalid("prompt", "set one of `text`, `token_ids` and `chat`")
+            chat = prompt.chat
+            messages = [(message.role, "".join(part.text for part in message.parts)) for message in chat.messages]
+            adds_header = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+            return self._encode_chat(messages, adds_header, "prompt.chat")
+        raise invalid("prompt", "set one of `text`, `token_ids`, `chat` and `user_message`")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of tokens. Ids outside the tokenizer's vocabulary add nothing."""
@@ -97,22 +114,22 @@ class ModelText:
         options = TextOptions.of(request)
         return ChoiceText(self._texts[options.skip_special_tokens], options, received)
 
-    def _render(self, chat: inference_pb2.Chat) -> str:
-        """Returns the chat rendered by its template, with the users' special tokens still shielded."""
+    def _encode_chat(self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool, field: str) -> list[int]:
+        """Returns the tokens of messages (role, content), rendered while the users' special tokens are shielded.
+
+        Raises Refusal, which names `field`.
+        """
         if self._template is None:
-            raise invalid("prompt.chat", "the model has no chat template; send `text` or `token_ids` instead")
+            raise invalid(field, "the model has no chat template; send `text` or `token_ids` instead")
         special, template = self._special, self.model.chat_template
-        messages = [
-            {
-                "role": special.shield_role(message.role, template),
-                "content": special.shield("".join(part.text for part in message.parts)),
-            }
-            for message in chat.messages
+        shielded = [
+            {"role": special.shield_role(role, template), "content": special.shield(content)}
+            for role, content in messages
         ]
-        add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         try:
-            return self._template.render(messages, add_generation_prompt)
+            text = self._template.render(shielded, add_generation_prompt)
         except TemplateUnusable as error:
-            raise invalid("prompt.chat", f"{error}; send `text` or `token_ids` instead") from error
+            raise invalid(field, f"{error}; send `text` or `token_ids` instead") from error
         except ChatTemplateError as error:
-            raise invalid("prompt.chat.messages", str(error)) from error
+            raise invalid(f"{field}.messages" if field == "prompt.chat" else field, str(error)) from error
+        return self._tokenizer.encode(special.seal(text), add_special_tokens=False).ids

@@ -77,7 +77,8 @@ def _name(trace: RequestTrace) -> str:
 
 
 def _operation(request: ValidRequest) -> str:
-    return "chat" if request.body.prompt.WhichOneof("kind") == "chat" else "text_completion"
+    kind = request.body.prompt.WhichOneof("kind")
+    return "chat" if kind in ("chat", "user_message") else "text_completion"
 
 
 def _attributes(trace: RequestTrace) -> dict[str, AttributeValue]:

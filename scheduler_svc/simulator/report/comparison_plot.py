@@ -12,6 +12,9 @@ from scheduler_svc.simulator.report.report import Report
 
 FORMATS = (".png", ".svg", ".pdf")
 
+DASHES = ("-", "--", "-.", ":")
+"""Equal lines of several policies show through each other."""
+
 
 class PlotUnavailable(ValueError):
     """matplotlib is missing, or it cannot write the file's format."""
@@ -35,9 +38,10 @@ def plot_comparison(path: Path, title: str, outcomes: Sequence[Outcome], reports
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     ttft, itl, goodput = figure.subplots(1, 3)
-    for outcome, one in zip(outcomes, reports, strict=True):
-        ttft.plot(*_distribution(outcome.ttft_s), label=one.policy)
-        itl.plot(*_distribution(outcome.itl_s), label=one.policy)
+    for number, (outcome, one) in enumerate(zip(outcomes, reports, strict=True)):
+        style = {"label": one.policy, "linestyle": DASHES[number % len(DASHES)]}
+        ttft.plot(*_distribution(outcome.ttft_s), **style)
+        itl.plot(*_distribution(outcome.itl_s), **style)
     for axes, name in ((ttft, "time to first token, ms"), (itl, "time between tokens, ms")):
         axes.set(xscale="log", xlabel=name, ylabel="share of requests" if axes is ttft else "share of tokens")
         axes.grid(alpha=0.3)

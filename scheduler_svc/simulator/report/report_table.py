@@ -20,6 +20,15 @@ def report_table(title: str, reports: Sequence[Report]) -> Table:
     return table
 
 
+def one_line(one: Report) -> str:
+    """Returns the main numbers of a report, for a line of text."""
+    return (
+        f"{one.requests:,} requests, TTFT p50 / p99 {_three_digits(one.ttft.p50 * 1e3)} / "
+        f"{_three_digits(one.ttft.p99 * 1e3)} ms, ITL p99 {_three_digits(one.itl.p99 * 1e3)} ms, "
+        f"goodput {one.goodput:.2f} requests/s"
+    )
+
+
 def _milliseconds(times: Percentiles) -> str:
     return " / ".join(_three_digits(value * 1e3) for value in (times.p50, times.p90, times.p99))
 

@@ -12,6 +12,7 @@ class ShortestPrompt(Policy):
 
     name = "shortest"
     Parameters = ShortestPromptParameters
+    parameters: ShortestPromptParameters
 
     def key(self, request: RequestView, ledger: LedgerView) -> float:
         return request.prompt_tokens + self.parameters.tokens_per_s * request.arrival_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -81,7 +82,7 @@ async def test_generate_streams_typed_events(server: ScriptedServer, connect: An
         Usage(3, 3, 1),
     ]
     assert (stream.request_id, stream.received) == ("mine", [3])
-    prompt, stop = pb.Prompt(text="a bb ccc"), pb.StopConditions(max_tokens=3)
+    prompt, stop = pb.Prompt(user_message="a bb ccc"), pb.StopConditions(max_tokens=3)
     assert server.requests == [repeatable(pb.GenerateRequest(request_id="mine", prompt=prompt, stop=stop))]
 
 
@@ -167,12 +168,30 @@ async def test_cancelling_the_task_is_not_swallowed(server: ScriptedServer) -> N
     assert await asyncio.to_thread(server.cancelled.wait, 5)
 
 
-async def test_deadline(server: ScriptedServer, connect: Any) -> None:
-    server.script = endless
+async def test_a_stream_ends_at_its_deadline_with_the_partial_answer(server: ScriptedServer, connect: Any) -> None:
+    server.script = lambda request, context: itertools.chain(
+        [pb.GenerateResponse(request_id="r")], endless(request, context)
+    )
     started = time.monotonic()
-    with pytest.raises(DeadlineError):
+    completion = await completion_of(connect(server.target).generate("a", n=2, deadline_s=0.5))
+    assert 0.4 < time.monotonic() - started < 5
+    first, second = completion.choices
+    assert first.text == "x" * len(first.token_ids) != ""
+    assert first.finish == Finish(0, FinishReason.DEADLINE, len(first.token_ids))
+    assert second.finish == Finish(1, FinishReason.DEADLINE, 0)
+
+
+async def test_a_deadline_before_any_answer_is_one_sentence_of_ours(server: ScriptedServer, connect: Any) -> None:
+    def silent(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        while context.is_active():
+            time.sleep(0.01)
+        yield pb.GenerateResponse()
+
+    server.script = silent
+    with pytest.raises(
+        DeadlineError, match=r"^the call's deadline \(deadline_s\) passed before the server had answered$"
+    ):
         await events_of(connect(server.target).generate("a", deadline_s=0.3))
-    assert 0.2 < time.monotonic() - started < 5
 
 
 async def test_attach_goes_on_from_the_cursor(server: ScriptedServer, connect: Any) -> None:

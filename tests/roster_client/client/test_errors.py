@@ -80,3 +80,10 @@ def test_a_message_that_could_not_be_written_is_a_broken_connection() -> None:
     error = from_rpc_error(Call(grpc.StatusCode.INTERNAL, "Internal error from Core", ()))
     assert isinstance(error, errors.UnavailableError) and is_broken(error)
     assert "connection broke" in str(error)
+
+
+def test_grpcs_words_for_a_passed_deadline_are_ours_and_the_servers_are_kept() -> None:
+    for details in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):
+        error = from_rpc_error(Call(grpc.StatusCode.DEADLINE_EXCEEDED, details, ()))
+        assert isinstance(error, errors.DeadlineError) and "deadline_s" in str(error) and "Stream" not in str(error)
+    assert str(from_rpc_error(Call(grpc.StatusCode.DEADLINE_EXCEEDED, "it was too late", ()))) == "it was too late"

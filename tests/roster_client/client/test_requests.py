@@ -10,7 +10,7 @@ from roster_protos import inference_pb2 as pb
 
 def test_nothing_given_leaves_everything_unset() -> None:
     request = build_request("hello", {})
-    assert request == pb.GenerateRequest(prompt=pb.Prompt(text="hello"))
+    assert request == pb.GenerateRequest(prompt=pb.Prompt(user_message="hello"))
     for name in ("n", "priority", "timeout_ms", "keep_ms"):
         assert not request.HasField(name)
     for name in ("temperature", "top_k", "top_p", "seed"):
@@ -39,7 +39,7 @@ def test_every_option_reaches_its_field() -> None:
         "cache_salt": "s",
     }  # fmt: skip
     assert set(options) == set(Options.__annotations__) - {"json_schema", "regex", "grammar"}
-    assert build_request("p", options) == pb.GenerateRequest(
+    assert build_request("p", options, raw=True) == pb.GenerateRequest(
         request_id="r",
         prompt=pb.Prompt(text="p"),
         sampling=pb.SamplingParameters(
@@ -70,9 +70,30 @@ def test_prompts() -> None:
     assert build_prompt([]).WhichOneof("kind") == "token_ids"
     chat = build_prompt([Message("system", "be brief"), Message("user", "hi 🙂")]).chat
     assert [(m.role, m.parts[0].text) for m in chat.messages] == [("system", "be brief"), ("user", "hi 🙂")]
-    for bad in ([1, Message("user", "hi")], ["words"]):
-        with pytest.raises(TypeError):
-            build_prompt(bad)  # type: ignore[arg-type]
+    assert build_prompt("hi") == pb.Prompt(user_message="hi")
+    assert build_prompt("hi", raw=True) == pb.Prompt(text="hi")
+    parts = [{"type": "text", "text": "a"}, "b"]
+    dicts = [{"role": "user", "content": "hi", "name": None}, {"role": "tool", "content": None}]
+    chat = build_prompt([*dicts, {"role": "user", "content": parts}, Message("assistant", "c")]).chat
+    told = [(m.role, [part.text for part in m.parts]) for m in chat.messages]
+    assert told == [("user", ["hi"]), ("tool", []), ("user", ["a", "b"]), ("assistant", ["c"])]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names"),
+    [
+        ([1, Message("user", "hi")], "not both"),
+        (["words"], "type str"),
+        ([{"role": "user"}], "'role'"),
+        ([{"content": "hi"}], '"role" and "content"; got \'content\''),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], "'tool_calls'"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
+        ([{"role": "user", "content": 3}], "int"),
+    ],
+)
+def test_wrong_prompts_are_refused_here(prompt: object, names: str) -> None:
+    with pytest.raises(TypeError, match=names):
+        build_prompt(prompt)  # type: ignore[arg-type]
 
 
 def test_tenant_metadata() -> None:

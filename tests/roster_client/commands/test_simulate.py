@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from roster_client.cli import app
 from roster_client.terminal.exit_codes import ExitCode
+from roster_client.terminal.simulation_progress import SimulationProgress
 from scheduler_svc.simulator.cost_model import CostModel
 from tests.support.simulated_cost import round_cost
 
@@ -57,6 +61,29 @@ def test_policies_compared_with_a_plot(files: tuple[str, str], tmp_path: Path) -
     assert "<svg" in plot.read_text()
 
 
+def test_progress_and_results_as_each_policy_ends(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.simulator.simulation.PROGRESS_S", 0.0)
+    monkeypatch.setattr("roster_client.terminal.simulation_progress.LINE_S", 0.0)
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--compare", "fcfs,static")
+    lines = result.stderr.splitlines()
+    assert re.fullmatch(r"fcfs: \d+%, about \d+ s left", lines[0])
+    (first, second) = (place for place, line in enumerate(lines) if "4 requests, TTFT p50 / p99" in line)
+    assert lines[first].startswith("fcfs: ") and "simulated in" in lines[first] and second == len(lines) - 1
+    assert all(line.startswith("static: ") for line in lines[first + 1 :])
+
+
+def test_the_bar_shows_policy_share_and_time_left() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    with SimulationProgress(screen, ["fcfs", "fair"]) as progress:
+        progress.begin("fcfs")
+        progress.advance(0.5)
+        progress.end("4 requests")
+        progress.begin("fair")
+    text = screen.file.getvalue()
+    assert "fcfs (1 of 2)" in text and "50%" in text and "fcfs: 4 requests, simulated in 0 s" in text
+    assert text.index("fcfs: 4 requests") < text.index("fair (2 of 2)")
+
+
 def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> None:
     def plans(parameters: str) -> int:
         out = tmp_path / "out.json"
@@ -67,6 +94,17 @@ def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> 
         return int(json.loads(out.read_text())["reports"][0]["plans"])
 
     assert plans('{"step_tokens": 16}') > plans("{}") + 10
+
+
+def test_a_policy_of_ones_own_is_compared(files: tuple[str, str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text((Path(__file__).parents[2] / "packages" / "roster-shortest" / "roster_shortest.py").read_text())
+    compared = f"{mine},scheduler_svc.policies.fcfs:Fcfs,fcfs"
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--compare", compared)
+    assert result.exit_code == ExitCode.OK, result.output
+    mine.write_text("def broken(:")
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--policy", str(mine))
+    assert result.exit_code == ExitCode.USAGE and "line 1" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path: Path) -> None:

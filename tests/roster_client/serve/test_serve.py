@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import signal
+import urllib.request
 
 import pytest
 
@@ -52,7 +55,7 @@ def test_a_signal_during_the_start_stops_what_was_started() -> None:
         assert_gone(started)
 
 
-@pytest.mark.parametrize("victim", ["runner", "scheduler"])
+@pytest.mark.parametrize("victim", choice(["runner", "scheduler"], in_ci=["scheduler"]))
 def test_it_ends_if_a_service_dies(victim: str) -> None:
     with roster_command(*SERVE) as command:
         wait_ready(command)
@@ -61,6 +64,34 @@ def test_it_ends_if_a_service_dies(victim: str) -> None:
         assert command.exit_status() == ExitCode.FAILED
         assert_gone(started)
         assert f"the {victim} ended with signal 9" in command.output
+
+
+@pytest.mark.parametrize("end", choice(["gateway", "parent", "signal"], in_ci=["gateway"]))
+def test_it_serves_the_openai_api_until_the_end(end: str) -> None:
+    pytest.importorskip("smg_grpc_proto")
+    with roster_command(*SERVE, "--openai") as command:
+        url = command.wait_for(lambda line: line.startswith("OpenAI API: ")).removeprefix("OpenAI API: ")
+        curl = command.wait_for(lambda line: line.startswith("Try: curl")).removeprefix("Try: ")
+        with urllib.request.urlopen(f"{url}/models", timeout=20) as answer:
+            assert [model["id"] for model in json.load(answer)["data"]] == ["hash"]
+        program, asked, *options = shlex.split(curl)
+        assert (program, asked, options[:-1]) == (
+            "curl", f"{url}/chat/completions", ["-H", "Content-Type: application/json", "-d"]
+        )  # fmt: skip
+        request = urllib.request.Request(asked, options[-1].encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
+        started = command.descendants()
+        if end == "gateway":
+            (gateway,) = [child for child in started if any("smg" in part for part in child.cmdline())]
+            gateway.kill()
+            assert command.exit_status() == ExitCode.FAILED and "the gateway ended with signal 9" in command.output
+        elif end == "parent":
+            command.process.kill()
+        else:
+            command.process.send_signal(signal.SIGINT)
+            assert command.exit_status() == ExitCode.OK
+        assert_gone(started, 30)
 
 
 def test_a_service_that_can_not_start_is_explained() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from roster_client.timeline.labels import labels_of
 from roster_client.timeline.picture import Across, PictureUnavailable, check_picture, draw
+from roster_client.timeline.recording import Recording
 from tests.support.recordings import drawn
 
 pytest.importorskip("matplotlib")
@@ -57,10 +60,44 @@ def _fields(step: object) -> dict[str, object]:
     return {name: getattr(step, name) for name in type(step).__slots__}  # type: ignore[attr-defined]
 
 
+def renamed(recording: Recording, ids: dict[str, str]) -> Recording:
+    """Returns the recording with other request ids and without labels."""
+    steps = [
+        replace(step, rows=tuple(replace(row, request=ids[row.request]) for row in step.rows))
+        for step in recording.steps
+    ]
+    return Recording(recording.title, {}, steps)
+
+
+def test_random_ids_become_numbers_and_the_legend_has_the_ids(tmp_path: Path) -> None:
+    ids = {"a": "f3" * 16, "b": "0e" * 16, "c": "f3" * 16 + "/1"}
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg(tmp_path / "t.svg", renamed(FCFS, ids)))
+    assert {"#1", "#2", "#1/1"} <= set(words) and "f3f3f3f3" not in words
+    assert f"#2  {'0e' * 16}" in words
+    assert labels_of(["7", "12", "long-0"]) == {"7": "#7", "12": "#12", "long-0": "long-0"}
+
+
+def test_numbers_of_a_short_queue_do_not_overlap(tmp_path: Path) -> None:
+    steps = [replace(step, waiting=index // 4 % 2 + 1) for index, step in enumerate(FCFS.steps * 4)]
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg(tmp_path / "t.svg", Recording("queue", {}, steps)))
+    assert "1 wait" not in words and "2" in words, "four of 168 steps have no room for words"
+
+
+def test_a_page_has_a_tooltip_on_each_bar_and_the_ids(tmp_path: Path) -> None:
+    ids = {"a": "f3" * 16, "b": "<b>" * 4, "c": "0c" * 16}
+    page = svg(tmp_path / "t.html", renamed(FCFS, ids), title="A & B")
+    assert page.startswith("<!doctype html>") and "<h1>A &amp; B</h1>" in page and page.count("<svg") == 1
+    tips = re.findall(r'<g id="bar-\d+"><title>([^<]*)</title>', page)
+    assert len(tips) == page.count('<g id="bar-') == 6
+    assert tips[0] == f"#1, {'f3' * 16}: prefill of 10 positions, step 0, 500.0 ms"
+    assert tips[1].startswith("#1, ") and "decode of 41 positions, steps 1 to 41" in tips[1]
+    assert "<td>&lt;b&gt;" in page and "<script" not in page
+
+
 def test_png_and_refused_formats(tmp_path: Path) -> None:
     path = tmp_path / "t.png"
     check_picture(path)
     draw(path, [FCFS])
     assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(PictureUnavailable, match=r"must end in \.svg, \.png, \.pdf"):
+    with pytest.raises(PictureUnavailable, match=r"must end in \.svg, \.html, \.png, \.pdf"):
         check_picture(tmp_path / "t.gif")

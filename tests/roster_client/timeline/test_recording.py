@@ -42,6 +42,21 @@ def test_written_recordings_are_read_back(tmp_path: Path) -> None:
     assert read_recordings(path) == RUNS
 
 
+def test_a_recording_is_cut_off_at_its_largest_size_and_the_next_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    with path.open("w") as file:
+        writer = RecordingWriter(file, most_bytes=2000)
+        for recording in RUNS:
+            writer.begin(recording.title, recording.requests)
+            for _ in range(50):
+                for step in recording.steps:
+                    writer.step(step)
+            assert writer.cut_off and 3 < writer.num_steps < 50
+    assert path.stat().st_size < 2 * 3000
+    first, second = read_recordings(path)
+    assert first.title == f"fcfs (first {len(first.steps)} steps)" and second.title.startswith("static (first ")
+
+
 def test_a_file_cut_off_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -18,6 +18,7 @@ POLICIES = [
     admin_pb2.PolicyDescription(name="fcfs", summary="In order."),
     admin_pb2.PolicyDescription(name="lost", problem="its package does not load"),
 ]
+MANY = [admin_pb2.PolicyDescription(name=f"policy-{number}", summary="Many words. " * 20) for number in range(14)]
 
 
 def row(slot: int, kind: admin_pb2.RowKind.ValueType, tenant: str = "acme", **fields: int) -> admin_pb2.RunningSequence:
@@ -58,19 +59,32 @@ def test_bars_show_the_progress_of_each_sequence() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(140, 44), (80, 24), (70, 18)])
-@pytest.mark.parametrize("menu", [None, Menu(POLICIES)])
+@pytest.mark.parametrize("menu", [None, Menu(POLICIES), Menu(MANY)])
 def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> None:
     rows = [row(slot, DECODE, f"tenant-{slot % 9}", generated=slot, max_tokens=64) for slot in range(64)]
     lines = drawn(look(rows, waiting=3, policy_parameters="{" + "x" * 300 + "}"), width, height, menu)
     assert len(lines) <= height and max(map(len, lines)) <= width
-    assert any(line.strip("│ ").startswith("and ") and line.rstrip("│ ").endswith("more") for line in lines)
+    assert menu is not None or any(
+        line.strip("│ ").startswith("and ") and line.rstrip("│ ").endswith("more") for line in lines
+    )
 
 
 def test_the_menu_numbers_the_policies() -> None:
     text = "\n".join(drawn(look([]), 100, 30, Menu(POLICIES)))
-    assert "no running sequences" in text and "number: select policy" in text
+    assert "no running sequences" in text and "1 to 9, a to z: select policy" in text
     assert [text.index(f"{number}  {name}") > 0 for number, name in enumerate(("fair", "fcfs", "lost"), 1)]
     assert "can't be used: its package does not load" in text
+
+
+def test_more_than_nine_policies_have_keys_that_are_not_taken() -> None:
+    menu = Menu(MANY)
+    lines = drawn(look([]), 80, 24, menu)
+    keys = [line.strip("│ ").split()[0] for line in lines if "policy-" in line]
+    assert [line.split()[2] for line in lines if "Many" in line][:2] == ["policy-0", "policy-1"]
+    assert keys[:11] == [*"123456789", "a", "b"] and "1 to 9, a to z" in lines[-1]
+    assert [menu.selected(key) for key in keys] == [policy.name for policy in MANY[: len(keys)]]
+    assert menu.selected("p") is None and menu.selected("q") is None and menu.selected("z") is None
+    assert menu.selected("A") == "policy-9" and menu.selected("0") is None and menu.selected("") is None
 
 
 def test_names_chosen_by_clients_move_no_cursor() -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,6 +118,17 @@ def test_work_is_shared_evenly_whatever_the_lengths() -> None:
     planner = DecodePlanner(batch=3, grid=10, min_cost=1, units=2, end_cost=0, window=None)
     _, ranges = plan_of(planner, [16 * 1000, 16, 16 * 499])
     assert (ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN] == 300).all()
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(1, 8), (8, 11)])
+def test_few_rows_are_cut_where_no_block_merges_twice(rows: int, longest: int) -> None:
+    """44 tiles for each of 4 units on 132 blocks: equal shares of 8 or 11 tiles would end within some (row, unit)s."""
+    planner = DecodePlanner(batch=rows, grid=132, min_cost=8, units=4, end_cost=0, window=None)
+    plan_rows, ranges = plan_of(planner, [704] * rows)
+    parts = segments_of(planner, plan_rows, ranges).values()
+    blocks = [part.block for each in parts for part in each]
+    assert len(blocks) == len(set(blocks))
+    assert max(part.end - part.begin for each in parts for part in each) == longest
 
 
 def test_blocks_beyond_the_requested_number_have_no_work() -> None:

@@ -15,8 +15,9 @@ from runner_svc.hub import packaged
 from runner_svc.model import gguf_conversion
 from runner_svc.model.checkpoint.weights import checkpoint_files
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.config_file import read_config
 from tests.support.gguf_bytes import split
 from tests.support.tiny_gguf import VOCAB_SIZE, tiny_gguf, tiny_model, write_tiny_gguf
 from tests.support.tiny_models import make_tiny_model
@@ -65,7 +66,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_converted_model_tokenizes_and_computes(tmp_path: Path) -> None:
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     folder = model_folder(str(gguf_file), tmp_path / "cache", ignore)
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     assert config.tied_embeddings and config.vocab_size == VOCAB_SIZE and config.context_length == 128
     model = describe_model("tiny", folder, config, "")
     assert list(model.eos_token_ids) == [IM_END_ID]

@@ -16,6 +16,7 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families import experts_config, mixtures
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.family import Family
+from runner_svc.weights.expert_weights import ExpertWeights
 
 SIZES: dict[str, Any] = {
     "vocab_size": 16,
@@ -44,6 +45,42 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], Family]] = {
         {"num_local_experts": 7, "swiglu_limit": 1.0, "head_dim": 24},
         mixtures.GPT_OSS,
     ),
+    "glm4-moe": (
+        transformers.Glm4MoeConfig,
+        {
+            "n_routed_experts": 16,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 0,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+        mixtures.GLM4_MOE,
+    ),
+    "dots1": (
+        transformers.Dots1Config,
+        {"n_routed_experts": 7, "moe_intermediate_size": 24, "n_shared_experts": 2},
+        mixtures.DOTS1,
+    ),
+    "ernie": (
+        transformers.Ernie4_5_MoeConfig,
+        {
+            "moe_num_experts": 9,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+            "moe_layer_start_index": 0,
+            "moe_norm_min": 0.4,
+        },
+        mixtures.ERNIE4_5_MOE,
+    ),
+}
+QWEN_LIKE = ["qwen3", "qwen3-normalized", "qwen2", "mixtral", "gpt-oss"]
+READERS = {
+    "qwen2_moe": experts_config.qwen2_experts,
+    "qwen3_moe": experts_config.qwen3_experts,
+    "glm4_moe": experts_config.sigmoid_experts,
+    "dots1": experts_config.sigmoid_experts,
+    "ernie4_5_moe": experts_config.ernie_experts,
 }
 
 
@@ -55,7 +92,7 @@ def described(raw: dict[str, Any]) -> ExpertsConfig:
         return experts_config.mixtral_experts(raw)
     if kind == "gpt_oss":
         return experts_config.gpt_oss_experts(raw)
-    (layer,) = (experts_config.qwen3_experts if kind == "qwen3_moe" else experts_config.qwen2_experts)(raw, 1)
+    (layer,) = READERS[kind](raw, 1)
     assert layer is not None
     return layer
 
@@ -67,6 +104,9 @@ def random_model(name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.4)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.4)
     return model
 
 
@@ -104,7 +144,42 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
             assert torch.equal(torch.cat([experts(rows) for rows in x.split(count)]), together)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def test_a_router_is_kept_in_float32_where_16_bits_would_round_it() -> None:
+    model = random_model("glm4-moe")
+    tensors, config = dict(model.state_dict()), described(model.config.to_dict())
+    own = "model.layers.0.mlp.gate.weight"
+
+    def read() -> ExpertWeights:
+        names = FAMILIES["glm4-moe"][2].names.experts
+        return ExpertReader(
+            config, SIZES["hidden_size"], names, lambda name: tensors[name].bfloat16(), tensors, tensors.__getitem__
+        ).layer("model.layers.0")
+
+    weights = read()
+    assert torch.equal(weights.router.weight, tensors[own]) and weights.down.dtype is torch.bfloat16
+    assert weights.corrections is not None
+    assert torch.equal(weights.corrections, tensors["model.layers.0.mlp.gate.e_score_correction_bias"])
+    tensors[own] = tensors[own].bfloat16().float()
+    assert read().router.weight.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"n_group": 3}, "16 experts can't be in 3 equal groups"),
+        ({"n_group": 4, "topk_group": 5}, "'topk_group' must be between 1 and 4"),
+        ({"n_group": 4, "num_experts_per_tok": 5}, "'num_experts_per_tok' 5 is more than the 4 experts"),
+        ({"n_shared_experts": None}, "needs a positive integer 'n_shared_experts'"),
+        ({"routed_scaling_factor": -1.0}, "'routed_scaling_factor' must be a number of at least 0"),
+    ],
+)
+def test_refuses_experts_that_can_not_be_chosen(raw: dict[str, Any], message: str) -> None:
+    sizes = {"n_routed_experts": 16, "num_experts_per_tok": 3, "n_shared_experts": 1}
+    with pytest.raises(ValueError, match=message):
+        experts_config.sigmoid_experts({**sizes, **raw}, 2)
+
+
+@pytest.mark.parametrize("name", QWEN_LIKE)
 def test_absent_keys_have_the_class_s_values(name: str) -> None:
     config_class = FAMILIES[name][0]
     whole = config_class(num_hidden_layers=1).to_dict()

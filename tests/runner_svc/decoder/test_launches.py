@@ -17,7 +17,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import read_json
+from runner_svc.model.folder.config_file import read_config
 from tests.support.host_backend import no_progress
 from tests.support.tiny_models import make_tiny_model
 
@@ -53,7 +53,7 @@ class CountedLauncher:
 
 
 def launches(folder: Path, adding: Adding) -> Counter[str]:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     counts: Counter[str] = Counter()
 
     def launcher(name: str) -> Any:

@@ -10,6 +10,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from runner_svc.decoder.rope import RotaryEmbedding
+from runner_svc.decoder.step_rotations import StepRotations, StepRows
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.rope_config import RopeConfig, RopeType
 
@@ -24,6 +25,18 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
+    },
+    "longrope": {
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0 + index / 16 for index in range(16)],
+        "long_factor": [2.0 + index / 2 for index in range(16)],
+    },
+    "longrope-attention-factor": {
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.5 - index / 16 for index in range(16)],
+        "long_factor": [3.0 + index / 3 for index in range(16)],
+        "attention_factor": 1.3,
+        "factor": 8.0,
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
     "yarn-attention-factor": {"factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 0.7},
@@ -83,6 +96,25 @@ def test_dynamic_frequencies_depend_on_the_prompt_not_on_its_chunks() -> None:
     # A generated token has the frequencies of a sequence that ends with this token.
     generated = rope.rotation(torch.tensor([399]), torch.tensor([300]))
     torch.testing.assert_close(generated.sin[0], rope.rotation(torch.arange(400), torch.full((400,), 400)).sin[399])
+
+
+@pytest.mark.parametrize("context", [256, 64], ids=["crosses", "short only"])
+def test_tables_of_a_step_are_the_rotations(context: int) -> None:
+    """Of rows below, across and above the original length, in one step on a GPU."""
+    config = ModelConfig.from_hugging_face(llama_config("longrope")).ropes[0]
+    assert config.original_positions == 64
+    starts, counts, prompt_lens = [0, 63, 10, 5], [5, 1, 7, 3], [5, 20, 64, 17]
+    if context > 64:
+        starts, counts, prompt_lens = [0, 63, 64, 10, 100], [5, 1, 1, 7, 2], [5, 20, 20, 65, 102]
+    positions = torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    offsets = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    rows = StepRows(offsets, torch.tensor(prompt_lens, dtype=torch.int32))
+    found = StepRotations(config, context, 40, CPU)(positions.int(), rows)
+    lengths = torch.tensor(prompt_lens).repeat_interleave(torch.tensor(counts))
+    wanted = RotaryEmbedding(config, CPU).rotation(positions, lengths)
+    taken = found.table[found.rows.long()]
+    torch.testing.assert_close(taken[:, :16], wanted.cos[:, 0, :16], rtol=0, atol=0)
+    torch.testing.assert_close(taken[:, 16:], wanted.sin[:, 0, 16:], rtol=0, atol=0)
 
 
 def test_partial_rotation_passes_the_other_dimensions() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -97,6 +99,22 @@ def test_more_plans_than_may_be_under_way_wait_for_the_oldest(
     submit_steps(executor, 4)
     assert numbers(executor) == [1]
     assert [pending.is_done for pending in backend.pending] == [True, False, False, False]
+
+
+def test_results_tell_how_early_their_plan_was(executor: OverlappingExecutor, backend: OverlappingSpy) -> None:
+    submit_steps(executor, 2)
+    time.sleep(0.02)
+    for pending in backend.pending:
+        pending.is_done = True
+    executor.look()
+    time.sleep(0.02)
+    executor.submit(ExecutePlan(SESSION, 3, plan(extents=[(0, 4, 1, SAMPLE)])))
+    backend.pending[2].is_done = True
+    executor.look()
+    first, second, third = (message.result.timings for message in executor.finished)
+    assert not first.HasField("early_ns"), "no plan was before it"
+    assert second.early_ns >= 0.02e9 - second.idle_ns
+    assert third.early_ns == -third.idle_ns <= -0.02e9
 
 
 def test_a_new_session_waits_for_the_old_ones_plans(executor: OverlappingExecutor, backend: OverlappingSpy) -> None:

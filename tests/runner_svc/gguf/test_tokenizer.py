@@ -15,7 +15,7 @@ from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.keys import Keys
 from runner_svc.gguf.splitting import SPLITTINGS
 from runner_svc.gguf.tokenizer import StatedTokenizer, tokenizer_json, write_tokenizer
-from runner_svc.model.description import read_json
+from runner_svc.model.folder.json_file import read_object
 from tests.support.tiny_gguf import byte_level_keys, sentence_piece_keys, sentence_piece_tokens
 
 # Spelled outside the byte alphabet, and no `<|endoftext|>` among them: so are DeepSeek's.
@@ -54,7 +54,7 @@ def test_special_tokens_outside_the_byte_alphabet_keep_their_ids() -> None:
 
 def test_names_of_special_tokens(tmp_path: Path) -> None:
     write_tokenizer(stated(seperator_token_id=257, mask_token_id=258), tmp_path)
-    config = read_json(tmp_path / "tokenizer_config.json")
+    config = read_object(tmp_path / "tokenizer_config.json")
     named = {role: text for role, text in config.items() if role.endswith("_token")}
     expected = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "th", "sep_token": "<think>", "mask_token": "th"}
     assert named == expected
@@ -149,7 +149,7 @@ def test_templates(tmp_path: Path) -> None:
     folder.mkdir()
     write_tokenizer(stated({**BYTES, **named, "tokenizer.chat_template": CHAT_TEMPLATE}), folder)
     assert not (folder / "chat_template.jinja").exists()
-    assert read_json(folder / "tokenizer_config.json")["chat_template"] == [
+    assert read_object(folder / "tokenizer_config.json")["chat_template"] == [
         {"name": "default", "template": CHAT_TEMPLATE},
         {"name": "tool_use", "template": "tools"},
     ]

@@ -9,10 +9,10 @@ from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.mlp import ExpertMlp
-from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
-from tests.support.expert_cases import GPT_OSS, QWEN, ExpertCase, ExpertTensors
+from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, ExpertCase, ExpertTensors
 from tests.support.expert_runs import run
 from tests.support.host_experts import HostExpertProducts, HostExpertRows, HostRouting, host_experts
 from tests.support.host_layers import HostActivation
@@ -22,33 +22,36 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("job_rows", [8, 16])
 @pytest.mark.parametrize("rows", [1, 8, 9, 50])
-@pytest.mark.parametrize("config", [QWEN, GPT_OSS], ids=["qwen", "gpt-oss"])
+@pytest.mark.parametrize("config", [QWEN, GPT_OSS, ERNIE, GROUPED], ids=["qwen", "gpt-oss", "ernie", "grouped"])
 def test_launchers(config: ExpertsConfig, rows: int, job_rows: int) -> None:
     tensors = ExpertTensors(ExpertCase(config, rows, extra_logits=1), CPU, 0)
     run(tensors, HostRouting(config), HostExpertRows(config), HostExpertProducts(config, job_rows))
 
 
-SHARED = ExpertsConfig(8, 2, 64, softmax_first=True, normalize=False, activation="silu", shared_width=64)
+NAMES = ["qwen", "gpt-oss", "shared", "ernie", "grouped"]
+SHARED = ExpertsConfig(8, 2, 64, RouterConfig(), activation="silu", shared_width=64)
 
 
 @pytest.mark.parametrize("activating", Activating)
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("rows", [1, 30])
-@pytest.mark.parametrize("config", [QWEN, GPT_OSS, SHARED], ids=["qwen", "gpt-oss", "shared"])
+@pytest.mark.parametrize("config", [QWEN, GPT_OSS, SHARED, ERNIE, GROUPED], ids=NAMES)
 def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds: bool, activating: Activating) -> None:
     tensors = ExpertTensors(ExpertCase(config, rows, dtype=torch.float32), CPU, 0)
     router = torch.randn(config.num_experts, 128)
     shared = None
     if config.shared_width is not None:
         gate_up, down = torch.randn(2 * config.shared_width, 128) / 11, torch.randn(128, config.shared_width) / 8
-        shared = SharedExpertWeights(LinearWeights(gate_up), LinearWeights(down), torch.randn(1, 128))
+        gate = torch.randn(1, 128) if config.shared_gate else None
+        shared = SharedExpertWeights(LinearWeights(gate_up), LinearWeights(down), gate)
     weights = ExpertWeights(
-        LinearWeights(router, tensors.router_bias),
+        LinearWeights(router, tensors.router_bias if config.bias else None),
         tensors.gate_up,
         tensors.gate_up_bias,
         tensors.down,
         tensors.down_bias,
         shared,
+        tensors.router_bias if config.router.is_corrected else None,
     )
     space = ExpertSpace(config, 128, 40, torch.float32, CPU)
     activation = HostActivation("silu")

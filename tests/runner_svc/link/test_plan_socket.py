@@ -104,6 +104,19 @@ def test_plans_are_executed_in_order_and_answered_with_their_numbers(scheduler: 
         assert ints(message.result.tokens) == [10]
 
 
+def test_a_result_tells_how_long_its_plan_was_queued(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    release = runner.hold_steps()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=2, plan=decode(3))
+    time.sleep(0.1)
+    release()
+    first, second = (scheduler.expect("result").result.timings for _ in range(2))
+    assert not first.HasField("early_ns")
+    assert 0.02e9 < second.early_ns < 10e9
+
+
 def test_messages_of_another_session_are_dropped(scheduler: FakeScheduler, start: Start) -> None:
     runner = start()
     scheduler.expect("hello")

@@ -20,7 +20,7 @@ def test_auto_takes_the_own_decoder_where_it_covers_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [OTHER, {**LLAMA, "hidden_act": "tanh"}, {**LLAMA, "rope_parameters": {"rope_type": "longrope"}}]
+    "raw", [OTHER, {**LLAMA, "hidden_act": "tanh"}, {**LLAMA, "rope_parameters": {"rope_type": "proportional"}}]
 )
 def test_auto_leaves_the_others_to_transformers(raw: dict[str, Any]) -> None:
     choice = choose_decoder(raw, "auto")

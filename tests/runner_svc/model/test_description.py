@@ -11,8 +11,10 @@ from tokenizers import Tokenizer
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
 from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.folder.config_file import read_config
+from runner_svc.model.folder.json_file import read_object
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -22,12 +24,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def describe(folder: Path) -> plan_pb2.Model:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     return describe_model("my-model", folder, config, "abc")
 
 
 def update_json(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**read_json(path), **changes}))
+    path.write_text(json.dumps({**read_object(path), **changes}))
 
 
 def test_a_saved_model(folder: Path) -> None:

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from runner_svc.model.checkpoint.expected_tensors import check_tensors, expected_tensors
 from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.model.families.description import MlpDescription, NormKind, QkNorm
+from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.model.families.registry import ARCHITECTURES
+from runner_svc.model.folder.safetensors_header import StoredTensor
 
+GLM4_5_AIR: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338],
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
 GEMMA3_1B: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "attn_logit_softcapping": None,
@@ -81,6 +117,7 @@ DEFAULTS = [
     (transformers.Cohere2Config, "Cohere2ForCausalLM"),
     (transformers.GPT2Config, "GPT2LMHeadModel"),
     (transformers.OPTConfig, "OPTForCausalLM"),
+    (transformers.Ernie4_5_MoeConfig, "Ernie4_5_MoeForCausalLM"),
 ]
 
 
@@ -97,12 +134,32 @@ def test_absent_keys_take_the_defaults_of_their_class(config_class: Any, archite
         (transformers.Gemma3TextConfig, GEMMA3_1B),
         (transformers.Glm4Config, GLM4_9B),
         (transformers.CohereConfig, COMMAND_R),
+        (transformers.Glm4MoeConfig, GLM4_5_AIR),
     ],
 )
 def test_configurations_of_the_hub_read_as_transformers_writes_them(config_class: Any, raw: dict[str, Any]) -> None:
     copy = {key: value.copy() if isinstance(value, dict) else value for key, value in raw.items()}
     written = {**config_class(**copy).to_dict(), "architectures": raw["architectures"]}
     assert ModelConfig.from_hugging_face(raw) == ModelConfig.from_hugging_face(written)
+
+
+def test_glm_4_5_air() -> None:
+    config = ModelConfig.from_hugging_face(GLM4_5_AIR)
+    assert (config.ropes[0].rotary_dim, config.context_length) == (64, 131072)
+    dense, mixture = config.layers[:2]
+    assert isinstance(dense.mlp, MlpDescription) and (dense.mlp.width, dense.qkv_bias) == (10944, True)
+    assert isinstance(mixture.mlp, ExpertsConfig) and not mixture.is_plain
+    assert mixture.mlp.router == RouterConfig(Scoring.SIGMOID, normalize=True, is_corrected=True, is_exact=True)
+    assert (mixture.mlp.top_k, mixture.mlp.shared_width, mixture.mlp.shared_gate) == (8, 1408, False)
+
+
+def test_the_layer_that_predicts_a_further_token_is_not_read() -> None:
+    config = ModelConfig.from_hugging_face({**GLM4_5_AIR, "num_hidden_layers": 1, "vocab_size": 8})
+    tensors = {name: StoredTensor(Path(), "BF16", shape) for name, shape in expected_tensors(config, "model.", ())}
+    check_tensors({**tensors, "model.layers.1.eh_proj.weight": StoredTensor(Path(), "BF16", (4,))}, config)
+    for other in ("model.layers.2.eh_proj.weight", "model.layers.1.input_layernorm.weight"):
+        with pytest.raises(UnsupportedModel, match=other.replace(".", r"\.")):
+            check_tensors({**tensors, other: StoredTensor(Path(), "BF16", (4,))}, config)
 
 
 def test_gemma_3_has_two_rotary_embeddings() -> None:
@@ -133,7 +190,7 @@ def test_a_null_is_no_default() -> None:
             "add_cross_attention",
         ),
         ({**GEMMA3_1B, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({**GEMMA3_1B, "rope_parameters": {"rope_theta": 10.0}}, "rope_parameters"),
+        ({**GEMMA3_1B, "rope_parameters": {"full_attention": 10.0}}, "rope_parameters"),
         ({**GEMMA3_1B, "layer_types": ["full_attention"]}, "layer_types"),
     ],
 )

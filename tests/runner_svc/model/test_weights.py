@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.weights.model_weights import ModelWeights
 from tests.support.tiny_models import make_tiny_model
 
@@ -24,7 +24,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, shares: list[float] | None = None) -> ModelWeights:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    config = ModelConfig.from_hugging_face(read_config(folder))
     seen = [] if shares is None else shares
     return load_weights(folder, config, torch.float32, torch.device("cpu"), lambda what, share: seen.append(share))
 
@@ -89,7 +89,7 @@ def test_a_missing_tensor_is_named(tiny_folder: Path, tmp_path: Path) -> None:
 
 def test_embeddings_of_another_size_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_folder, tmp_path / "broken"))
-    config = {**read_json(folder / "config.json"), "vocab_size": 300}
+    config = {**read_config(folder), "vocab_size": 300}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match="300"):
         load(folder)
@@ -101,7 +101,7 @@ def test_fingerprint_changes_with_weights_type_and_configuration(tiny_folder: Pa
     others = {original, weights_fingerprint(tiny_folder, torch.bfloat16)}
     others.add(weights_fingerprint(make_tiny_model("llama-biases", tmp_path / "seed", seed=1), torch.float32))
     changed = Path(shutil.copytree(tiny_folder, tmp_path / "changed"))
-    config = {**read_json(changed / "config.json"), "rms_norm_eps": 1e-3}
+    config = {**read_config(changed), "rms_norm_eps": 1e-3}
     (changed / "config.json").write_text(json.dumps(config))
     others.add(weights_fingerprint(changed, torch.float32))
     assert len(others) == 4

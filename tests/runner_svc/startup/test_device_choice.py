@@ -11,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from roster_common.setting_sources import UnusableSettings
-from runner_svc import main as runner_main
+from runner_svc import service
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.cuda.kernel import LaunchError
 from runner_svc.gpu import loading as cuda_loading
@@ -120,11 +120,11 @@ def test_device_cuda_without_a_usable_gpu_is_refused(gpu: FakeGpu, case: str) ->
 def test_the_ready_line_says_why_it_is_the_cpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.no_cupy()
     backend = HashBackend(num_slots=1, block_size=16, num_blocks=4)
-    monkeypatch.setattr(runner_main, "build_backend", lambda settings, device, progress: backend)
-    monkeypatch.setattr(runner_main, "gc", mock.Mock())
-    monkeypatch.setattr(runner_main.signal, "signal", mock.Mock())
+    monkeypatch.setattr(service, "build_backend", lambda settings, device, progress: backend)
+    monkeypatch.setattr(service, "gc", mock.Mock())
+    monkeypatch.setattr(service.signal, "signal", mock.Mock())
     with capture_logs() as logs:
-        assert runner_main.serve(RunnerSettings(), lambda *arguments: mock.Mock()) == 0
+        assert service.serve(RunnerSettings(), lambda *arguments: mock.Mock()) == 0
     assert [line["event"] for line in logs] == [
         "the GPU is not used: the model runs on the CPU",
         "measured the steps",
@@ -188,8 +188,8 @@ def test_a_gpu_that_fails_while_the_model_loads(
 ) -> None:
     """The runner prints a sentence and exits with status 3 if a new process may be able to use the GPU."""
     monkeypatch.setattr(cuda_loading, "load_cuda_backend", mock.Mock(side_effect=error))
-    monkeypatch.setattr(runner_main.signal, "signal", mock.Mock())
-    assert runner_main.serve(RunnerSettings(device="cuda")) == status
+    monkeypatch.setattr(service.signal, "signal", mock.Mock())
+    assert service.serve(RunnerSettings(device="cuda")) == status
     assert capsys.readouterr().err == f"roster-runner: {sentence}\n"
 
 

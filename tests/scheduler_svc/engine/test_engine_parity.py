@@ -46,6 +46,10 @@ FAMILIES = (
     "opt",
     "mixtral",
     "gpt-oss",
+    "llama-longrope",
+    "glm4-moe",
+    "dots1",
+    "ernie4-5-moe",
 )
 ON_HOST = ("llama-dynamic", "qwen3", "qwen3-moe")
 """In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""
@@ -156,11 +160,13 @@ def test_engine_and_runner_give_the_tokens_of_generate(
 
 
 @devices
-@pytest.mark.parametrize("family", ["llama-dynamic", "qwen2"])
+@pytest.mark.parametrize(
+    "family", choice(["llama-dynamic", "llama-longrope", "qwen2"], in_ci=["llama-longrope", "qwen2"])
+)
 def test_shared_prefixes_give_the_tokens_of_generate(
     family: str, device: TestedBackend, tmp_path: Path, rng: random.Random
 ) -> None:
-    """`llama-dynamic` was trained to 32 positions: shorter prompts share blocks, longer ones must not."""
+    """Two were trained to 32 positions: shorter prompts share blocks, longer ones must not."""
     folder = device.make_model(family, tmp_path / family, rng.randrange(1000))
     parity = Parity(reference(folder, device.tiny), device.tiny)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(40)]

@@ -18,8 +18,9 @@ from unittest import mock
 import grpc
 import psutil
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from roster_protos import admin_pb2, engine_pb2, inference_pb2_grpc
 from roster_protos import inference_pb2 as pb
@@ -117,12 +118,25 @@ async def test_model_and_text() -> None:
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_reflection_lists_the_services() -> None:
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+async def test_reflection_answers_under_both_names(version: str) -> None:
+    """The services are listed, and each can be described, as tools do to show all of a server."""
     async with front_stack() as stack:
-        stub = reflection_pb2_grpc.ServerReflectionStub(stack.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        info = stack.channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        call = info(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         listed = {service.name for service in (await call.read()).list_services_response.service}
-        assert {"roster.v1.InferenceService", "grpc.health.v1.Health"} <= listed
+        reflections = {"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
+        assert listed == {"roster.v1.InferenceService", "grpc.health.v1.Health", *reflections}
+        asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in sorted(listed)]
+        call = info(iter(asked))
+        for name in sorted(listed):
+            (file, *_) = (await call.read()).file_descriptor_response.file_descriptor_proto
+            described = descriptor_pb2.FileDescriptorProto.FromString(file)
+            assert name in {f"{described.package}.{service.name}" for service in described.service}
 
 
 async def test_status_and_steps() -> None:

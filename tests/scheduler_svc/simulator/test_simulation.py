@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from roster_protos import admin_pb2
 from scheduler_svc.policy import Budget, Load, Policy, PolicyParameters, UnknownPolicy
 from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, SimulationStuck, simulate
@@ -59,6 +60,22 @@ def test_the_same_twice() -> None:
 
     assert times(1) == times(1)
     assert times(1) != times(2)
+
+
+def test_progress_grows_and_an_observer_can_end_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.simulator.simulation.PROGRESS_S", 0.0)
+    trace, setup = random_trace(2, NUM_REQUESTS), Setup(round_cost())
+    shares: list[float] = []
+    steps: list[int] = []
+
+    def watch(report: admin_pb2.WatchStepsResponse) -> bool:
+        steps.append(report.number)
+        return len(steps) < 7
+
+    outcome = simulate(trace, setup, watch, shares.append)
+    assert shares == sorted(shares) and 0 < shares[0] < 0.5 < shares[-1] <= 1
+    assert steps == list(range(1, 8))
+    assert outcome.token_times_s.tobytes() == simulate(trace, setup).token_times_s.tobytes()
 
 
 def test_times_are_those_of_the_cost_model() -> None:

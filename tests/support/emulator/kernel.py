@@ -18,7 +18,8 @@ from runner_svc.cuda.kernel import argument_pointers
 from tests.support.emulator.translation import translated
 
 _HEADER = Path(__file__).with_name("emulator.hpp")
-_OPTIONS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC"]
+# Without -fno-gnu-unique, shared memory of inline functions would be one for all libraries, at the size of the first.
+_OPTIONS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC", "-fno-gnu-unique"]
 _KERNEL = re.compile(r'extern "C"[^;{(]*?(\w+)\s*\(')
 _ENTRY = """
 extern "C" int emulate_{name}(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{

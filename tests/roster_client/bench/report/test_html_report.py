@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
+import numpy as np
+
 from roster_client.bench.records.record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
+from roster_client.bench.records.series import itl_over_time
 from roster_client.bench.records.summary import Targets
 from roster_client.bench.report.html_report import report_page
 from tests.support.pages import checked
@@ -42,8 +48,8 @@ def test_systems_under_one_load_are_drawn_as_bars_with_their_numbers() -> None:
     page = checked(report_page("Two", [a_run("fcfs", None), a_run("static", None), nothing], Targets()))
     assert page.count("<svg") == 3 and "Comparison of the runs" in page
     bars = page[page.index("<svg") : page.index("</svg>")]
-    assert bars.count(" 0.1 | 0.1<") == 2, "TTFT of the two runs that served requests"
-    assert bars.count(" 150 | 200<") == 2, "ITL, ms"
+    assert bars.count(">0.1 | 0.1<") == 2, "TTFT of the two runs that served requests"
+    assert bars.count(">150 | 200<") == 2, "ITL, ms"
     assert checked(report_page("Nothing", [nothing, nothing], Targets())).count("<svg") == 2
 
 
@@ -67,3 +73,21 @@ def test_a_run_that_served_nothing_has_a_page() -> None:
     run = Run(a_run("x", 1.0).header, [RequestRecord("x", 0.0, 0.0, Status.FAILED, 3, error="no")])
     page = checked(report_page("Nothing", [run], Targets()))
     assert "0 / 1" in page and "–" in page
+
+
+def test_a_line_of_latencies_ends_where_no_token_comes() -> None:
+    busy = a_run("a", 2.0)
+    (first, *_) = busy.requests
+    late = replace(first, scheduled_s=first.scheduled_s + 9, message_s=[time_s + 9 for time_s in first.message_s])
+    run = replace(busy, requests=[first, late])
+    middles, p50, p99 = itl_over_time(run)
+    idle = (middles > first.message_s[-1] + 1) & (middles < late.message_s[0] - 1)
+    assert idle.sum() > 5 and np.isnan(p50[idle]).all() and np.isnan(p99[idle]).all()
+    assert np.isfinite(p50[~np.isnan(p50)]).all() and np.isfinite(p50).sum() >= 2
+    assert "<svg" in report_page("gap", [run], Targets(1, 0.1))
+
+
+def test_tables_are_as_wide_as_their_numbers() -> None:
+    style = re.search(r"<style>(.*?)</style>", report_page("one", [a_run("a", 1.0)], Targets(1, 0.1)), re.S)
+    assert style is not None and not re.search(r"\ntable \{[^}]* width: 100%", style[1])
+    assert not re.search(r"\ntbody th \{[^}]*width: 1%", style[1]), "it would widen the table"

@@ -109,13 +109,14 @@ def test_a_cache_folder_that_is_full(raised: Exception) -> None:
         write(Path("/a.gguf"), Path("/cache"))
 
 
-def test_the_source_is_not_the_caches_fault() -> None:
+@pytest.mark.parametrize("name", ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"])
+def test_the_source_is_not_the_caches_fault(name: str) -> None:
     @writes_cache
     def write(source: Path, folder: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(source))
+        raise PermissionError(errno.EACCES, "Permission denied", str(source.with_name(name)))
 
     with pytest.raises(PermissionError):
-        write(Path("/a.gguf"), Path("/cache"))
+        write(Path("/a-00001-of-00002.gguf"), Path("/cache"))
     assert gguf_conversion.converted_folder.__wrapped__  # type: ignore[attr-defined]
 
 

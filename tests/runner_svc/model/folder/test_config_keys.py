@@ -93,6 +93,23 @@ def test_which_spelling_of_rope_counts() -> None:
     assert beside.original_positions == 32
 
 
+def test_phi_3_with_longrope_ends_at_the_positions_of_pretraining() -> None:
+    """Its `generate` computes the cache again there; the decoder of transformers' classes has the same rule."""
+    factors: dict[str, Any] = {"short_factor": [1] * 8, "long_factor": [2.5] * 8}
+    sizes = {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096}
+    for kind in ("longrope", "su", "yarn"):
+        read = config("Phi3", rope_scaling={"type": kind, **factors}, **sizes)
+        assert (read.ropes[0].type, read.ropes[0].original_positions) == (RopeType.LONGROPE, 4096)
+        assert (read.context_length, read.prefix_positions) == (4096, 4096) and read.why_shorter
+    # Its class has a default beside the parameters, which counts before what they have.
+    inside = {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors}
+    assert config("Phi3", rope_parameters=inside).ropes[0].original_positions == 4096
+    llama = config("Llama", rope_parameters=inside)
+    assert (llama.context_length, llama.prefix_positions, llama.why_shorter) == (2048, 64, None)
+    with pytest.raises(UnsupportedModel, match="'longrope' needs 'long_factor' to be 8 numbers"):
+        config("Llama", rope_parameters={**inside, "long_factor": [1.0] * 7})
+
+
 def test_mistral_with_layer_types_is_ministral() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     raw = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], **SIZES}

@@ -15,19 +15,27 @@ from typing import Any
 
 import pytest
 
-from tests.support.config_cases import FAMILIES, OTHER_FAMILIES, TOO_LARGE_FOR_A_TEST, Case, cases, wrong_cases
+from tests.support.config_cases import (
+    FAMILIES,
+    MIXTURES,
+    OTHER_FAMILIES,
+    TOO_LARGE_FOR_A_TEST,
+    Case,
+    cases,
+    wrong_cases,
+)
 from tests.support.config_oracle import Verdict, compare, refusal, variant
 from tests.support.thoroughness import FULL, choice, count
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(3600)
-GROUPS = {"llama-like": FAMILIES, "others": OTHER_FAMILIES}
+GROUPS = {"llama-like": FAMILIES, "others": OTHER_FAMILIES, "mixtures": MIXTURES}
 CASES_IN_CI = 48
 WRONG_CASES, WRONG_CASES_IN_CI = 2000, 120
 
 REFUSED = {
-    r"Activation '\w+' is not supported": "The decoders have six activations, which are nearly all that models have.",
-    r"RoPE type '\w+' is not supported": "longrope depends on the length of a batch; proportional is Gemma 4's.",
+    r"Activation '\w+' is not supported": "The decoders have the activations that nearly all models have.",
+    r"RoPE type '\w+' is not supported": "Phi-3 turns others into longrope; proportional is Gemma 4's.",
     r"needs 'rope_parameters' to have an object for each": "transformers leaves parameters of no layer type aside.",
     r"has 'truncate' false in the RoPE parameters of a layer type": "transformers reads it beside the layer types.",
     r"has 'type' in 'rope_scaling'": "transformers' class drops it where rope_parameters are absent.",

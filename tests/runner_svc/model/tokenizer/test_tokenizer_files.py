@@ -149,12 +149,12 @@ def test_an_end_of_the_tokenizer_that_the_model_lacks_is_left_out(folder: Path) 
 
 
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "mark": (lambda data: b"\xef\xbb\xbf" + data, "begins with a byte-order mark"),
-    "comma": (lambda data: data[:-1] + b",}", "isn't JSON: .* in line 1"),
-    "cut": (lambda data: data[: len(data) // 2], "isn't JSON"),
-    "list": (lambda data: b"[1]", "holds a list"),
+    "mark": (lambda data: b"\xef\xbb\xbf" + data, "begins with a byte order mark"),
+    "comma": (lambda data: data[:-1] + b",}", "is not valid JSON .* at line 1"),
+    "cut": (lambda data: data[: len(data) // 2], "is not valid JSON"),
+    "list": (lambda data: b"[1]", "is a JSON array"),
     "pointer": (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
-    "latin": (lambda data: b'{"\xe9": 1}', "isn't UTF-8"),
+    "latin": (lambda data: b'{"\xe9": 1}', "is not UTF-8"),
     "nested": (lambda data: b'{"a":' * 100_000, "is nested too deeply"),
 }
 

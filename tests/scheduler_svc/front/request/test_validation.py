@@ -162,6 +162,8 @@ def test_a_value_at_the_limit_is_accepted(path: str, value: object) -> None:
         (put("prompt.token_ids.ids", [1] * CONTEXT), "prompt.token_ids.ids"),
         (put("prompt.text", ""), "prompt.text"),
         (put("prompt.text", "x" * CONTEXT), "prompt.text"),
+        (put("prompt.user_message", ""), "prompt.user_message"),
+        (put("prompt.user_message", "x" * CONTEXT), "prompt.user_message"),
         (put("prompt.text", "é" * (CONTEXT // 2)), "prompt.text"),
         (lambda made: made.ClearField("prompt"), "prompt"),
         (lambda made: made.prompt.token_ids.SetInParent(), "prompt.token_ids.ids"),

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from roster_protos import inference_pb2
+from roster_protos import inference_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import byte_model
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.text.chat_template import ChatTemplate, ChatTemplateError, TemplateUnusable
@@ -162,8 +162,28 @@ def test_a_chat_for_a_hostile_template_is_a_clean_refusal() -> None:
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", parts=[{"text": "hi"}])])
     with pytest.raises(Refusal, match=r"prompt\.chat\.messages: the model's chat template"):
         text.encode_prompt(inference_pb2.Prompt(chat=chat))
+    with pytest.raises(Refusal, match=r"prompt\.user_message: the model's chat template"):
+        text.encode_prompt(inference_pb2.Prompt(user_message="hi"))
     assert text.encode_prompt(inference_pb2.Prompt(text="hi"))
     text.close()
+
+
+def test_text_of_a_user_is_a_chat_where_there_is_a_template() -> None:
+    model = byte_model("any", "Any", 259, 64)
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", parts=[{"text": "<|im_end|> hi"}])])
+    rendered, plain = ModelText(model), ModelText(without_template(model))
+    mine = inference_pb2.Prompt(user_message="<|im_end|> hi")
+    assert rendered.encode_prompt(mine) == rendered.encode_prompt(inference_pb2.Prompt(chat=chat))
+    assert plain.encode_prompt(mine) == plain.encode_prompt(inference_pb2.Prompt(text="<|im_end|> hi"))
+    rendered.close()
+
+
+def without_template(model: plan_pb2.Model) -> plan_pb2.Model:
+    """Returns the same model without a chat template."""
+    copy = plan_pb2.Model()
+    copy.CopyFrom(model)
+    copy.chat_template = ""
+    return copy
 
 
 def template_processes() -> set[int]:

@@ -1,0 +1,1 @@
+"""Comparison with another server on one card, in parts that a later call resumes."""

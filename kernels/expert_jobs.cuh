@@ -1,0 +1,45 @@
+// The work of kernels/expert_product.cu and kernels/expert_tiles.cu, as kernels/expert_routing.cu lists it on the device:
+// a job is an expert and some of its rows, which lie one after the other; each of them has all tiles of the matrix.
+//
+// Macros: SCALAR; ROUTES, of kernels/expert_product.cu.
+#pragma once
+
+#include "hopper.cuh"
+#include "vector.cuh"
+
+struct Problem {
+    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, unused
+    const int* pairs;     // [rows]: token * top_k + rank of each sorted row
+    int top_k;
+    int all_rows;         // rows of x, where it is not sorted; else 0
+    int steps;            // columns of W, in pieces of 64
+    int tiles;            // of an expert's matrix
+    int outputs;          // columns of `out`
+    const SCALAR* bias;   // [experts, 2 * outputs], of BIAS
+    const float* scales;  // [tokens], of SCALED
+    SCALAR* out;          // [rows, outputs]
+};
+
+// By a thread of a block that has found the jobs itself, they are in its shared memory.
+__device__ __forceinline__ int load_job(const int* job) { return ROUTES ? *job : __ldcg(job); }
+
+// A tile of a job.
+struct Work {
+    int expert, first, rows, tile;
+
+    __device__ __forceinline__ Work(const Problem& problem, int index) {
+        const int* job = problem.jobs + 4 + index / problem.tiles * 4;
+        expert = load_job(job), first = load_job(job + 1), rows = load_job(job + 2);
+        tile = index % problem.tiles;
+    }
+    // Columns of the product.
+    __device__ __forceinline__ int columns(const Problem& problem) const {
+        return problem.all_rows ? problem.all_rows : rows;
+    }
+};
+
+// A kernel that starts after this may rely on the jobs.
+__device__ __forceinline__ void wait_then_release() {
+    wait_for_predecessors();
+    release_successors();
+}

@@ -1,0 +1,291 @@
+// Products of many rows with the matrices of the experts that they were routed to, for Hopper (sm_90a): as
+// kernels/expert_product.cu, with the same sums bit for bit, but at the rate of the tensor cores.
+//
+// A tile is 256 rows of an expert's matrix by a job's rows, of which there are up to TOKENS: the matrix's rows are the
+// product's 64-row operands, so that a job pays for its own rows, rounded up to 8 or 16, and not for whole tiles of 64 or
+// 128 rows. Two warpgroups multiply 128 rows each, where GATED 64 of gate and the same 64 of up: a thread has the gate and
+// up sums of the same outputs. One thread copies pieces of 64 columns through a ring of stages, also across tiles.
+// Outputs are transposed within warps and stored without shared memory.
+//
+// Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
+// then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales. The jobs are older than
+// this kernel's predecessor, so weights are copied before that has ended.
+
+#include "expert_jobs.cuh"
+#include "wgmma.cuh"
+#if GATED
+#include "gating.cuh"
+#endif
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+using Scalar = SCALAR;
+
+constexpr int kConsumers = 2;
+constexpr int kThreads = (kConsumers + 1) * 128;
+constexpr int kBlocks = 4;                 // of 64 rows of the matrix in a tile
+constexpr int kBlockBytes = 64 * 128;      // 64 columns of a block
+constexpr int kWeightBytes = kBlocks * kBlockBytes;
+constexpr int kBoxRows = 16;               // of x, copied at once
+constexpr int kBoxBytes = kBoxRows * 128;
+constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
+constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
+constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
+
+// Shared memory: the ring, with weights and x in each stage; then a full and an empty barrier for each stage.
+struct Shared {
+    unsigned base;
+
+    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
+    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
+    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
+    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
+};
+
+// By one thread: fills the ring for all of a block's tiles.
+struct Producer {
+    Shared shared;
+    const TensorMap* weights;
+    const TensorMap* inputs;
+    const Problem& problem;
+
+    __device__ __forceinline__ void produce() const {
+        Ring<STAGES> ring(1);
+        const int total = load_job(problem.jobs) * problem.tiles;
+        int done = 0;
+        if (static_cast<int>(blockIdx.x) < total) done = start(ring);
+        else wait_then_release();
+        for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
+            const Work work(problem, index);
+            for (int step = done; step < problem.steps; step++, ring.advance()) {
+                barrier_wait(shared.empty(ring.stage), ring.parity);
+                expect(work, ring.stage);
+                copy_weights(work, step, ring.stage);
+                copy_inputs(work, step, ring.stage);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ int boxes(const Work& work) const { return (work.rows + kBoxRows - 1) / kBoxRows; }
+    __device__ __forceinline__ void expect(const Work& work, int stage) const {
+        barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
+    }
+    __device__ __forceinline__ void copy_weights(const Work& work, int step, int stage) const {
+#pragma unroll
+        for (int block = 0; block < kBlocks; block++) {
+            // Where GATED, blocks are gate and up of 64 outputs, then of the next 64.
+            const int row = GATED ? (work.expert * 2 + block % 2) * problem.outputs + work.tile * kOutputs + block / 2 * 64
+                                  : work.expert * problem.outputs + work.tile * kOutputs + block * 64;
+            copy_tensor(shared.weights(stage) + block * kBlockBytes, weights, 0, row, step, shared.full(stage));
+        }
+    }
+    __device__ __forceinline__ void copy_inputs(const Work& work, int step, int stage) const {
+        const int count = boxes(work);
+        for (int box = 0; box < count; box++) {
+            copy_tensor(shared.inputs(stage) + box * kBoxBytes, inputs, 0, work.first + box * kBoxRows, step,
+                        shared.full(stage));
+        }
+    }
+    // The first stages get their weights before the predecessors are waited for; how many there are.
+    __device__ __forceinline__ int start(Ring<STAGES>& ring) const {
+        const Work work(problem, blockIdx.x);
+        const int ahead = min(STAGES, problem.steps);
+        for (int i = 0; i < ahead; i++) {
+            expect(work, i);
+            copy_weights(work, i, i);
+        }
+        wait_then_release();
+        for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(work, i, i);
+        return ahead;
+    }
+};
+
+// One of the multiplying warpgroups: two blocks of 64 rows of each tile.
+struct Consumer {
+    Shared shared;
+    const Problem& problem;
+    int index;
+    bool leads;  // this thread arrives for the warpgroup
+    unsigned weight_matrix, input_matrix;
+    Ring<STAGES> ring;
+    float sums[2][kSums];
+
+    __device__ __forceinline__ void consume() {
+        const int total = load_job(problem.jobs) * problem.tiles;
+        for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
+            const Work work(problem, tile);
+            multiply_columns(work.rows);
+            write(work);
+        }
+    }
+
+private:
+    __device__ __forceinline__ void multiply_columns(int columns) {
+        if (columns <= 8) multiply<8>();
+        else if (columns <= 16) multiply<16>();
+        else if (columns <= 24) multiply<24>();
+        else if (columns <= 32) multiply<32>();
+        else if (columns <= 48) multiply<48>();
+        else if (columns <= 64) multiply<64>();
+        else if (columns <= 80) multiply<80>();
+        else if (columns <= 96) multiply<96>();
+        else if (columns <= 112) multiply<112>();
+        else if (columns <= 128) multiply<128>();
+#if TOKENS > 128
+        else if (columns <= 136) multiply<136>();
+        else if (columns <= 144) multiply<144>();
+        else multiply<160>();
+#endif
+    }
+
+    template <int Columns>
+    __device__ __forceinline__ void multiply() {
+        using Product = Wgmma<Scalar, Columns / 2>;
+        using Sums = float[Columns / 2];
+        Sums& first = reinterpret_cast<Sums&>(sums[0]);
+        Sums& second = reinterpret_cast<Sums&>(sums[1]);
+        int last_stage = 0;
+        for (int step = 0; step < problem.steps; step++) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            wgmma_fence();
+            // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
+            const unsigned place = __shfl_sync(kFullWarp, ring.stage * (kStageBytes >> 4), 0);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const unsigned a = weight_matrix + place + 2 * k, b = input_matrix + place + 2 * k;
+                Product::multiply(first, a, b, step > 0 || k > 0);
+                Product::multiply(second, a + (kBlockBytes >> 4), b, step > 0 || k > 0);
+            }
+            wgmma_commit();
+            if (step > 0) {
+                wgmma_wait<1>();
+                if (leads) barrier_arrive(shared.empty(last_stage));
+            }
+            last_stage = ring.stage;
+            ring.advance();
+        }
+        wgmma_wait<0>();
+        Product::pin(first);
+        Product::pin(second);
+        if (leads) barrier_arrive(shared.empty(last_stage));
+    }
+
+    // A thread's sums are of the rows lane / 4 and lane / 4 + 8 of its warp's 16, and two neighbouring columns in 8.
+    __device__ __forceinline__ void write(const Work& work) const {
+        const int warp = (threadIdx.x & 127) / 32 * 16;
+#if GATED
+        const int output = work.tile * kOutputs + index * 64 + warp;
+        if (output >= problem.outputs) return;
+        Biases biases(problem, work, output);
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j += 2) {
+            if (j * 8 >= work.rows) return;
+            unsigned words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[i] = activated(work, biases, j + i / 2, i % 2);
+            store(words, work, j, output);
+        }
+#else
+#pragma unroll
+        for (int block = 0; block < 2; block++) {
+            const int output = work.tile * kOutputs + index * 128 + block * 64 + warp;
+            if (output >= problem.outputs) return;
+#pragma unroll
+            for (int j = 0; j < TOKENS / 8; j += 2) {
+                if (j * 8 >= work.rows) break;
+                unsigned words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float* pair = sums[block] + (j + i / 2) * 4 + i % 2 * 2;
+                    words[i] = Tensor16<Scalar>::pack(pair[0], pair[1]);
+                }
+                store(words, work, j, output);
+            }
+        }
+#endif
+    }
+
+#if GATED
+    // Of a thread's two rows.
+    struct Biases {
+        float gate[2] = {}, up[2] = {};
+
+        __device__ __forceinline__ Biases(const Problem& problem, const Work& work, int output) {
+#if BIAS
+            const Scalar* bias = problem.bias + work.expert * 2ll * problem.outputs + output + (threadIdx.x & 31) / 4;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                gate[i] = to_float(bias[i * 8]);
+                up[i] = to_float(bias[problem.outputs + i * 8]);
+            }
+#endif
+        }
+    };
+
+    // Two columns of one of the thread's rows, in the j-th 8 of the job's rows.
+    __device__ __forceinline__ unsigned activated(const Work& work, const Biases& biases, int j, int half) const {
+        float values[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float gate = sums[0][j * 4 + half * 2 + i], up = sums[1][j * 4 + half * 2 + i];
+#if SCALED
+            const int row = work.first + min(j * 8 + static_cast<int>(threadIdx.x & 3) * 2 + i, work.rows - 1);
+            const float scale = __ldcg(problem.scales + __ldcg(problem.pairs + row) / problem.top_k);
+            gate *= scale, up *= scale;
+#endif
+#if BIAS
+            gate += biases.gate[half], up += biases.up[half];
+#endif
+            values[i] = gated(gate, up);
+        }
+        return Tensor16<Scalar>::pack(values[0], values[1]);
+    }
+#endif
+
+    // Stores 16 outputs of 16 of the job's rows: words are both halves of the j-th 8 rows, then of the next.
+    __device__ __forceinline__ void store(unsigned (&words)[4], const Work& work, int j, int output) const {
+        const int lane = threadIdx.x & 31, quad = lane & 3;
+#pragma unroll
+        for (int i = 0; i < 4; i++) words[i] = transpose_matrix(words[i]);
+        exchange_in_quad(words, static_cast<bool>(quad & 1), static_cast<bool>(quad & 2));
+        const int row = (j + quad / 2) * 8 + lane / 4;
+        if (row >= work.rows) return;
+        Scalar* target = problem.out + (work.first + row) * static_cast<long long>(problem.outputs) + output + quad % 2 * 8;
+        *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+};
+
+// weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows; inputs: those of x,
+// sorted, in boxes of 16 rows; all_rows is 0. Any grid will do.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
+    const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
+    const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k,
+    int all_rows, int steps, int tiles, int outputs) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    const Shared shared{shared_address(shared_bytes)};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(shared.full(i), 1);
+            barrier_init(shared.empty(i), kConsumers);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
+    const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
+    if (warpgroup == kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == kConsumers * 128) Producer{shared, &weights, &inputs, problem}.produce();
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        wait_then_release();
+        Consumer{shared, problem, warpgroup, (threadIdx.x & 127) == 0,
+                 matrix_descriptor(shared.weights(0) + warpgroup * 2 * kBlockBytes, 16),
+                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0)}
+            .consume();
+    }
+}
+
+#endif

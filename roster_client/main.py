@@ -1,0 +1,21 @@
+"""Entry point of the `roster` command: handles Ctrl-C before it imports the commands."""
+
+from __future__ import annotations
+
+from roster_common.early_interrupt import end_on_interrupt, raise_on_interrupt
+
+
+def main() -> None:
+    """Runs `roster`."""
+    end_on_interrupt()
+    from roster_common.early_start import without_collections
+
+    with without_collections():
+        from roster_client.cli import main as run
+
+    raise_on_interrupt()
+    run()
+
+
+if __name__ == "__main__":
+    main()
