@@ -149,7 +149,7 @@ class _Measurement:
                 plan.admissions.append(self._admission(chunk, end, step.start, blocks))
                 plan.releases = np.array([chunk] if number else [], "<i4").tobytes()
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
-            plan.MergeFrom(plan_pb2.Plan(**_extents(rows)))
+            _set_extents(plan, rows)
             yield plan
 
     def _blocks(self, step: Step) -> int:
@@ -180,12 +180,8 @@ class _Measurement:
         return results
 
 
-def _extents(rows: list[tuple[int, int, int, int]]) -> dict[str, bytes]:
-    """Returns the columns of rows (slot, start, count, flags)."""
+def _set_extents(plan: plan_pb2.Plan, rows: list[tuple[int, int, int, int]]) -> None:
+    """Sets the columns of the plan's rows (slot, start, count, flags)."""
     slots, starts, counts, flags = np.array(rows, "<i4").T
-    return {
-        "extent_slots": slots.tobytes(),
-        "extent_starts": starts.tobytes(),
-        "extent_counts": counts.tobytes(),
-        "extent_flags": flags.astype(np.uint8).tobytes(),
-    }
+    plan.extent_slots, plan.extent_starts, plan.extent_counts = slots.tobytes(), starts.tobytes(), counts.tobytes()
+    plan.extent_flags = flags.astype(np.uint8).tobytes()
