@@ -108,8 +108,9 @@ class _Measurement:
         """Computes one block and copies it to all blocks that the steps read."""
         size = self.hello.block_size
         most = max((step.rows * self._blocks(step) + -(-step.start // size) for step in steps), default=0) + 1
-        prompt = self._admission(0, size, 0, np.array([1]))
-        self._execute([plan_pb2.Plan(admissions=[prompt], **_extents([(0, 0, size, 0)]))])
+        plan = plan_pb2.Plan(admissions=[self._admission(0, size, 0, np.array([1]))])
+        _set_extents(plan, [(0, 0, size, 0)])
+        self._execute([plan])
         targets = np.arange(2, min(most, self.hello.num_blocks) + 1)
         parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
         for part in parts:
