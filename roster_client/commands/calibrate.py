@@ -54,7 +54,7 @@ def calibrate(
         check_settings({}, {name: value for name, value in flags.items() if value is not None})
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
-        calibrator = _calibrator(listen or f"ipc://{folder}/link")
+        calibrator = _bound(listen or f"ipc://{folder}/link")
         try:
             with (
                 started_runner(None if listen else calibrator.endpoint, flags) as alive,
@@ -75,8 +75,8 @@ def calibrate(
     )
 
 
-def _calibrator(endpoint: str) -> Calibrator:
-    """Binds the endpoint. Raises ValueError if that fails."""
+def _bound(endpoint: str) -> Calibrator:
+    """Returns the calibrator that waits for a runner at `endpoint`. Raises ValueError if it can't be bound."""
     import zmq
 
     from scheduler_svc.simulator.calibration.calibration import Calibrator

@@ -125,8 +125,13 @@ def test_the_ready_line_says_why_it_is_the_cpu(gpu: FakeGpu, monkeypatch: pytest
     monkeypatch.setattr(service.signal, "signal", mock.Mock())
     with capture_logs() as logs:
         assert service.serve(RunnerSettings(), lambda *arguments: mock.Mock()) == 0
-    assert [line["event"] for line in logs] == ["the GPU is not used: the model runs on the CPU", "ready", "stopped"]
-    assert logs[1]["no_gpu"] == "CuPy is not installed"
+    assert [line["event"] for line in logs] == [
+        "the GPU is not used: the model runs on the CPU",
+        "measured the steps",
+        "ready",
+        "stopped",
+    ]
+    assert logs[2]["no_gpu"] == "CuPy is not installed"
 
 
 def test_torch_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def test_the_load_is_of_all_runners_and_can_be_had_for_one(runners: int) -> None
     assert (load.runners, load.running, load.decoding) == (runners, runners, runners)
     assert (load.slots, load.blocks, load.max_step_tokens) == (4 * runners, 64 * runners, 16 * runners)
     assert load.context > 3 * runners and load.free_blocks < load.blocks
+    assert load.step_times is stack.engine.ledger.step_times is not None
     assert load.of_one_runner() == Load(
         running=1,
         decoding=1,
@@ -55,6 +56,7 @@ def test_the_load_is_of_all_runners_and_can_be_had_for_one(runners: int) -> None
         now_s=load.now_s,
         context=load.context // runners,
         itl_target_s=math.inf,
+        step_times=load.step_times,
     )
 
 
