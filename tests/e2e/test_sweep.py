@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 from collections.abc import Iterator
 from itertools import chain
@@ -127,4 +128,7 @@ def test_interrupts(command: tuple[str, ...], tmp_path: Path) -> None:
         case = Case(
             "Ctrl-C", command, (0, 3, 130), interrupt_s=moments.uniform(EARLIEST_S, sweep.interrupted()[command])
         )
-        check(case, run(command, tmp_path, interrupt_s=case.interrupt_s))
+        ended = run(command, tmp_path, interrupt_s=case.interrupt_s)
+        if (ended.status, ended.stdout, ended.stderr) == (-signal.SIGINT, "", ""):
+            continue  # on a loaded machine the interpreter had not begun
+        check(case, ended)

@@ -11,12 +11,8 @@ service needs an address of its own.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
+from roster_common.extras import MODULES, missing
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
-
-STUBS = "smg_grpc_proto"
-"""Module of the gateway's stubs, which the service requires."""
 
 
 class GatewayUnavailable(ValueError):
@@ -25,7 +21,7 @@ class GatewayUnavailable(ValueError):
 
 def gateway_is_served() -> bool:
     """Returns whether the gateway's packages are installed."""
-    return find_spec(STUBS) is not None
+    return not missing(MODULES["openai"])
 
 
 def check_gateway(settings: SchedulerSettings) -> None:
