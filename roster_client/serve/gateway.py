@@ -7,7 +7,6 @@ import errno
 import json
 import shlex
 import shutil
-import socket
 import sys
 import time
 import urllib.request
@@ -19,7 +18,7 @@ from typing import Any, Self
 
 from roster_client.serve.free_ports import free_ports
 from roster_client.serve.stack import Endpoints, NotReadyError, Stack
-from roster_common.endpoints import is_loopback_host, split_address
+from roster_common.endpoints import check_free, is_loopback_host, split_address
 from roster_protos import inference_pb2 as pb
 
 GATEWAY = "gateway"
@@ -155,18 +154,13 @@ def _check_address(listen: str, insecure: bool) -> None:
             f"openai_listen is {listen}, which is open to the network without authentication: listen on 127.0.0.1, set "
             "insecure if the network is private, or run smg with --api-key (docs/openai.md)"
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OverflowError:
-            raise ValueError(f"openai_listen is {listen}: a port is at most 65535") from None
-        except OSError as error:
-            reason = "which another process uses" if error.errno == errno.EADDRINUSE else f"which failed: {error}"
-            raise ValueError(
-                f"openai_listen is {listen}, {reason}: stop that process, or give --openai-listen another address"
-            ) from None
+    try:
+        check_free(host, port)
+    except OSError as error:
+        reason = "which another process uses" if error.errno == errno.EADDRINUSE else f"which failed: {error}"
+        raise ValueError(
+            f"openai_listen is {listen}, {reason}: stop that process, or give --openai-listen another address"
+        ) from None
 
 
 def _dialled(address: str) -> str:
