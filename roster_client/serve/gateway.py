@@ -12,13 +12,13 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from roster_client.serve.free_ports import free_ports
 from roster_client.serve.stack import Endpoints, NotReadyError, Stack
 from roster_common.endpoints import check_free, is_loopback_host, split_address
+from roster_common.extras import MODULES, missing
 from roster_protos import inference_pb2 as pb
 
 GATEWAY = "gateway"
@@ -137,11 +137,16 @@ def is_banner(line: str) -> bool:
     return "\u2800" <= line[:1] <= "\u28ff"
 
 
-def _program() -> str:
-    """Returns the path of `smg`. Raises ValueError if it is not installed."""
+def gateway_program() -> str | None:
+    """Returns the path of `smg`, beside this Python or in PATH; None if it is not installed."""
     beside = Path(sys.executable).with_name("smg")
-    program = str(beside) if beside.exists() else shutil.which("smg")
-    if program is None or find_spec("smg_grpc_proto") is None:
+    return str(beside) if beside.exists() else shutil.which("smg")
+
+
+def _program() -> str:
+    """Returns the path of `smg`. Raises ValueError if it or its stubs are not installed."""
+    program = gateway_program()
+    if program is None or missing(MODULES["openai"]):
         raise ValueError("--openai needs the gateway smg: run pip install 'roster-serve[openai]'")
     return program
 
