@@ -7,6 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from roster_client.client.errors import RosterError
+from roster_client.client.sync_client import SyncRosterClient
+from roster_client.options.connection import credentials
 from roster_client.serve.stack import Endpoints
 from roster_common.endpoints import LETTING_GO_S, check_free
 
@@ -56,10 +59,6 @@ def is_taken(address: str) -> bool:
 
 def served_model(listen: str) -> str:
     """Returns the name of the model that a Roster service serves at an address, or "" if none answers."""
-    from roster_client.client.errors import RosterError
-    from roster_client.client.sync_client import SyncRosterClient
-    from roster_client.options.connection import credentials
-
     try:
         with SyncRosterClient(listen, credentials=credentials()) as client:
             return client.get_model(deadline_s=1).name
