@@ -109,7 +109,9 @@ class _Measurement:
         size = self.hello.block_size
         most = max((step.rows * self._blocks(step) + -(-step.start // size) for step in steps), default=0) + 1
         prompt = self._admission(0, size, 0, np.array([1]))
-        self._execute([plan_pb2.Plan(admissions=[prompt], **_extents([(0, 0, size, 0)]))])
+        plan = _extents([(0, 0, size, 0)])
+        plan.admissions.append(prompt)
+        self._execute([plan])
         targets = np.arange(2, min(most, self.hello.num_blocks) + 1)
         parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
         for part in parts:
@@ -149,7 +151,7 @@ class _Measurement:
                 plan.admissions.append(self._admission(chunk, end, step.start, blocks))
                 plan.releases = np.array([chunk] if number else [], "<i4").tobytes()
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
-            plan.MergeFrom(plan_pb2.Plan(**_extents(rows)))
+            plan.MergeFrom(_extents(rows))
             yield plan
 
     def _blocks(self, step: Step) -> int:
@@ -180,12 +182,12 @@ class _Measurement:
         return results
 
 
-def _extents(rows: list[tuple[int, int, int, int]]) -> dict[str, bytes]:
-    """Returns the columns of rows (slot, start, count, flags)."""
+def _extents(rows: list[tuple[int, int, int, int]]) -> plan_pb2.Plan:
+    """Returns a plan of rows (slot, start, count, flags)."""
     slots, starts, counts, flags = np.array(rows, "<i4").T
-    return {
-        "extent_slots": slots.tobytes(),
-        "extent_starts": starts.tobytes(),
-        "extent_counts": counts.tobytes(),
-        "extent_flags": flags.astype(np.uint8).tobytes(),
-    }
+    return plan_pb2.Plan(
+        extent_slots=slots.tobytes(),
+        extent_starts=starts.tobytes(),
+        extent_counts=counts.tobytes(),
+        extent_flags=flags.astype(np.uint8).tobytes(),
+    )
