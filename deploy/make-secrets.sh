@@ -10,7 +10,7 @@ set -euo pipefail
 
 here="$(cd "$(dirname "$0")/.." && pwd)"
 folder="${1:-$here/deploy/secrets}"
-image="roster-scheduler:0.1.0"
+image="$(sed -n 's|^ *image: \(roster-scheduler:.*\)|\1|p' "$here/compose.yaml")"
 
 # Only the owner can enter the folder. The files are readable by all users, because Compose mounts them unchanged into
 # containers, where other user ids read them.

@@ -63,7 +63,8 @@ The table of classes below is of a CPU; on an H200, tiny models of ten dense cla
 RoPE whose frequencies depend on the length of a text (`dynamic`, `longrope`) is computed row by row, by both decoders.
 The length that counts is the prompt's, or that of the text so far where it is longer. Keys that are cached keep the
 frequencies that they have, as in `generate`. Phi-3 and PhiMoE with `longrope` are served up to
-`original_max_position_embeddings` positions, as their `generate` computes the whole cache again at that length. Of a multimodal model, the text part is served; its other parts take memory.
+`original_max_position_embeddings` positions, as their `generate` computes the whole cache again at that length. Of a
+multimodal model, the text part is served; its other parts take memory.
 Layers with a sliding window keep the blocks that have left the window until the sequence ends: a sequence has one block
 table for all layers. For a model with windows of 1,024 in five of six layers, as Gemma 3, at 32,768 tokens that is 5.2
 times the memory that its layers read. Groups of layers with a block table of their own (`Hello.cache_groups`) would

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roster_common.early_interrupt import end_on_interrupt, raise_on_interrupt
+from roster_common.early_interrupt import end_on_interrupt, ignore_interrupts, raise_on_interrupt
 
 
 def main() -> None:
@@ -14,7 +14,10 @@ def main() -> None:
         from roster_client.cli import main as run
 
     raise_on_interrupt()
-    run()
+    try:
+        run()
+    finally:
+        ignore_interrupts()
 
 
 if __name__ == "__main__":

@@ -25,5 +25,10 @@ def raise_on_interrupt() -> None:
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 
 
+def ignore_interrupts() -> None:
+    """Makes Ctrl-C do nothing from here on: for a command that is done, whose status it would replace."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+
+
 def _end(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)

@@ -44,7 +44,7 @@ class ServiceSettings(BaseSettings):
 
         A misspelled `ROSTER_*` variable is refused; see unknown_settings.
         """
-        if refused := refused_variable(os.environ):
+        if refused := refused_variable(os.environ, cls.model_fields):
             raise UnusableSettings(refused)
         try:
             return cls(**given)
@@ -123,7 +123,9 @@ class SettingsFile(PydanticBaseSettingsSource):
         if not name:
             return {}
         values = file_values(name)
-        if refused := refused_key(values, getattr(self.settings_cls, "retired", ())):
+        if refused := refused_key(
+            values, [*self.settings_cls.model_fields, *getattr(self.settings_cls, "retired", ())]
+        ):
             raise UnusableSettings(f"{FILE_VARIABLE} names {name!r}, which {refused}")
         return InitSettingsSource(self.settings_cls, values)()
 

@@ -50,9 +50,12 @@ def edits(first: str, second: str) -> int:
     return row[-1]
 
 
-def refused_variable(environment: Mapping[str, str]) -> str | None:
-    """Returns a sentence about the first variable that is a misspelling, or None."""
+def refused_variable(environment: Mapping[str, str], own: Iterable[str] = ()) -> str | None:
+    """Returns a sentence about the first variable that is a misspelling, or None. `own`: the caller's settings."""
+    known = {name.upper() for name in own}
     for variable, name in _unknown(environment):
+        if name in known:
+            continue
         if meant := misspelled(name, sorted(SETTINGS_AND_CLIENT)):
             return f"{variable} is not a setting: did you mean {PREFIX}{meant}? Correct its name, or unset it"
     return None
@@ -63,13 +66,14 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return [variable for variable, _ in _unknown(environment)]
 
 
-def refused_key(keys: Iterable[str], retired: Iterable[str] = ()) -> str | None:
+def refused_key(keys: Iterable[str], own: Iterable[str] = ()) -> str | None:
     """Returns a clause about the first key of the settings file that neither service knows, or None.
 
-    `retired`: names that the caller refuses itself.
+    `own`: the caller's settings, and names that it refuses itself.
     """
+    own = set(own)
     for key in keys:
-        if key in SETTINGS or key in retired:
+        if key in SETTINGS or key in own:
             continue
         meant = misspelled(key.lower().replace("-", "_"), sorted(SETTINGS))
         remedy = f"did you mean {meant!r}?" if meant else "remove it (docs/settings.md lists the settings)"

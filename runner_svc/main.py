@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from roster_common.early_interrupt import end_on_interrupt
+from roster_common.early_interrupt import end_on_interrupt, ignore_interrupts
 
 
 def main() -> None:
@@ -25,7 +25,10 @@ def main() -> None:
     if reason:
         print(f"roster-runner: {reason}", file=sys.stderr)
         sys.exit(2)
-    run()
+    try:
+        run()
+    finally:
+        ignore_interrupts()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from roster_common.early_interrupt import end_on_interrupt
+from roster_common.early_interrupt import end_on_interrupt, ignore_interrupts
 
 
 def main() -> None:
@@ -26,7 +26,10 @@ def main() -> None:
         first_worker.kill()
         first_worker.wait()
         sys.exit(_complain(install("scheduler", error)))
-    sys.exit(run(first_worker))
+    try:
+        sys.exit(run(first_worker))
+    finally:
+        ignore_interrupts()
 
 
 def _complain(sentence: str) -> int:

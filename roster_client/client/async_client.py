@@ -183,7 +183,7 @@ class RosterClient:
         return Session(self.session_call, self._reconnect_s)
 
     def session_call(self, actions: AsyncIterator[pb.SessionRequest]) -> Any:
-        """Makes a Session call, for those who read its messages themselves."""
+        """Makes a Session call, for code that reads its messages itself."""
         return self._stub.Session(actions, metadata=self._metadata())
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:

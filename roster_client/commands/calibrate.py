@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from roster_client.commands.services import check_settings
 from roster_client.commands.simulate import MISSING
 from roster_client.options.output_files import check_outputs
 from roster_common.setting_options import as_arguments
+
+if TYPE_CHECKING:
+    from scheduler_svc.simulator.calibration.calibration import Calibrator
 
 GRACE_S = 10.0
 
@@ -38,10 +41,8 @@ def calibrate(
 ) -> None:
     """Measure a runner's step times and fit a cost model to them. The machine should be otherwise idle."""
     try:
-        import zmq
-
+        import scheduler_svc.simulator.calibration.calibration  # noqa: F401
         from roster_common.logs import configure_logs
-        from scheduler_svc.simulator.calibration.calibration import Calibrator
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
     configure_logs("console", "warning")
@@ -53,11 +54,7 @@ def calibrate(
         check_settings({}, {name: value for name, value in flags.items() if value is not None})
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
-        try:
-            calibrator = Calibrator(listen or f"ipc://{folder}/link")
-        except zmq.ZMQError as error:
-            reason = zmq.strerror(error.errno or 0)
-            raise ValueError(f"--listen {listen!r} can't be bound: {reason}; name another endpoint") from error
+        calibrator = _bound(listen or f"ipc://{folder}/link")
         try:
             with (
                 started_runner(None if listen else calibrator.endpoint, flags) as alive,
@@ -76,6 +73,19 @@ def calibrate(
         f"spread {fit.spread:.3f}, {fit.left_out} disturbed steps excluded; "
         f"the runner's own timings account for {result.timings_share:.1%} of the time"
     )
+
+
+def _bound(endpoint: str) -> Calibrator:
+    """Returns the calibrator that waits for a runner at `endpoint`. Raises ValueError if it can't be bound."""
+    import zmq
+
+    from scheduler_svc.simulator.calibration.calibration import Calibrator
+
+    try:
+        return Calibrator(endpoint)
+    except zmq.ZMQError as error:
+        reason = zmq.strerror(error.errno or 0)
+        raise ValueError(f"--listen {endpoint!r} can't be bound: {reason}; name another endpoint") from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 76rem; 
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; } svg { width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.15rem 1.2rem 0.15rem 0; text-align: left; font-weight: normal; } thead th { font-weight: 600; }
-td.number { text-align: right; } g[id^="bar-"]:hover { opacity: 0.7; }
+th { white-space: nowrap; vertical-align: top; } td.number { text-align: right; } g[id^="bar-"]:hover { opacity: 0.7; }
 """
 
 

@@ -25,7 +25,7 @@ MOST_IN_LEGEND = 12
 """Maximum number of requests of a legend; the colours of more would be too similar."""
 LEGEND_COLUMNS = 4
 CHARACTER_SHARE = 0.0068
-"""Share of the picture's width that a character takes; a word needs two more for its margins."""
+"""Share of the picture's width that a character takes; a word needs one and a half more for its margins."""
 _HUES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#EE8833", "#887766")
 _OTHERS = "#BBBBBB"
 _INK = "#333333"
@@ -140,7 +140,7 @@ class _Panel:
                 self._word(row, (begin + end) / 2, "empty", color="#999999", fontstyle="italic", fontsize=8)
 
     def _fits(self, word: str, begin: float, end: float) -> bool:
-        return end - begin > (len(word) + 2) * CHARACTER_SHARE * self.width
+        return end - begin > (len(word) + 1.5) * CHARACTER_SHARE * self.width
 
     def _word(self, row: float, place: float, word: str, **style: Any) -> None:
         self.axes.text(place, row, word, ha="center", va="center", zorder=4, clip_on=True, **style)

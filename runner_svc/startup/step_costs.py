@@ -108,9 +108,8 @@ class _Measurement:
         """Computes one block and copies it to all blocks that the steps read."""
         size = self.hello.block_size
         most = max((step.rows * self._blocks(step) + -(-step.start // size) for step in steps), default=0) + 1
-        prompt = self._admission(0, size, 0, np.array([1]))
-        plan = _extents([(0, 0, size, 0)])
-        plan.admissions.append(prompt)
+        plan = plan_pb2.Plan(admissions=[self._admission(0, size, 0, np.array([1]))])
+        _set_extents(plan, [(0, 0, size, 0)])
         self._execute([plan])
         targets = np.arange(2, min(most, self.hello.num_blocks) + 1)
         parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
@@ -151,7 +150,7 @@ class _Measurement:
                 plan.admissions.append(self._admission(chunk, end, step.start, blocks))
                 plan.releases = np.array([chunk] if number else [], "<i4").tobytes()
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
-            plan.MergeFrom(_extents(rows))
+            _set_extents(plan, rows)
             yield plan
 
     def _blocks(self, step: Step) -> int:
@@ -182,12 +181,8 @@ class _Measurement:
         return results
 
 
-def _extents(rows: list[tuple[int, int, int, int]]) -> plan_pb2.Plan:
-    """Returns a plan of rows (slot, start, count, flags)."""
+def _set_extents(plan: plan_pb2.Plan, rows: list[tuple[int, int, int, int]]) -> None:
+    """Sets the columns of the plan's rows (slot, start, count, flags)."""
     slots, starts, counts, flags = np.array(rows, "<i4").T
-    return plan_pb2.Plan(
-        extent_slots=slots.tobytes(),
-        extent_starts=starts.tobytes(),
-        extent_counts=counts.tobytes(),
-        extent_flags=flags.astype(np.uint8).tobytes(),
-    )
+    plan.extent_slots, plan.extent_starts, plan.extent_counts = slots.tobytes(), starts.tobytes(), counts.tobytes()
+    plan.extent_flags = flags.astype(np.uint8).tobytes()

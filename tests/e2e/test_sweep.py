@@ -82,6 +82,22 @@ def test_missing_extras_and_full_disks(case: Case, tmp_path: Path) -> None:
     check(case, run(case.command, tmp_path, blocked=case.blocked, stdout=case.stdout))
 
 
+@pytest.mark.skipif(not FULL, reason="a process for each option; test_environment has the services")
+def test_folders_of_another_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for case in sweep.unwritable_files(str(tmp_path / "file.svg")):
+        if "--tls-" not in str(case):
+            check(case, run(case.command, tmp_path, other_user=True))
+
+
+@pytest.mark.skipif(not FULL, reason="starts a scheduler; test_wrong_port has what gateways are told")
+def test_a_scheduler_without_the_gateways_extra_says_so(tmp_path: Path) -> None:
+    command = ("roster-scheduler", *sweep.ANYWHERE)
+    ended = run(command, tmp_path, blocked=("smg_grpc_proto",), interrupt_s=8.0)
+    assert ended.status == 0 and ended.left == [], ended
+    assert "the service for OpenAI gateways is off: run pip install 'roster-serve[openai]'" in ended.stderr
+
+
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     with socket.socket() as holder:

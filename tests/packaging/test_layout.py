@@ -28,8 +28,8 @@ ORDER = {
         "transformers_decoder/gpu batch backends gpu execution link startup ."
     ),
     "roster_client": (
-        "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs bench/report demo "
-        "doctor commands ."
+        "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "
+        "bench/report demo doctor commands ."
     ),
 }
 """Each package's folders, lowest first: files import only from their own folder and from lower ones."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -80,14 +82,42 @@ def test_the_wheel_contains_only_own_packages() -> None:
     assert not (ROOT / "protos" / "__init__.py").exists()
 
 
-def test_a_wheel_has_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_has_the_commit_and_absolute_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROSTER_COMMIT", "1a2b3c4")
+    monkeypatch.setenv("ROSTER_SOURCE_URL", "https://code.example/team/roster")
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(wheel) as files:
         assert files.read("roster_common/commit.txt") == b"1a2b3c4\n"
         (tmp_path / "commit.txt").write_bytes(files.read("roster_common/commit.txt"))
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        metadata = files.read(name).decode()
     monkeypatch.setattr(distribution, "_COMMIT", tmp_path / "commit.txt")
     assert distribution.version_line("roster").endswith(" (commit 1a2b3c4)")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert f"](https://code.example/team/roster/raw/v{version}/docs/images/timeline.svg)" in metadata
+    assert f"](https://code.example/team/roster/blob/v{version}/docs/operators.md#" in metadata
+    assert re.findall(r"\]\((?!https://code\.example/)\S+\)", metadata) == []
+    assert "Project-URL: Source, https://code.example/team/roster\n" in metadata
+
+
+@pytest.mark.parametrize(
+    ("remote", "page"),
+    [
+        ("git@code.example:team/roster.git", "https://code.example/team/roster"),
+        ("ssh://git@code.example/team/roster", "https://code.example/team/roster"),
+        ("https://name:secret@code.example/team/roster.git", "https://code.example/team/roster"),
+        ("https://code.example/team/roster/", "https://code.example/team/roster"),
+        ("/work/roster", ""),
+        ("", ""),
+    ],
+)
+def test_the_description_links_to_the_page_of_the_sources(remote: str, page: str) -> None:
+    hooks = runpy.run_path(str(ROOT / "hatch_build.py"))
+    assert hooks["source_url"](remote) == page
+    rest = ", [us](https://x.example), [below](#b)\n```sh\nx[0](y)\n```\n"
+    links = f"![A run]({page}/raw/v1/docs/images/top.svg), [docs]({page}/blob/v1/docs/models.md#b)"
+    readme = "![A run](docs/images/top.svg), [docs](docs/models.md#b)"
+    assert hooks["description"](readme + rest, page, "v1") == (links if page else "A run, docs") + rest
 
 
 def printed(settings: type[ServiceSettings], name: str, version: Callable[[], str]) -> list[str]:

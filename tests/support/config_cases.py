@@ -11,7 +11,7 @@ import transformers
 
 FAMILIES = ("llama", "mistral", "ministral", "phi3-partial", "qwen2", "qwen2-window", "qwen3", "smollm3")
 OTHER_FAMILIES = ("gemma", "gemma2", "gemma3", "granite", "olmo2", "glm", "glm4", "cohere", "cohere2", "gpt2", "opt")
-MIXTURES = ("glm4-moe", "dots1", "ernie4-5-moe")
+MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "glm4-moe", "dots1", "ernie4-5-moe")
 
 # Families of Roster's decoder and others', whose keys a configuration may have by mistake.
 FOREIGN_CLASSES = (

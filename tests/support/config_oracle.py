@@ -91,7 +91,7 @@ def _ours(folder: Path) -> Served:
     decoder = Decoder(config, load_weights(folder, config, torch.float32, cpu, lambda what, share: None))
     num_blocks = -(-(len(PROMPT) + NEW_TOKENS) // BLOCK_SIZE)
     cache = KVCache(config, num_blocks, BLOCK_SIZE, torch.float32, cpu)
-    attention = CpuAttention(cache, config.num_heads, config.num_kv_heads, config.attention_layers)
+    attention = CpuAttention(cache, config.num_heads, config.num_kv_heads, decoder.config.attention_layers)
     table = np.arange(num_blocks, dtype=np.int32)[None]
     tokens, rows, start = list(PROMPT), [], 0
     while len(tokens) < len(PROMPT) + NEW_TOKENS:

@@ -104,7 +104,7 @@ class DockerStack:
             "0",
             "--entrypoint",
             "sh",
-            "roster-scheduler:0.1.0",
+            self._inspect("scheduler", "{{.Config.Image}}"),
         ]
         self._output(*helper, "-c", f"kill -KILL {number}")
 

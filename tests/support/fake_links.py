@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import deque
 from dataclasses import dataclass
 
@@ -69,6 +70,8 @@ class FakeRunners:
         self.masks: dict[int, deque[MasksUnderWay]] = {}
         self.mask_delay = 0
         """Calls of `execute` by which masks sent from now on are delayed, as those of a slow constraint are."""
+        self.early: random.Random | None = None
+        """Draws by how much plans were early, if results say so: with it, the engine holds plans back."""
         self._sent: dict[int, int] = {}  # number of the last plan sent, by session
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
@@ -186,7 +189,10 @@ class FakeRunners:
         self._take_result(session)
         if not self.results.get(session):
             return False
-        self.events.append(self.results[session].popleft())
+        event = self.results[session].popleft()
+        if self.early is not None:
+            event.result.timings.early_ns = 20_000_000 if self.early.random() < 0.99 else -1_000_000
+        self.events.append(event)
         return True
 
     def garble(self, session: int, column: str) -> bool:

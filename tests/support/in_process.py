@@ -114,6 +114,7 @@ class Stack:
         self._clock = clock or (lambda: self.now_s)
         self._attaching: set[int] = set()
         self.restarts = 0
+        self._tick_s = 0.0
         self.fate: Fate = lives
         """Decides when mask processes die."""
         self.front, self.runners = FakeFront(), FakeRunners()
@@ -132,6 +133,10 @@ class Stack:
         engine = Engine(self.settings, guard, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
         work_inline(engine.constraints, lambda *asked: self.fate(*asked))
         return engine
+
+    def time_plans(self, seed: int) -> None:
+        """Lets time pass with each step, and runners say by how much plans were early, so that plans are held back."""
+        self._tick_s, self.runners.early = 0.001, random.Random(seed)
 
     def wall_clock(self) -> float:
         """Returns seconds since 1970, derived from the test's clock so that a run can be repeated."""
@@ -163,6 +168,7 @@ class Stack:
         old.requests, old.streams, old.scored = copy.deepcopy((self.requests, self.streams, self.scored))
         old._attaching = set(self._attaching)
         self.front, self.runners = FakeFront(), FakeRunners()
+        self.runners.early = old.runners.early
         self.runners.runners, old.runners.runners = old.runners.runners, {}
         self.runners.ill = old.runners.ill
         self.restart_scheduler()
@@ -211,6 +217,7 @@ class Stack:
 
     def step(self) -> None:
         """Runs one engine step and takes in the messages that it published."""
+        self.now_s += self._tick_s
         self.engine.step()
         messages, self.front.messages = self.front.messages, []
         for _, message in messages:

@@ -75,6 +75,10 @@ class RosterProcesses:
         self._fresh = fresh
         self._processes: dict[str, fork_server.ServiceProcess] = {}
 
+    def setting(self, service: str, name: str) -> object:
+        """Returns a setting with which a service is started. Raises KeyError if it was not given."""
+        return self._settings[service][name]
+
     def start(self) -> None:
         """Starts both services and waits until they are ready. Raises AssertionError with their logs on failure."""
         for name in self._settings:

@@ -5,6 +5,8 @@ Generated from the commands themselves: a new command, option or setting is swep
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,20 +34,26 @@ _OF_EXTRAS = (
 ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--metrics-listen=", "--link=tcp://127.0.0.1:*")
 SERVICES: dict[str, type[ServiceSettings]] = {"roster-scheduler": SchedulerSettings, "roster-runner": RunnerSettings}
 
+_LINE = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "model": "smollm2"}}
+BATCH = Path(tempfile.gettempdir()) / "roster-sweep-batch.jsonl"
+"""A file of one request."""
+BATCH.write_text(json.dumps(_LINE) + "\n", "utf-8")
+
 ARGUMENTS = {
+    "batch": [str(BATCH), "answers.jsonl"],
     "generate": ["hello"],
     "keygen": ["name"],
     "calibrate": ["costs.json"],
     "policy set": ["fcfs"],
     "bench report": ["run.jsonl"],
-    "bench serve": ["--prompt=4", "--output=4", "--requests=1"],
+    "bench serve": ["--prompt=4", "--output=4", "--requests=1", "--rate=1"],
     "bench offline": ["--prompt=4", "--output=4", "--requests=1"],
     "top": ["--once"],
     "simulate": ["--trace", TRACE, "--cost", "cpu-smollm2", "--limit", "3"],
 }
 """What a command needs besides the option under test."""
 
-LOCAL = ("keygen", "serve", "models", "demo", "simulate", "calibrate", "timeline", "bench report", "doctor", "batch")
+LOCAL = ("keygen", "serve", "models", "demo", "simulate", "calibrate", "timeline", "bench report", "doctor")
 """Commands that do not call a running service at once."""
 
 
@@ -129,14 +137,14 @@ def dead_peers() -> Iterator[Case]:
         yield Case("dead peer", ("roster", *path, *ARGUMENTS.get(name, []), *where), (3,))
 
 
-def unwritable_files() -> Iterator[Case]:
+def unwritable_files(path_of_file: str = NOT_WRITABLE) -> Iterator[Case]:
     """Yields each option that names a file with one that can't be read or written."""
     for path, command in leaves():
         name = " ".join(path)
         for each in options(command):
             # A cache folder that is not there holds no models, which is no error.
             if "Path" in str(each.type_descriptor.annotation) and each.name != "cache_dir":
-                given = f"{each.opts[0]}={NOT_WRITABLE}"
+                given = f"{each.opts[0]}={path_of_file}"
                 yield Case("no rights", ("roster", *path, *ARGUMENTS.get(name, []), given), (1, 2, 3))
 
 
@@ -184,6 +192,6 @@ def interrupted() -> dict[tuple[str, ...], float]:
         ("roster", "calibrate", "costs.json", "--device=hash", "--seconds=2"): 7.0,
         ("roster", *simulate): 7.0,
         ("roster", "models"): 4.0,
-        ("roster", "doctor", "--device=hash"): 4.0,
+        ("roster", "doctor", "--device=hash", *ANYWHERE): 4.0,
         ("roster", "health", f"--server={NO_PEER}"): 3.0,
     }

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tests.support.other_user import as_other_user
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {
@@ -59,11 +62,12 @@ def run(
     blocked: Sequence[str] = (),
     interrupt_s: float | None = None,
     stdout: str | None = None,
+    other_user: bool = False,
 ) -> Ended:
     """Runs a command line in a folder of its own until it ends.
 
     `blocked`: modules that can't be imported. `interrupt_s`: time of SIGINT to the whole process group, as Ctrl-C in a
-    terminal. `stdout`: a file for standard output.
+    terminal. `stdout`: a file for standard output. `other_user`: runs as a user that may read, but not write.
     """
     mark = uuid.uuid4().hex
     path = str(ROOT)
@@ -73,9 +77,11 @@ def run(
         (site / "sitecustomize.py").write_text(_BLOCK.format(blocked=set(blocked)))
         path = f"{site}{os.pathsep}{ROOT}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ROSTER_")}
+    kept |= {"MPLCONFIGDIR": f"{tempfile.gettempdir()}/roster-sweep-matplotlib"}
     kept |= {"PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", _MARK: mark}
+    arguments = [sys.executable, "-m", MODULES[command[0]], *command[1:]]
     process = subprocess.Popen(
-        [sys.executable, "-m", MODULES[command[0]], *command[1:]],
+        as_other_user(arguments) if other_user else arguments,
         cwd=folder,
         env=kept | dict(environment or {}),
         stdin=subprocess.DEVNULL,

@@ -63,12 +63,15 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "llama-dynamic": (transformers.LlamaConfig, {"max_position_embeddings": 32, **_rope("dynamic", factor=4.0)}),
     "llama-longrope": (
         transformers.LlamaConfig,
-        _rope(
-            "longrope",
-            original_max_position_embeddings=32,
-            short_factor=[1.0 + index / 8 for index in range(8)],
-            long_factor=[2.0 + index / 2 for index in range(8)],
-        ),
+        {
+            "head_dim": 64,
+            **_rope(
+                "longrope",
+                original_max_position_embeddings=32,
+                short_factor=[1.0 + index / 32 for index in range(32)],
+                long_factor=[2.0 + index / 8 for index in range(32)],
+            ),
+        },
     ),
     "llama-yarn": (
         transformers.LlamaConfig,
@@ -207,6 +210,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 """Name to configuration class and the differences from `SIZES`."""
 
 LIKE_OTHERS = {
+    "qwen2-moe",
     "llama-linear",
     "gemma",
     "gemma3-with-images",
@@ -233,7 +237,7 @@ KERNEL_SIZES = {
     "llama-linear": {"hidden_size": 256},
     "llama-dynamic": {"hidden_size": 256},
     "llama-llama3": {"hidden_size": 512},
-    "llama-longrope": {"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 16},
+    "llama-longrope": {"hidden_size": 256},
     "llama-yarn": {"hidden_size": 256},
     "mistral": {"hidden_size": 384, "head_dim": 256},
     "ministral": {"hidden_size": 256, "head_dim": 64},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from runner_svc.model.families.description import LayerDescription, MlpDescription, QkNorm
 from runner_svc.model.families.experts_config import (
@@ -59,21 +58,6 @@ def gpt_oss_layers(config: Config, num_layers: int) -> Sequence[LayerDescription
     window = config.get("sliding_window", 128)
     kinds = layer_kinds(config, num_layers, pattern=2)
     return [replace(layer, window=window if kind == SLIDING else None) for kind in kinds]
-
-
-def gpt_oss_ropes(config: Config) -> Sequence[Config]:
-    """Returns the configuration, with the class's YaRN if it has no scaling of its own."""
-    if "rope_parameters" in config or "rope_scaling" in config:
-        return (config,)
-    yarn: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    }
-    return ({**config, "rope_parameters": yarn},)
 
 
 def glm4_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
@@ -144,7 +128,6 @@ MIXTRAL = Family(
 GPT_OSS = Family(
     "gpt_oss",
     gpt_oss_layers,
-    ropes=gpt_oss_ropes,
     names=TensorNames(experts=_GPT_OSS_NAMES),
     defaults=(
         ("intermediate_size", 2880),

@@ -30,6 +30,17 @@ _USED_WITH_ROPE = ("head_dim", *ROPE_KEYS)
 
 # Of a head, the share that rotates unless a key says otherwise, for classes that read one.
 _SHARES = {"Phi3ForCausalLM": 1.0, "GlmForCausalLM": 0.5, "Glm4ForCausalLM": 0.5, "Glm4MoeForCausalLM": 0.5}
+_DEFAULT_ROPES: dict[str, dict[str, Any]] = {
+    "GptOssForCausalLM": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+}
+"""RoPE parameters of classes that have some where a configuration has none."""
 _WHOLE_HEADS = ("LlamaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
 """Classes that refuse a `hidden_size` that is not a multiple of the heads, even where `head_dim` is given."""
 COMPLETED = frozenset(
@@ -37,7 +48,7 @@ COMPLETED = frozenset(
     for family in (
         *("Llama", "Mistral", "Ministral", "Phi3", "Qwen2", "Qwen3", "SmolLM3"),
         *("Gemma", "Gemma2", "Gemma3", "Granite", "Olmo2", "Glm", "Glm4", "Cohere", "Cohere2"),
-        *("Glm4Moe", "Dots1", "Ernie4_5_Moe"),
+        *("Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss", "Glm4Moe", "Dots1", "Ernie4_5_Moe"),
     )
 )
 """Architectures whose derived values are computed here; readers of the others derive their own."""
@@ -123,6 +134,8 @@ def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None
     else:
         is_phi3 = declared.model_type == "phi3"
         share = _SHARES.get(name)
+        if raw.get("rope_parameters") is None and name in _DEFAULT_ROPES:
+            raw = {**raw, "rope_parameters": _DEFAULT_ROPES[name]}
         if is_phi3:  # which has it beside the parameters, with a default of its own
             raw = {"original_max_position_embeddings": values["original_max_position_embeddings"], **raw}
         parameters = rope_parameters(raw, declared.default_theta, positions, head_dim, share=share, is_phi3=is_phi3)

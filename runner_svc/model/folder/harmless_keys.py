@@ -16,7 +16,7 @@ _REASONS: dict[str, str] = {
     "dropout embedding_dropout residual_dropout classifier_dropout layerdrop activation_dropout "
     "attn_dropout attention_probs_dropout_prob hidden_dropout_prob rotary_dropout initializer_range initializer_factor "
     "init_std initializer_cutoff_factor gradient_checkpointing pretraining_tp router_aux_loss_coef router_z_loss_coef "
-    "router_jitter_noise output_router_logits aux_loss_alpha seq_aux ep_size loss_type z_loss_coefficient",
+    "router_jitter_noise moe_capacity output_router_logits aux_loss_alpha seq_aux ep_size loss_type z_loss_coefficient",
     "It says how transformers computes, not what.": "use_cache torchscript use_bfloat16 chunk_size_feed_forward "
     "output_hidden_states output_attentions _output_attentions return_dict use_return_dict attn_implementation "
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled "
@@ -45,8 +45,8 @@ _FOREIGN_REASONS: dict[str, str] = {
     "moe_intermediate_size shared_expert_intermediate_size moe_layers n_group n_routed_experts n_shared_experts "
     "norm_topk_prob num_experts num_experts_per_tok num_local_experts num_mtp_layers num_nextn_predict_layers "
     "qk_nope_head_dim qk_rope_head_dim v_head_dim routed_scaling_factor scoring_func topk_group topk_method "
-    "swiglu_limit swiglu_alpha conv_L_cache conv_bias use_qk_norm qk_layernorm attention_out_bias qkv_bias "
-    "use_qkv_bias use_bias bias enable_bias audio_soft_tokens_per_image vision_soft_tokens_per_image",
+    "moe_use_aux_free swiglu_limit swiglu_alpha conv_L_cache conv_bias use_qk_norm qk_layernorm attention_out_bias "
+    "qkv_bias use_qkv_bias use_bias bias enable_bias audio_soft_tokens_per_image vision_soft_tokens_per_image",
     "It is another class's name for a size, and no class here reads it.": "n_embd n_head n_heads n_layer n_layers "
     "n_inner n_positions n_ctx d_model max_sequence_length seq_length max_seq_length max_seq_len ffn_dim "
     "ffn_hidden_size num_kv_heads word_embed_proj_dim "
@@ -108,9 +108,10 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
         (_OFF, "a decoder reads an encoder"),
     ),
     **dict.fromkeys(
-        ("do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_weights"),
+        ("do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_weights", "use_rmsnorm"),
         ((None, True), "norms or scores are of another kind"),
     ),
+    **dict.fromkeys(("moe_gate",), ((None, "topk"), "experts are chosen in another way")),
     **dict.fromkeys(("_remove_final_layer_norm",), (_OFF, "there is no last norm")),
     **dict.fromkeys(("pruned_heads", "per_layer_config"), ((None, {}, []), "layers differ in their sizes")),
     **dict.fromkeys(("trust_remote_code",), (_OFF, "code of the folder would run")),

@@ -13,7 +13,13 @@ LAYER_KEYS = ("layer_types",)
 """Declared by some classes, and read of others by transformers' cache."""
 
 # Their readers (`runner_svc.model.families`) complete the kinds of layers by a pattern.
-_BY_PATTERN = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Cohere2ForCausalLM")
+_BY_PATTERN = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Cohere2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "GptOssForCausalLM",
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

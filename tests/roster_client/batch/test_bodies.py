@@ -12,6 +12,7 @@ from roster_client.batch.bodies import CHAT_FIELDS, COMPLETION_FIELDS, asked
 from roster_client.batch.fields import ONLY, WITHOUT_EFFECT, BadField
 from roster_client.batch.input_file import CHAT, COMPLETIONS
 from roster_protos import inference_pb2 as pb
+from tests.support.thoroughness import FULL
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -33,6 +34,7 @@ def refusal(url: str = CHAT, **fields: Any) -> BadField:
     return refused.value
 
 
+@pytest.mark.skipif(not FULL, reason="importing the package takes seconds, and its version is pinned")
 def test_all_fields_of_the_openai_package_are_known() -> None:
     chats = pytest.importorskip("openai.types.chat.completion_create_params").CompletionCreateParamsNonStreaming
     completions = pytest.importorskip("openai.types.completion_create_params").CompletionCreateParamsNonStreaming

@@ -19,7 +19,7 @@ COLUMNS = {"COLUMNS": "200", "TERMINAL_WIDTH": "200"}
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     folder = tmp_path_factory.mktemp("roster")
-    with RosterProcesses(folder, scheduler={"prefix_sharing": "true"}, runner={"device": "hash"}) as processes:
+    with RosterProcesses(folder, scheduler={"prefix_sharing": True}, runner={"device": "hash"}) as processes:
         yield processes
 
 
@@ -58,9 +58,9 @@ def test_a_trace_is_replayed_and_reported(roster: RosterProcesses, tmp_path: Pat
         "serve", *server(roster), "--trace", trace, "-n", 24, "--prompt-divisor", 8, "--tenants", 3, "--out", out,
         "--timeout", 120,
     )  # fmt: skip
-    assert "24 / 24" in printed and "fcfs" in printed
+    assert "24 / 24" in printed and "auto" in printed
     run = read_run(out / "run.jsonl.gz")
-    assert [len(run.requests), run.header.system, run.header.model] == [24, "fcfs", "hash"]
+    assert [len(run.requests), run.header.system, run.header.model] == [24, "auto", "hash"]
     assert sorted(request.scheduled_s for request in run.requests) == pytest.approx([n * 0.02 for n in range(24)])
     for request in run.requests:
         number = int(request.request_id.partition("-")[2])
@@ -98,7 +98,7 @@ def test_offline_sends_all_at_once_and_hash_ids_are_shared_prefixes(roster: Rost
 def test_a_sweep_has_a_run_a_rate(roster: RosterProcesses, tmp_path: Path) -> None:
     lengths = ("--prompt", "uniform:4-40", "--output", "exponential:6")
     printed = bench("serve", *server(roster), *lengths, "--sweep", "40,80", "--seconds", 1, "--out", tmp_path)
-    assert "fcfs, 40/s" in printed and "fcfs, 80/s" in printed
+    assert "auto, 40/s" in printed and "auto, 80/s" in printed
     assert [read_run(path).header.rate for path in sorted(tmp_path.glob("*.jsonl.gz"))] == [40, 80]
     assert (tmp_path / "report.html").read_text("utf-8").count("<svg") == 3
 

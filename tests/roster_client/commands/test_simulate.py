@@ -192,7 +192,8 @@ def test_calibrate_times_a_runner(tmp_path: Path) -> None:
 
 
 def test_calibrate_reports_that_the_runner_ended(tmp_path: Path) -> None:
-    result = roster("calibrate", str(tmp_path / "x.json"), "--device", "hash", "--model", "x", "--slots", "5000")
+    missing = str(tmp_path / "no-model")
+    result = roster("calibrate", str(tmp_path / "x.json"), "--device", "cpu", "--model", missing)
     assert result.exit_code == ExitCode.USAGE and "the runner ended with exit status" in result.stderr
     result = roster("calibrate", str(tmp_path / "x.json"), "--device", "hash", "--listen", "ipc:///tmp/x")
     assert result.exit_code == ExitCode.USAGE and "--listen waits for a runner that you start" in result.stderr

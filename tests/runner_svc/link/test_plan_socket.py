@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roster_common.link_protocol import OURS, TERMS
+from roster_common.link_protocol import EARLY, OURS, TERMS
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import Runner
 from runner_svc.link import plan_socket
@@ -104,17 +104,25 @@ def test_plans_are_executed_in_order_and_answered_with_their_numbers(scheduler: 
         assert ints(message.result.tokens) == [10]
 
 
-def test_a_result_tells_how_long_its_plan_was_queued(scheduler: FakeScheduler, start: Start) -> None:
+@pytest.mark.parametrize("features", [[EARLY], []])
+def test_a_result_tells_how_long_its_plan_was_queued(
+    scheduler: FakeScheduler, start: Start, features: list[str]
+) -> None:
     runner = start()
-    scheduler.welcome()
+    scheduler.expect("hello")
+    scheduler.send(welcome=plan_pb2.Welcome(features=features))
     release = runner.hold_steps()
     scheduler.send(number=1, plan=BEGIN)
     scheduler.send(number=2, plan=decode(3))
+    deadline = time.monotonic() + 20
+    while runner.link._next_plan < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
     time.sleep(0.1)
     release()
     first, second = (scheduler.expect("result").result.timings for _ in range(2))
     assert not first.HasField("early_ns")
-    assert 0.02e9 < second.early_ns < 10e9
+    assert second.HasField("early_ns") == bool(features)
+    assert not features or 0.1e9 - second.idle_ns <= second.early_ns < 30e9
 
 
 def test_messages_of_another_session_are_dropped(scheduler: FakeScheduler, start: Start) -> None:

@@ -107,7 +107,7 @@ def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
     ("changes", "named"),
     [
         ({"num_key_value_heads": 3}, "3 key-value heads"),
-        ({"hidden_act": "mish"}, "'mish'"),
+        ({"hidden_act": "laplace"}, "'laplace'"),
         ({"hidden_size": None}, "'hidden_size'"),
         ({"vocab_size": 0}, "'vocab_size'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),

@@ -50,6 +50,33 @@ GLM4_5_AIR: dict[str, Any] = {
     "use_qk_norm": False,
     "vocab_size": 151552,
 }
+ERNIE_21B: dict[str, Any] = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "eos_token_id": 2,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 131072,
+    "model_type": "ernie4_5_moe",
+    "moe_capacity": [64, 64, 64],
+    "moe_gate": "topk",
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_use_aux_free": True,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+    "use_rmsnorm": True,
+    "vocab_size": 103424,
+}
 GEMMA3_1B: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "attn_logit_softcapping": None,
@@ -135,6 +162,7 @@ def test_absent_keys_take_the_defaults_of_their_class(config_class: Any, archite
         (transformers.Glm4Config, GLM4_9B),
         (transformers.CohereConfig, COMMAND_R),
         (transformers.Glm4MoeConfig, GLM4_5_AIR),
+        (transformers.Ernie4_5_MoeConfig, ERNIE_21B),
     ],
 )
 def test_configurations_of_the_hub_read_as_transformers_writes_them(config_class: Any, raw: dict[str, Any]) -> None:

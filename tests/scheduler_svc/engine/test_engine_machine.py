@@ -43,6 +43,7 @@ def make_backend(num_blocks: int = NUM_BLOCKS) -> HashBackend:
 
 
 MODEL = make_backend().model
+PROFILES = ("latency", "balanced", "throughput")
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -56,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
         runners=st.integers(1, 2),
         running=st.sampled_from([None, 1]),
         victim=st.sampled_from(list(VictimChoice)),
+        timed=st.booleans(),
     )
     def start(
         self,
@@ -66,15 +68,19 @@ class EngineMachine(RuleBasedStateMachine):
         runners: int,
         running: int | None,
         victim: VictimChoice,
+        timed: bool,
     ) -> None:
         self.stack = Stack(
-            depth=depth,
+            depth=None if timed else depth,
+            profile=PROFILES[depth - 1],
             policy=policy,
             policy_parameters={"victim": victim},
             prefix_sharing=sharing,
             isolate_tenants=isolated,
             tenant_limits={"a": TenantLimits(running=running)},
         )
+        if timed:
+            self.stack.time_plans(depth)
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = self.spells = 0
         self.backends: list[HashBackend] = []

@@ -30,13 +30,16 @@ def polled_s(wait: EngineWait) -> float:
 
 def test_a_wait_ends_within_a_fraction_of_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = waiting(monkeypatch, 2, math.inf)
-    late_s = []
-    for _ in range(30):
+    least_s = math.inf
+    for _ in range(300):  # on a busy machine, most are late
         until_at = time.monotonic() + 0.0023
         wait.until(until_at)
-        late_s.append(time.monotonic() - until_at)
-    assert min(late_s) >= 0
-    assert sorted(late_s)[10] < 0.0006, "poll alone would end at whole milliseconds, 0.7 ms late"
+        late_s = time.monotonic() - until_at
+        assert late_s >= 0
+        least_s = min(least_s, late_s)
+        if least_s < 0.0005:
+            break
+    assert least_s < 0.0005, "ZeroMQ alone would wait for whole milliseconds, 0.7 ms longer"
     assert polled_s(wait) == 0
     wait.close()
 

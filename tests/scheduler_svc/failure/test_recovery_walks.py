@@ -112,6 +112,7 @@ def walk(seed: int) -> None:
         runners=rng.randint(1, 3),
         running=rng.choice([None, 1]),
         victim=rng.choice(list(VictimChoice)),
+        timed=rng.random() < 0.5,
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):

@@ -47,6 +47,9 @@ REFUSED = {
     r"Architecture \w+ is not supported": "The folder says that it is another model.",
     r"has a tensor '.*', which \w+ with its config.json lacks": "A model without a tensor it was trained with errs.",
     r"has 'layer_types' with sliding_attention, which": "transformers' cache drops keys that its forward pass reads.",
+    r"is more than the \d+ experts of 'topk_group' groups": "Experts of groups that are not chosen would fill up.",
+    r"needs a positive integer 'sliding_window'": "There is no window of 0 tokens.",
+    r"'num_experts' \d+ and 'num_local_experts' \d+, which mean the same": "Which one counts depends on their order.",
 }
 """Why a case is refused that transformers serves, by a pattern of the sentence."""
 

@@ -1,4 +1,4 @@
-"""A call that reaches the wrong listener is told which port is meant."""
+"""A call that reaches the wrong listener is refused with the port that is meant."""
 
 from __future__ import annotations
 
