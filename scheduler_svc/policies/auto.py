@@ -10,7 +10,9 @@ wait for long ones, and none waits longer than in proportion to its length.
 
 *A deep queue*, of more than `_DEEP` steps of prompts, is a batch that came at once, or an overload: the first token is
 far away, and throughput counts. Requests with long outputs then go first (as in `ljf`), so that none is left to decode
-alone at the end, and prompts get at least half the time of the decoding rows, whatever the target says.
+alone at the end. Prompts get at least as much time as the decoding rows, and steps are large enough to be worth their
+overhead, whatever the target says. What the queue holds is compared with the present budget: one that has shrunk for
+whatever reason grows again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _LONGEST_DEFAULT_S = 0.035
 _SHORTEST_DEFAULT_S = 0.005
 _LEAST_ROW_STEPS = 2
 """A default target is at least this many decode steps of one row, however slow they are."""
-_UNHURRIED = 0.8
+_UNHURRIED = 0.75
 """Share of the target that prompts fill which do not end in the step."""
 _SLOW_SHARE = 0.008
 """Share of all steps that may miss the target: the 99th percentile of the gaps keeps it."""
@@ -54,7 +56,7 @@ class AutoParameters(PolicyParameters):
         default=64, ge=1, description="Prompt positions that every step may have, even if the target is then missed."
     )
     patience: float = Field(
-        default=2.0,
+        default=5.0,
         ge=0,
         description="A prompt goes behind those that arrive within this many times its own computing time; 0: in order "
         "of arrival.",
