@@ -132,7 +132,8 @@ def _print(message: str) -> None:
 
 def _sentence(error: RosterError) -> str:
     if isinstance(error, UnavailableError):
-        return f"The server is not available: {error}. Is `roster serve` running?"
+        hint = "Check the address." if "does not speak gRPC" in str(error) else "Is `roster serve` running?"
+        return f"The server is not available: {error}. {hint}"
     return str(error)
 
 

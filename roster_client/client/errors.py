@@ -18,7 +18,10 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 """grpc.aio's error for a message that could not be written because the connection broke; not from the server."""
 
-_DEADLINE_PASSED = "the call's deadline (deadline_s) passed before the server had answered"
+_DEADLINE_PASSED = "the call's deadline passed before the server had answered"
+
+_NOT_GRPC = "Failed parsing HTTP/2"
+"""Part of gRPC's words where another protocol's server is at the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
         return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
     if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in (call.details() or "").lower():
         return DeadlineError(grpc.StatusCode.DEADLINE_EXCEEDED, _DEADLINE_PASSED)  # gRPC's own words, not the server's
+    if call.code() is grpc.StatusCode.UNAVAILABLE and _NOT_GRPC in (call.details() or ""):
+        return UnavailableError(grpc.StatusCode.UNAVAILABLE, "what listens at this address does not speak gRPC")
     details = status_pb2.Status()
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:

@@ -6,6 +6,7 @@ Used by `roster serve`, `roster demo` and the benchmarks.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -63,9 +64,12 @@ class ServiceDiedError(Exception):
 
     def __init__(self, child: ChildProcess) -> None:
         code = child.returncode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        last = child.tail[-1] if child.tail else "it printed nothing"
-        super().__init__(f"the {child.name} ended with {how}: {last}")
+        if code is not None and code < 0:  # its last line is no reason
+            memory = ": it was killed, perhaps because memory was short" if -code == signal.SIGKILL else ""
+            super().__init__(f"the {child.name} ended with signal {-code} ({signal.strsignal(-code)}){memory}")
+        else:
+            last = child.tail[-1] if child.tail else "it printed nothing"
+            super().__init__(f"the {child.name} ended with exit status {code}: {last}")
         self.child = child
 
 
