@@ -93,3 +93,5 @@ def test_another_protocols_server_is_named_as_such() -> None:
     words = "last error: UNAVAILABLE: ipv4:127.0.0.1:1: Failed parsing HTTP/2 (Expected SETTINGS frame)"
     error = from_rpc_error(Call(grpc.StatusCode.UNAVAILABLE, words, ()))
     assert isinstance(error, errors.UnavailableError) and "does not speak gRPC" in str(error)
+    words = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER: Invalid certificate"
+    assert "does not use TLS" in str(from_rpc_error(Call(grpc.StatusCode.UNAVAILABLE, words, ())))
