@@ -132,7 +132,9 @@ def _print(message: str) -> None:
 
 def _sentence(error: RosterError) -> str:
     if isinstance(error, UnavailableError):
-        return f"The server is not available: {error}. Is `roster serve` running?"
+        other = "at this address" in str(error)
+        hint = "Check the address, and the options of TLS." if other else "Is `roster serve` running?"
+        return f"The server is not available: {error}. {hint}"
     return str(error)
 
 

@@ -71,7 +71,8 @@ def _keys(path: Path, remedy: str = "") -> list[bytes]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableKey(f"{path} can't be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UnusableKey(f"{path} can't be read: {reason}") from error
     keys = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("# "):

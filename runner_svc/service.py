@@ -156,7 +156,7 @@ def _measure(runner: Runner, device: str) -> None:
         "measured the steps",
         seconds=round(time.monotonic() - began_at, 2),
         steps=len(runner.step_costs),
-        decode_ms=round(rows[0].step_ns / 1e6, 3) if rows else None,
+        **({"decode_ms": round(rows[0].step_ns / 1e6, 3)} if rows else {}),
     )
 
 

@@ -18,7 +18,13 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 """grpc.aio's error for a message that could not be written because the connection broke; not from the server."""
 
-_DEADLINE_PASSED = "the call's deadline (deadline_s) passed before the server had answered"
+_DEADLINE_PASSED = "the call's deadline passed before the server had answered"
+
+_OTHER_PROTOCOLS = {
+    "Failed parsing HTTP/2": "what listens at this address does not speak gRPC",
+    "WRONG_VERSION_NUMBER": "what listens at this address does not use TLS",
+}
+"""Part of gRPC's words where another protocol's server is at the address, and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,10 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
         return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
     if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in (call.details() or "").lower():
         return DeadlineError(grpc.StatusCode.DEADLINE_EXCEEDED, _DEADLINE_PASSED)  # gRPC's own words, not the server's
+    if call.code() is grpc.StatusCode.UNAVAILABLE:
+        for words, sentence in _OTHER_PROTOCOLS.items():
+            if words in (call.details() or ""):
+                return UnavailableError(grpc.StatusCode.UNAVAILABLE, sentence)
     details = status_pb2.Status()
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:

@@ -53,5 +53,6 @@ def keygen(
     except ImportError as error:
         raise ValueError(f"keygen requires ZeroMQ: install roster-serve[scheduler] or [runner] ({error})") from error
     except OSError as error:
-        raise ValueError(str(error)) from error
+        written = error.filename is not None
+        raise ValueError(f"{error.filename} can't be written: {error.strerror}" if written else str(error)) from error
     typer.echo(f"{secret}  secret: copy it only to its service\n{public}  public: copy it to the peer")

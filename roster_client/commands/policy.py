@@ -80,7 +80,7 @@ def set_policy(
     if as_json:
         _print_json(change)
     else:
-        Console().print(change_view(change))
+        Console().print(change_view(change), soft_wrap=True)
 
 
 def _ask(admin: str, question: Callable[[AdminClient], Awaitable[Answer]]) -> Answer:

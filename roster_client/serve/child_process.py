@@ -74,11 +74,18 @@ class ChildProcess:
         """Waits for the process and returns its exit status."""
         return await self._process.wait()
 
-    async def stop(self, grace_s: float) -> None:
-        """Sends SIGTERM, then SIGKILL to the group after `grace_s` seconds, or at once if this task is cancelled."""
+    async def stop(self, grace_s: float, again_s: float | None = None) -> None:
+        """Sends SIGTERM, then SIGKILL to the group after `grace_s` seconds, or at once if this task is cancelled.
+
+        `again_s`: seconds after which SIGTERM is sent again, with which a scheduler gives up running requests.
+        """
         if self.returncode is None:
             self._process.terminate()
         try:
+            if again_s is not None:
+                await asyncio.wait([asyncio.ensure_future(self._process.wait())], timeout=again_s)
+                if self.returncode is None:
+                    self._process.terminate()
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:
             await self._kill()

@@ -48,13 +48,17 @@ async def serve(
                     with view.waiting("Starting the gateway ..."):
                         await gateway.start(stack)
                 _announce(console, endpoints, model, time.monotonic() - started, gateway)
-                raise await stack.wait_death()
+                return _failed(console, await stack.wait_death())  # says so before the others have finished
     except asyncio.CancelledError:
         console.print("Stopped.", highlight=False)
         return ExitCode.OK
     except (ServiceDiedError, NotReadyError) as error:
-        console.print(f"[red]{escape(str(error))}[/]", highlight=False, soft_wrap=True)
-        return ExitCode.FAILED
+        return _failed(console, error)
+
+
+def _failed(console: Console, error: Exception) -> ExitCode:
+    console.print(f"[red]{escape(str(error))}[/]", highlight=False, soft_wrap=True)
+    return ExitCode.FAILED
 
 
 def _announce(

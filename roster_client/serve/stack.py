@@ -6,6 +6,7 @@ Used by `roster serve`, `roster demo` and the benchmarks.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ SCHEDULER = "scheduler"
 RUNNER = "runner"
 _MODULES = {SCHEDULER: "scheduler_svc.main", RUNNER: "runner_svc.main"}
 _POLL_S = 0.2
+_LOST_S = 1.0
+"""Seconds that requests get if the runner has ended, without which none of them can finish."""
 # Part of the runner's lines about a download, a conversion or the loading of weights.
 _PROGRESS = "percent"
 # On SIGTERM the scheduler waits for running requests up to its drain time; the runner ends at once.
@@ -63,9 +66,12 @@ class ServiceDiedError(Exception):
 
     def __init__(self, child: ChildProcess) -> None:
         code = child.returncode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        last = child.tail[-1] if child.tail else "it printed nothing"
-        super().__init__(f"the {child.name} ended with {how}: {last}")
+        if code is not None and code < 0:  # its last line is no reason
+            memory = ": it was killed, perhaps because memory was short" if -code == signal.SIGKILL else ""
+            super().__init__(f"the {child.name} ended with signal {-code} ({signal.strsignal(-code)}){memory}")
+        else:
+            last = child.tail[-1] if child.tail else "it printed nothing"
+            super().__init__(f"the {child.name} ended with exit status {code}: {last}")
         self.child = child
 
 
@@ -157,8 +163,10 @@ class Stack:
 
     async def stop(self) -> None:
         """Stops the scheduler, then the others, which the scheduler's streams may need to finish."""
+        runner = self._children.get(RUNNER)
+        lost = runner is not None and runner.returncode is not None
         try:
-            await self._stop(SCHEDULER)
+            await self._stop(SCHEDULER, _LOST_S if lost else None)
         finally:
             await asyncio.gather(*[self._stop(name) for name in list(self._children)])
 
@@ -179,9 +187,9 @@ class Stack:
         command = [sys.executable, "-m", _MODULES[name], *as_arguments(self._flags[name])]
         self._children[name] = await ChildProcess.start(name, command, self._line, self._environment)
 
-    async def _stop(self, name: str) -> None:
+    async def _stop(self, name: str, again_s: float | None = None) -> None:
         if child := self._children.pop(name, None):
-            await child.stop(self._grace_s[name])
+            await child.stop(self._grace_s[name], again_s)
 
     def check_alive(self) -> None:
         """Raises ServiceDiedError if a process has ended."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -35,19 +36,14 @@ def policy_view(policy: admin_pb2.PolicyDescription, in_force: dict[str, Any] | 
     headline = Text(f"{policy.name} ({policy.distribution}{state}): {policy.problem or policy.summary}")
     if not policy.parameters:
         return Group(headline, Text("no parameters", style="dim"))
-    table = Table()
-    for heading in ("parameter", "takes", "default", *([] if in_force is None else ["now"]), "what it does"):
-        table.add_column(heading)
+    lines: list[RenderableType] = [headline]
     for parameter in policy.parameters:
-        now = [] if in_force is None else [escape(json.dumps(in_force.get(parameter.name)))]
-        table.add_row(
-            escape(parameter.name),
-            escape(_takes(json.loads(parameter.schema))),
-            escape(parameter.default_value or "must be given"),
-            *now,
-            escape(parameter.description),
-        )
-    return Group(headline, table)
+        default = parameter.default_value or "must be given"
+        now = "" if in_force is None else f", now {json.dumps(in_force.get(parameter.name))}"
+        facts = f"  {_takes(json.loads(parameter.schema))}; default {default}{now}"
+        lines.append(Text.assemble((parameter.name, "bold"), facts))
+        lines.append(Padding(Text(parameter.description, "dim"), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 def change_view(change: admin_pb2.SetPolicyResponse) -> RenderableType:

@@ -57,9 +57,9 @@ def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if not status.runners:
         return Text("no runner", style="red")
-    table = Table()
+    table = Table(padding=(0, 0, 0, 1))  # fits 80 cells, as numbers and names are not cut but wrapped
     for heading in HEADINGS:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for runner in status.runners:
         table.add_row(
             runner.id,

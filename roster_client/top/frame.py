@@ -15,12 +15,12 @@ from roster_client.top.load import Load, is_prefill
 from roster_protos import admin_pb2
 
 BAR_CELLS = 24
-GAUGE_CELLS = 12
+GAUGE_CELLS = 8
 NAME_CELLS = 32
 TENANTS_SHOWN = 4
-FIXED_LINES = 12
+FIXED_LINES = 13
 """Lines of a frame besides runners and sequences."""
-LINES_BESIDE_MENU = 8
+LINES_BESIDE_MENU = 9
 """Lines of a frame that has a menu in place of the sequences, besides runners and the menu's policies."""
 _COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "red")
 
@@ -81,19 +81,21 @@ def _headline(load: Load) -> RenderableType:
 
 def _numbers(load: Load) -> RenderableType:
     status, totals = load.now.status, load.now.status.totals
-    table = Table.grid(padding=(0, 3))
-    for _ in range(4):
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):  # fits 80 cells
         table.add_column(no_wrap=True)
     table.add_row(
         Text.assemble(("decode ", "dim"), f"{load.sampled_per_s:,.0f} tokens/s"),
-        Text.assemble(("prefill ", "dim"), f"{load.prefill_per_s:,.0f} tokens/s"),
         Text.assemble(("TTFT ", "dim"), f"p50 {_ms(load.ttft.p50_s)}  p99 {_ms(load.ttft.p99_s)}"),
+        Text.assemble(("requests ", "dim"), f"{totals.requests:,}, {totals.refused:,} refused"),
+    )
+    table.add_row(
+        Text.assemble(("prefill ", "dim"), f"{load.prefill_per_s:,.0f} tokens/s"),
         Text.assemble(("ITL ", "dim"), f"p50 {_ms(load.itl.p50_s)}  p99 {_ms(load.itl.p99_s)}"),
+        Text.assemble(("preemptions ", "dim"), f"{totals.preemptions:,}"),
     )
     table.add_row(
         Text.assemble(("runners busy ", "dim"), f"{load.busy_share:.0%}"),
-        Text.assemble(("requests ", "dim"), f"{totals.requests:,}, {totals.refused:,} refused"),
-        Text.assemble(("preemptions ", "dim"), f"{totals.preemptions:,}"),
         Text.assemble(("rates over the last ", "dim"), f"{load.window_s:.0f} s"),
     )
     queue = Text.assemble(("waiting ", "dim"), (f"{status.waiting:,}", "bold"), no_wrap=True, overflow="ellipsis")
@@ -107,14 +109,14 @@ def _numbers(load: Load) -> RenderableType:
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if not status.runners:
         return Text("no runner", style="red")
-    table = Table.grid(padding=(0, 3))
-    for _ in range(5):
-        table.add_column(no_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    for gives_way in (False, True, False, False, False):  # as in the menu: the model's name
+        table.add_column(no_wrap=not gives_way)
     for runner in status.runners:
         used = runner.blocks - runner.free_blocks
         table.add_row(
             Text.assemble((f"{one_line(runner.id)[:16]} ", "bold"), (runner.device, "dim")),
-            Text(one_line(runner.model)[:24]),
+            Text(one_line(runner.model)[:24], no_wrap=True, overflow="ellipsis"),
             Text.assemble(("slots ", "dim"), _gauge(runner.running, runner.slots), f" {runner.running}/{runner.slots}"),
             Text.assemble(("KV ", "dim"), _gauge(used, runner.blocks), f" {used / max(1, runner.blocks):.0%}"),
             Text.assemble(("prefixes ", "dim"), f"{runner.cached_blocks / max(1, runner.blocks):.0%}"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from errno import EADDRINUSE
 from types import FrameType
 
 import structlog
@@ -40,7 +41,6 @@ GRPC = ("listen", "admin_listen", "gateway_listen")
 _LONGEST_FOLDER = 99
 """Bytes of the folder's path: with "/engine" it must fit into a Unix socket's address, 107."""
 
-_FREE = "set another address, or end the program that uses this one"
 _ABOUT = "Schedules every step of its runners, and serves gRPC, until SIGTERM or Ctrl-C."
 
 log = structlog.get_logger()
@@ -85,9 +85,10 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
         except ValueError as error:
             return _complain(str(error))
         except OSError as error:
-            return _complain(f"{error.strerror or error}; {_FREE}")
+            return _complain(f"{error.strerror or error}; {_remedy(error)}")
         except zmq.ZMQError as error:
-            return _complain(f"link {settings.link!r} can't be bound: {zmq.strerror(error.errno or 0)}; {_FREE}")
+            reason = zmq.strerror(error.errno or 0)
+            return _complain(f"link {settings.link!r} can't be bound: {reason}; {_remedy(error)}")
         settings = _with_addresses(settings, addresses)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: _stop(loop, number, frame))
@@ -127,8 +128,13 @@ def _reserved(settings: SchedulerSettings) -> list[ReservedAddress]:
         except ValueError as error:
             raise UnusableSettings(f"setting {name}: {error}") from error
         except OSError as error:
-            raise UnusableSettings(f"setting {name}: {error.strerror}; {_FREE}") from error
+            raise UnusableSettings(f"setting {name}: {error.strerror}; {_remedy(error)}") from error
     return reserved
+
+
+def _remedy(error: OSError | zmq.ZMQError) -> str:
+    """Returns what to do about an address that can't be used."""
+    return "set another address" + (", or end the program that uses this one" if error.errno == EADDRINUSE else "")
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:

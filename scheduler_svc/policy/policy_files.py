@@ -109,7 +109,7 @@ def _executed(path: Path) -> ModuleType:
             sys.modules[module.__name__] = former
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise UnknownPolicy(f"policy file {path} is broken{_line_of(error, path)}: {error!r}") from error
+        raise UnknownPolicy(f"policy file {path} is broken{_line_of(error, path)}: {_words(error)}") from error
     return module
 
 
@@ -118,6 +118,11 @@ def _line_of(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     number = error.lineno if isinstance(error, SyntaxError) else next(reversed(lines), None)
     return f" in line {number}" if number else ""
+
+
+def _words(error: BaseException) -> str:
+    """Returns the error as one line; a SyntaxError without its source text."""
+    return f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else repr(error)
 
 
 def _named(found: type[Policy], name: str) -> type[Policy]:

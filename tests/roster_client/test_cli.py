@@ -114,6 +114,8 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
 def test_health(server: ScriptedServer) -> None:
     result = roster("health", "-s", server.target)
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "SERVING\n")
+    unknown = roster("health", "-s", server.target, "--service", "nope")
+    assert (unknown.exit_code, unknown.stderr) == (ExitCode.REFUSED, "the server has no health service 'nope'\n")
 
 
 def test_chat_keeps_the_history(server: ScriptedServer) -> None:

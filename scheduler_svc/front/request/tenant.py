@@ -84,7 +84,8 @@ def _read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableTokens(f"the token file {path} can't be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UnusableTokens(f"the token file {path} can't be read: {reason}") from error
     tokens: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

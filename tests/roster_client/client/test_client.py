@@ -188,9 +188,7 @@ async def test_a_deadline_before_any_answer_is_one_sentence_of_ours(server: Scri
         yield pb.GenerateResponse()
 
     server.script = silent
-    with pytest.raises(
-        DeadlineError, match=r"^the call's deadline \(deadline_s\) passed before the server had answered$"
-    ):
+    with pytest.raises(DeadlineError, match=r"^the call's deadline passed before the server had answered$"):
         await events_of(connect(server.target).generate("a", deadline_s=0.3))
 
 

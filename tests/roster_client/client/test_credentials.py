@@ -47,3 +47,5 @@ def test_keygen_makes_a_pair_and_overwrites_none(tmp_path: Path) -> None:
     assert len(read_secret(tmp_path / "runner-1.key")) == 40 and len(read_allowed(tmp_path / "runner-1.pub")) == 1
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == ExitCode.USAGE and "choose another name" in again.output
+    nowhere = CliRunner().invoke(app, [*arguments[:2], "--folder", "/nope"])
+    assert nowhere.output == "/nope/runner-1.key can't be written: No such file or directory\n"

@@ -50,6 +50,16 @@ async def test_stop_is_a_plain_sigterm() -> None:
     assert time.monotonic() - started < 10 and child.returncode is not None
 
 
+async def test_a_second_sigterm_after_a_while() -> None:
+    """As a scheduler without a runner needs, which else waits for requests that can't finish."""
+    lines: list[str] = []
+    drain = "signal.sigwait([15]); print('drains', flush=True); signal.sigwait([15]); sys.exit(7)"
+    child = await start(f"import signal, sys; signal.pthread_sigmask(0, [15]); print('up', flush=True); {drain}", lines)
+    await wait_for_lines(lines, 1)
+    await child.stop(20, again_s=0.1)
+    assert lines == ["up", "drains"] and child.returncode == 7
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_the_whole_group_is_killed_in_the_end(cancelled: bool) -> None:
     lines: list[str] = []

@@ -63,7 +63,7 @@ def test_it_ends_if_a_service_dies(victim: str) -> None:
         command.service(f"{victim}_svc.main").kill()
         assert command.exit_status() == ExitCode.FAILED
         assert_gone(started)
-        assert f"the {victim} ended with signal 9" in command.output
+        assert f"the {victim} ended with signal 9 (Killed): it was killed" in command.output
 
 
 @pytest.mark.parametrize("end", choice(["gateway", "parent", "signal"], in_ci=["gateway"]))

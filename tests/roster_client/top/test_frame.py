@@ -69,6 +69,21 @@ def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> 
     )
 
 
+def test_80_cells_are_enough_for_every_number() -> None:
+    """Also of `roster status`, where a long name continues on the next line."""
+    now = look([], waiting=3, waiting_tokens=1_234)
+    now.status.totals.requests, now.status.totals.refused = 12_345, 17
+    now.status.runners[0].model, now.status.runners[0].decoder = "Llama-3.1-8B-Instruct", "transformers"
+    lines = drawn(now, 80, 24)
+    assert any("requests 12,345, 17 refused" in line for line in lines)
+    shown = next(line for line in lines if "gpu-1 cuda:0" in line)
+    assert "Llama-3.1" in shown and "0/64" in shown and "75%" in shown and "prefixes 0%" in shown
+    assert "…" not in "".join(line for line in lines if line != shown)
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(status_view(now.status))
+    assert "…" not in out.getvalue() and "decoder" in out.getvalue()
+
+
 def test_the_menu_numbers_the_policies() -> None:
     text = "\n".join(drawn(look([]), 100, 30, Menu(POLICIES)))
     assert "no running sequences" in text and "1 to 9, a to z: select policy" in text

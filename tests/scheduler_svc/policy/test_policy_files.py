@@ -68,7 +68,7 @@ def test_a_file_is_read_each_time_and_a_broken_one_leaves_the_last(tmp_path: Pat
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("import pydantic\ndef f(:\n", "mine.py is broken in line 2: SyntaxError"),
+        ("import pydantic\ndef f(:\n", "mine.py is broken in line 2: SyntaxError: invalid syntax"),
         ("\n\nimport no_such_module\n", "mine.py is broken in line 3: ModuleNotFoundError"),
         ("\x00", "mine.py is broken"),
         ("a = 1\n", "must have one class that extends Policy; it has none"),
