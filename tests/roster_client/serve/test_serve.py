@@ -55,15 +55,19 @@ def test_a_signal_during_the_start_stops_what_was_started() -> None:
         assert_gone(started)
 
 
-@pytest.mark.parametrize("victim", choice(["runner", "scheduler"], in_ci=["scheduler"]))
-def test_it_ends_if_a_service_dies(victim: str) -> None:
+@pytest.mark.parametrize("victim", choice(["runner", "scheduler", "drained"], in_ci=["scheduler"]))
+def test_it_ends_if_a_service_ends(victim: str) -> None:
     with roster_command(*SERVE) as command:
         wait_ready(command)
         started = command.descendants()
-        command.service(f"{victim}_svc.main").kill()
-        assert command.exit_status() == ExitCode.FAILED
+        if victim == "drained":
+            command.service("scheduler_svc.main").terminate()
+            assert command.exit_status() == ExitCode.OK and command.lines[-1] == "Drained and stopped."
+        else:
+            command.service(f"{victim}_svc.main").kill()
+            assert command.exit_status() == ExitCode.FAILED
+            assert f"the {victim} ended with signal 9" in command.output
         assert_gone(started)
-        assert f"the {victim} ended with signal 9" in command.output
 
 
 @pytest.mark.parametrize("end", choice(["gateway", "parent", "signal"], in_ci=["gateway"]))
@@ -72,6 +76,7 @@ def test_it_serves_the_openai_api_until_the_end(end: str) -> None:
     with roster_command(*SERVE, "--openai") as command:
         url = command.wait_for(lambda line: line.startswith("OpenAI API: ")).removeprefix("OpenAI API: ")
         curl = command.wait_for(lambda line: line.startswith("Try: curl")).removeprefix("Try: ")
+        assert not any("request failed" in line for line in command.lines), command.output
         with urllib.request.urlopen(f"{url}/models", timeout=20) as answer:
             assert [model["id"] for model in json.load(answer)["data"]] == ["hash"]
         program, asked, *options = shlex.split(curl)
