@@ -16,8 +16,8 @@ from roster_protos import admin_pb2
 def policies_view(answer: admin_pb2.ListPoliciesResponse) -> RenderableType:
     """Returns a table of the policies; the current one is marked."""
     table = Table()
-    for heading in ("", "policy", "what it does", "parameters", "from"):
-        table.add_column(heading)
+    for heading, ratio in (("", None), ("policy", None), ("what it does", 3), ("parameters", 2), ("from", None)):
+        table.add_column(heading, ratio=ratio, no_wrap=ratio is None)
     for policy in answer.policies:
         table.add_row(
             "▶" if policy.name == answer.policy else "",
