@@ -16,8 +16,8 @@ from roster_protos import admin_pb2
 def policies_view(answer: admin_pb2.ListPoliciesResponse) -> RenderableType:
     """Returns a table of the policies; the current one is marked."""
     table = Table()
-    for heading, ratio in (("", None), ("policy", None), ("what it does", 3), ("parameters", 2), ("from", None)):
-        table.add_column(heading, ratio=ratio, no_wrap=ratio is None)
+    for heading in ("", "policy", "what it does", "parameters", "from"):
+        table.add_column(heading)
     for policy in answer.policies:
         table.add_row(
             "▶" if policy.name == answer.policy else "",
@@ -35,18 +35,15 @@ def policy_view(policy: admin_pb2.PolicyDescription, in_force: dict[str, Any] | 
     headline = Text(f"{policy.name} ({policy.distribution}{state}): {policy.problem or policy.summary}")
     if not policy.parameters:
         return Group(headline, Text("no parameters", style="dim"))
-    table = Table()
-    for heading in ("parameter", "takes", "default", *([] if in_force is None else ["now"]), "what it does"):
+    table = Table(show_lines=True)
+    for heading in ("parameter", "default" if in_force is None else "value", "what it does"):
         table.add_column(heading)
     for parameter in policy.parameters:
-        now = [] if in_force is None else [escape(json.dumps(in_force.get(parameter.name)))]
-        table.add_row(
-            escape(parameter.name),
-            escape(_takes(json.loads(parameter.schema))),
-            escape(parameter.default_value or "must be given"),
-            *now,
-            escape(parameter.description),
-        )
+        value = parameter.default_value or "must be given"
+        if in_force is not None and (now := json.dumps(in_force.get(parameter.name))) != parameter.default_value:
+            value = f"{now}\n(default: {value})" if parameter.default_value else now
+        takes = escape(_takes(json.loads(parameter.schema)))
+        table.add_row(f"{escape(parameter.name)}\n[dim]{takes}[/]", escape(value), escape(parameter.description))
     return Group(headline, table)
 
 

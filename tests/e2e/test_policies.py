@@ -75,8 +75,8 @@ def test_an_external_policy_is_found_by_its_entry_point(roster: RosterProcesses)
 def test_show_lists_parameters_with_their_values(roster: RosterProcesses) -> None:
     policy(roster, "set", "shortest", "tokens_per_s=2.5")
     shown = policy(roster, "show").stdout
-    (row,) = [line for line in shown.splitlines() if "tokens_per_s" in line]
-    assert all(word in row for word in ("number ≥ 0", "100", "2.5", "prompt tokens")) and ", current" in shown
+    row = shown[shown.index("│ tokens_per_s") :].partition("├")[0]
+    assert all(word in row for word in ("number ≥ 0", "2.5", "(default: 100", "prompt tokens")) and ", current" in shown
     other = policy(roster, "show", "fcfs")
     assert other.exit_code == ExitCode.OK and "step_tokens" in other.stdout and ", current" not in other.stdout
 
