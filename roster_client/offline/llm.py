@@ -68,7 +68,7 @@ class LLM:
 
     @property
     def address(self) -> str:
-        """Address of the gRPC API, for a `RosterClient` besides."""
+        """Address of the gRPC API, for any other client."""
         return self._services.endpoints.listen
 
     def generate(
