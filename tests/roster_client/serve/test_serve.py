@@ -7,9 +7,12 @@ import re
 import shlex
 import signal
 import urllib.request
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from roster_client.cli import app
 from roster_client.client.errors import UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
@@ -119,6 +122,26 @@ def test_settings_that_can_not_be_used_are_a_sentence(
     with pytest.raises(ValueError) as refusal:
         Endpoints.from_settings()
     assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--tokens", "tokens"], "tokens is set, and this command calls the service too: set ROSTER_TOKEN"),
+        (
+            ["--tls-cert", "a", "--tls-key", "b"],
+            "tls_cert is set, and this command calls the service too: set ROSTER_TLS",
+        ),
+    ],
+)
+def test_it_does_not_start_what_it_could_not_call(
+    given: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tokens", "a", "b"):
+        (tmp_path / name).touch()
+    result = CliRunner().invoke(app, [*SERVE, *given], terminal_width=200)
+    assert result.exit_code == ExitCode.USAGE and sentence in result.stderr, result.output
 
 
 def test_addresses_and_free_ports_exclude_each_other() -> None:
