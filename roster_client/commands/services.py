@@ -15,7 +15,7 @@ from roster_client.options.from_settings import BothSettings
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
-from roster_common.extras import MODULES, RUNNER_ALWAYS, lacks_of
+from roster_common.extras import services_lack
 from roster_common.std_streams import forgive_output
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ def check_settings(scheduler: Mapping[str, Any], runner: Mapping[str, Any]) -> N
     from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
     SchedulerSettings.read(**scheduler)
-    is_test = RunnerSettings.read(**runner).device in ("hash", "null")
-    needed = {"scheduler": MODULES["scheduler"], "runner": RUNNER_ALWAYS if is_test else MODULES["runner"]}
-    if reason := lacks_of(needed):
+    if reason := services_lack(RunnerSettings.read(**runner).device):
         raise ValueError(reason)
 
 

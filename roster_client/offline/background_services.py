@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from roster_client.client.async_client import RosterClient
@@ -62,7 +63,8 @@ class BackgroundServices:
         if os.getpid() != self._pid:
             return
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end)
+            with suppress(RuntimeError):  # the loop is closed already: the services could not start
+                self._loop.call_soon_threadsafe(self._end)
             if threading.current_thread() is not self._thread:  # the garbage collector may run in any
                 self._thread.join()
         self._log.close()

@@ -9,7 +9,6 @@ with LLM("smollm2") as llm:
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,11 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from roster_client.client.errors import RosterError
 from roster_client.client.events import Completion
 from roster_client.client.requests import Message, Options, Prompt, build_request
 from roster_client.offline.background_services import BackgroundServices
-from roster_client.offline.bulk_client import MOST_IN_FLIGHT, BulkClient
+from roster_client.offline.bulk_client import MOST_IN_FLIGHT
 from roster_client.offline.own_services import READY_TIMEOUT_S, Settings, log_for
 from roster_client.offline.progress import BulkProgress
 from roster_protos import inference_pb2 as pb
@@ -86,13 +84,13 @@ class LLM:
         template if it has one; with `raw`, the model continues it. `options`: those of `requests.Options`, for all
         prompts; `each`: further ones, a mapping for each prompt. `progress`: show a bar on standard error.
 
-        Raises RosterError if a prompt is refused (the message says which), and then cancels the others;
+        Raises RosterError if a prompt is refused (the message says which of several), and then cancels the others;
         ServicesFailedError if a service ends; RuntimeError after `close`. Check `finish_reason`: an answer may be cut
         short.
         """
         requests = _requests(prompts, raw, each, options)
         done = _Done()
-        work = self._services.start(_answer_all(self._services.bulk, requests, done))
+        work = self._services.start(self._services.bulk.ask_all(requests, done.add))
         try:
             if progress:
                 self._show_progress(work, len(requests), done)
@@ -144,24 +142,8 @@ class _Done:
 
     requests: int = 0
 
-
-async def _answer_all(bulk: BulkClient, requests: Sequence[pb.GenerateRequest], done: _Done) -> list[Completion]:
-    async def answer(place: int, request: pb.GenerateRequest) -> Completion:
-        try:
-            completion = await bulk.ask(request)
-        except RosterError as error:
-            error.message = f"prompt {place}: {error.message}"
-            raise
-        done.requests += 1
-        return completion
-
-    tasks = [asyncio.create_task(answer(place, request)) for place, request in enumerate(requests)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def add(self) -> None:
+        self.requests += 1
 
 
 def _one_by_one(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -14,6 +14,7 @@ import pytest
 
 from roster_client import LLM
 from roster_client.offline.own_services import Settings
+from roster_common import extras
 from tests.support.roster_command import assert_gone
 from tests.support.thoroughness import choice
 
@@ -110,3 +111,14 @@ def test_wrong_settings_are_named_before_anything_starts() -> None:
         "policy": "fair", "log_level": "error", "tenant_limits": '{"*": {"running": 1}}'
     }  # fmt: skip
     assert settings.runner == {"model": "m", "log_level": "error"}
+    with pytest.raises(ValueError, match="setting slots"):
+        Settings({"model": "m", "slots": 0})
+
+
+def test_extras_are_checked_for_the_device_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "missing", lambda modules: ["torch"] if "torch" in modules else [])
+    monkeypatch.setenv("ROSTER_RUNNER_KEY", "of other services")
+    with pytest.raises(ValueError, match=r"missing torch.*roster-serve\[runner\]"):
+        Settings({"model": "m"})
+    monkeypatch.setenv("ROSTER_DEVICE", "hash")
+    assert Settings({"model": "m"}).runner == {"model": "m"}
