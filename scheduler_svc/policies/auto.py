@@ -58,7 +58,7 @@ class AutoParameters(PolicyParameters):
     patience: float = Field(
         default=5.0,
         ge=0,
-        description="A prompt goes behind those that arrive within this many times its own computing time; 0: in order "
+        description="A prompt is ranked as if it had arrived later, by this many times its own computing time; 0: order "
         "of arrival.",
     )
     ageing_s: float = Field(
