@@ -18,6 +18,7 @@ from roster_client.serve.stack import Endpoints, ServiceDiedError
 from roster_protos import inference_pb2 as pb
 
 T = TypeVar("T")
+_CLOSED = "the services are closed: make another LLM"
 
 
 class BackgroundServices:
@@ -48,7 +49,13 @@ class BackgroundServices:
             raise
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a coroutine on the loop, which fails with ServicesFailedError if a service ends meanwhile."""
+        """Starts a coroutine on the loop, which fails with ServicesFailedError if a service ends meanwhile.
+
+        Raises RuntimeError after `close`; a coroutine that runs then fails with it.
+        """
+        if self._closing.is_set() or not self._thread.is_alive():
+            work.close()
+            raise RuntimeError(_CLOSED)
         return asyncio.run_coroutine_threadsafe(self._unless_death(work), self._loop)
 
     def close(self) -> None:
@@ -94,6 +101,8 @@ class BackgroundServices:
         try:
             await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
+                if self._death.cancelled():
+                    raise RuntimeError(_CLOSED)
                 raise failed(self._death.result(), self._log)
             return task.result()
         finally:

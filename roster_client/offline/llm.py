@@ -10,7 +10,7 @@ with LLM("smollm2") as llm:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +66,12 @@ class LLM:
 
     @property
     def address(self) -> str:
-        """Address of the gRPC API, for a `RosterClient` besides."""
+        """Address of the gRPC API, for any other client."""
         return self._services.endpoints.listen
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         *,
         raw: bool = False,
         each: Sequence[Options] | None = None,
@@ -85,7 +85,8 @@ class LLM:
         prompts; `each`: further ones, a mapping for each prompt. `progress`: show a bar on standard error.
 
         Raises RosterError if a prompt is refused (the message says which of several), and then cancels the others;
-        ServicesFailedError if a service ends. Check `finish_reason`: an answer may be cut short.
+        ServicesFailedError if a service ends; RuntimeError after `close`. Check `finish_reason`: an answer may be cut
+        short.
         """
         requests = _requests(prompts, raw, each, options)
         done = _Done()
@@ -123,10 +124,10 @@ class LLM:
 
 
 def _requests(
-    prompts: Prompt | Sequence[Prompt], raw: bool, each: Sequence[Options] | None, options: Options
+    prompts: Prompt | Iterable[Prompt], raw: bool, each: Sequence[Options] | None, options: Options
 ) -> list[pb.GenerateRequest]:
     """Returns a message for each prompt. Raises TypeError and ValueError."""
-    one_by_one = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
+    one_by_one = _one_by_one(prompts)
     own: Sequence[Options] = each if each is not None else [{}] * len(one_by_one)
     if len(own) != len(one_by_one):
         raise ValueError(f"each has options for {len(own)} prompts, but there are {len(one_by_one)}")
@@ -145,6 +146,9 @@ class _Done:
         self.requests += 1
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Returns whether it is one prompt: text, token ids or messages."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Message | Mapping))
+def _one_by_one(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Returns the prompts, also where one stands alone: text, token ids or messages."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [cast(Prompt, prompts)]
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], int | Message | Mapping) else items

@@ -25,7 +25,7 @@ class Settings:
     """Settings of both services, given by name."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
-        """Raises TypeError for a name that no service has.
+        """Raises TypeError for a name that no service has or that can't be given.
 
         Raises ValueError for a value that the runner would refuse, and if an extra is not installed.
         """
@@ -33,6 +33,8 @@ class Settings:
         from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
         both = {*SchedulerSettings.model_fields, *RunnerSettings.model_fields}
+        if apart := sorted({*given} & {*FOR_OTHERS}):
+            raise TypeError(f"{', '.join(apart)} can't be set: the services listen on free loopback ports, unprotected")
         known = sorted(both - {*FOR_OTHERS})
         if unknown := sorted(set(given) - set(known)):
             raise TypeError(f"unknown setting {', '.join(unknown)}; known are {', '.join(known)}")

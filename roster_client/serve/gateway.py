@@ -137,6 +137,11 @@ def is_banner(line: str) -> bool:
     return "\u2800" <= line[:1] <= "\u28ff"
 
 
+def is_early_failure(line: str) -> bool:
+    """Returns whether it reports a request that failed, as `start` causes while it waits for the gateway."""
+    return "request failed with server error" in line
+
+
 def gateway_program() -> str | None:
     """Returns the path of `smg`, beside this Python or in PATH; None if it is not installed."""
     beside = Path(sys.executable).with_name("smg")

@@ -5,7 +5,7 @@ tighter target of a decoding request. The runner's step-time model says how many
 time is kept for the end of a prompt, which otherwise needs a step of its own. When nothing decodes, one prompt may take
 the whole step. Small steps cost little: on a GPU the prompts themselves take most of their time.
 
-*Order.* A prompt goes behind those that arrive within `patience` times its own computing time, so short ones hardly
+*Order.* A prompt is ranked as if it had arrived later, by `patience` times its own computing time, so short ones hardly
 wait for long ones, and none waits longer than in proportion to its length.
 
 *A deep queue*, of more than `_DEEP` steps of prompts, is a batch that came at once, or an overload: the first token is
@@ -58,7 +58,7 @@ class AutoParameters(PolicyParameters):
     patience: float = Field(
         default=5.0,
         ge=0,
-        description="A prompt goes behind those that arrive within this many times its own computing time; 0: in order "
+        description="A prompt is ranked as if it had arrived later, by this many times its own computing time; 0: order "
         "of arrival.",
     )
     ageing_s: float = Field(

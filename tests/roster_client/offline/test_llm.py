@@ -38,6 +38,7 @@ async def cell():
     (raw,) = llm.generate("one", raw=True, max_tokens=2, prompt_token_ids=True)
     assert len(raw.started.prompt_token_ids) == 3 and len(raw.token_ids) == 2
     assert [len(a.token_ids) for a in llm.generate([5, 6, 7], max_tokens=3)] == [3] and llm.generate([]) == []
+    assert [len(a.token_ids) for a in llm.generate((text for text in "ab"), max_tokens=2)] == [2, 2]
     try:
         llm.generate(["good", "bad"], each=[{}, {"temperature": -1}], max_tokens=4000)
     except InvalidRequestError as error:
@@ -53,6 +54,11 @@ sys.stdin.readline()
 try:
     llm.generate("one")
 except ServicesFailedError as error:
+    print(error, flush=True)
+llm.close()
+try:
+    llm.generate("one")
+except RuntimeError as error:
     print(error, flush=True)
 """
 
@@ -89,6 +95,7 @@ def test_it_answers_and_leaves_nothing_running(tmp_path: Path, end: str) -> None
             runner.kill()
             output, _ = process.communicate("\n", timeout=60)
             assert output.startswith("the runner ended with signal 9") and "(log: services.log)" in output
+            assert output.endswith("\nthe services are closed: make another LLM\n")
         process.wait(60)
         assert_gone(started, 30)
     assert "a runner joined" in (tmp_path / "services.log").read_text()
@@ -97,7 +104,7 @@ def test_it_answers_and_leaves_nothing_running(tmp_path: Path, end: str) -> None
 def test_wrong_settings_are_named_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="unknown setting polcy"):
         LLM("tiny", polcy="fair")
-    with pytest.raises(TypeError, match="unknown setting listen"):
+    with pytest.raises(TypeError, match="listen can't be set: the services listen on free loopback ports"):
         LLM("tiny", listen="127.0.0.1:1")
     settings = Settings({"policy": "fair", "model": "m", "log_level": "error", "tenant_limits": {"*": {"running": 1}}})
     assert settings.scheduler == {
