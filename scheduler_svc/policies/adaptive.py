@@ -54,7 +54,6 @@ class Adaptive(Policy):
             return rest.within(self._trial)
         step_s, left = times.planned_s(self._target_s, self._kept_share), load.prompt_left or math.inf
         tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
-        tokens = min(tokens, 2 * times.largest_prefill)  # the model does not extrapolate reliably
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:

@@ -58,8 +58,8 @@ class AutoParameters(PolicyParameters):
     patience: float = Field(
         default=5.0,
         ge=0,
-        description="A prompt is ranked as if it had arrived later, by this many times its own computing time; 0: order "
-        "of arrival.",
+        description="A prompt is ranked as if it had arrived later, by this many times its own computing time; 0: "
+        "order of arrival.",
     )
     ageing_s: float = Field(
         default=2.0,
@@ -123,7 +123,6 @@ class Auto(Policy):
         """Returns the prompt positions of a step of `step_s` seconds, at least `min_tokens`."""
         left = load.prompt_left or math.inf
         tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
-        tokens = min(tokens, 2 * times.largest_prefill)  # the model does not extrapolate reliably
         return int(max(self.parameters.min_tokens, tokens))
 
     def _target_s(self, setting_s: float | None, times: StepTimes) -> float:

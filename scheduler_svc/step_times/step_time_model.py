@@ -234,6 +234,7 @@ class StepTimeModel:
 
         The first `left` of them continue a prompt at position `start`; the others begin new ones. If no whole tile
         fits, returns the number that would fit without tiles; it is negative if the decoding rows alone take longer.
+        At most twice `largest_prefill`: the model does not extrapolate reliably.
         """
         self._observe()
         per_token = self._weights[2] * _SCALE[2]
@@ -247,7 +248,7 @@ class StepTimeModel:
             rest -= per_pair * start * left
             tokens = max(left, _positive_root(per_pair / 2, per_token, rest)) if rest > 0 else left
         whole_tiles = (tokens + decode_rows) // self._tile * self._tile - decode_rows
-        return whole_tiles if whole_tiles > 0 else tokens
+        return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self.largest_prefill)
 
     def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
         return sum(map(mul, inputs, weights or self._weights))
