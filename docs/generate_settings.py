@@ -39,11 +39,12 @@ PROFILE_TEXT = """\
 adapts to what is measured, and a setting that is given overrides it. `balanced` is the default.
 """
 CORES_TEXT = """
-A third plan is in flight only where the runner would otherwise run out of work: if a step is shorter than the way of a
-plan to the runner. The engine polls only while cores are free: with two more usable cores than front workers and
-runners, and not for a while after it was interrupted. Front workers follow their load only with three more usable cores
-than front workers. Cores count by affinity and by a container's quota. While nothing runs, nothing polls. A runner on a
-GPU polls it while it computes; with `--profile quiet` of its own, it looks every millisecond.
+A third plan is in flight only where the runner would otherwise run out of work, because a plan takes longer to reach it
+than a step takes. The engine polls only while cores are free: there must be two more usable cores than front workers
+and runners, and it stops for a second or more when other processes take its core. Front workers adapt to their load
+only where there are three more usable cores than front workers. Affinity and a container's quota limit the usable
+cores. While nothing runs, nothing polls. A runner polls its GPU while the GPU computes; with `--profile quiet` of its
+own, it checks every millisecond.
 """
 COMMANDS: dict[str, type[BaseSettings]] = {"scheduler": SchedulerSettings, "runner": RunnerSettings}
 INTRODUCTIONS = {

@@ -1,4 +1,4 @@
-"""What an address says of the network: whether it is loopback, and whether ZeroMQ must speak IPv6 for it."""
+"""What an address says of the network: whether it is loopback, can be listened at, and needs IPv6 of ZeroMQ."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from ipaddress import IPv6Address, ip_address
 
 WITHOUT_PROXY = (("grpc.enable_http_proxy", 0),)
 """gRPC channel option: `http_proxy`, `https_proxy` and `grpc_proxy` are ignored."""
+
+LETTING_GO_S = 4.0
+"""Seconds for the processes of a service that was killed to release its ports."""
+
+_LAST_PORT = 65_535
 
 
 def is_loopback_host(host: str) -> bool:
@@ -34,7 +39,20 @@ def split_address(address: str, example: str) -> tuple[str, int]:
         raise ValueError(f"{address!r} is not an address; write host:port, such as {example}")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError(f"{address!r} is not an address; write IPv6 in brackets, such as [::1]:{port}")
+    if int(port) > _LAST_PORT:
+        raise ValueError(f"{address!r} is not an address: a port is at most {_LAST_PORT}")
     return host.strip("[]"), int(port)
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises OSError if no other process could listen at a TCP address now, for example because one does.
+
+    `host`: without brackets. Ports with SO_REUSEPORT count as taken: two services of one user would share them by
+    mistake.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
 
 
 def proxy_options(target: str) -> Sequence[tuple[str, int]]:

@@ -30,6 +30,9 @@ MODULES = {
 RUNNER_ALWAYS = ("numpy", "zmq")
 """Modules that a runner needs on any device; those of real models are checked when the device is chosen."""
 
+TEST_DEVICES = ("hash", "null")
+"""Values of the runner's setting `device` that are test backends: they need neither torch nor a model."""
+
 
 def missing(modules: tuple[str, ...]) -> list[str]:
     """Returns the modules that are not installed."""
@@ -46,6 +49,15 @@ def lacks_of(extras: Mapping[str, tuple[str, ...]]) -> str:
     absent = {extra: names for extra, modules in extras.items() if (names := missing(modules))}
     modules = sorted({name for names in absent.values() for name in names})
     return install(",".join(absent), f"missing {', '.join(modules)}") if absent else ""
+
+
+def services_lack(device: str) -> str:
+    """Returns a sentence for the extras that both services together lack, or "" if they lack none.
+
+    `device`: the runner's setting.
+    """
+    runner = RUNNER_ALWAYS if device in TEST_DEVICES else MODULES["runner"]
+    return lacks_of({"scheduler": MODULES["scheduler"], "runner": runner})
 
 
 def install(extra: str, why: object) -> str:

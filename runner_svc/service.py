@@ -151,13 +151,13 @@ def _measure(runner: Runner, device: str) -> None:
         return
     began_at = time.monotonic()
     runner.step_costs = measured_step_costs(runner, on_gpu=device == "cuda")
+    seconds = round(time.monotonic() - began_at, 2)
+    if not runner.step_costs:
+        log.info("measured no steps: the scheduler learns their times from results", seconds=seconds)
+        return
     rows = [cost for cost in runner.step_costs if cost.decode_rows == 1 and not cost.prompt_positions]
-    log.info(
-        "measured the steps",
-        seconds=round(time.monotonic() - began_at, 2),
-        steps=len(runner.step_costs),
-        **({"decode_ms": round(rows[0].step_ns / 1e6, 3)} if rows else {}),
-    )
+    decode = {"decode_ms": round(rows[0].step_ns / 1e6, 3)} if rows else {}
+    log.info("measured the steps", seconds=seconds, steps=len(runner.step_costs), **decode)
 
 
 def _run(link: PlanSocket, plan_timeout_s: float) -> int:

@@ -6,6 +6,7 @@ CI machines are shared, and an example that takes 10 ms alone takes 300 ms besid
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -76,3 +77,12 @@ def logs_as_before() -> Iterator[None]:
     """Resets the logs, which a command called in this process configures for a stderr that pytest closes afterwards."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """Restores the handlers of signals, which a command called in this process replaces for its whole life."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

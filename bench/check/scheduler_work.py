@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bench.check.work import Advance, Work
-from bench.common.traces import TRACES
+from bench.common.traces import CONVERSATIONS
 from bench.scheduler.load import Load, scheduler_steps
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import read_trace
 
-TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 MOST_STEPS = 2000
 """Steps for which the benchmark queues requests."""
 
@@ -28,7 +27,7 @@ def steps(policy: str, load: Load) -> Advance:
 
 def simulated_requests() -> Advance:
     """Sets up requests of a trace that pass through the whole engine: submitted, queued, planned, published, ended."""
-    trace = read_trace(TRACE).divided(16, 16)
+    trace = read_trace(CONVERSATIONS).divided(16, 16)
     setup = Setup(load_cost_model("h200-llama-3.1-8b"), policy="fcfs", fast_forwards=False)
 
     def advance(count: int) -> None:

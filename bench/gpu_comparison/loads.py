@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from bench.common.traces import TRACES
+from bench.common.traces import CONVERSATIONS
 from roster_client.bench.load.prompts import token_prompts
 from roster_client.bench.load.workload import Arrivals, Workload, make_workload, repeated
 from scheduler_svc.simulator.trace import Trace, TraceRequest, read_trace
 
-TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 POLICIES = ("fcfs", "orca", "static")
 TRANSFORMERS = "transformers"
 SYSTEMS = (*POLICIES, TRANSFORMERS)
@@ -59,7 +58,7 @@ def _workload(options: argparse.Namespace, load: str, vocab_size: int) -> Worklo
     if load == GIANT:
         trace, arrivals = _chats_and_giant(options), Arrivals()
     else:
-        rows = read_trace(TRACE).divided(options.prompt_divisor, options.output_divisor)
+        rows = read_trace(CONVERSATIONS).divided(options.prompt_divisor, options.output_divisor)
         count = max(LEAST_REQUESTS, round(float(load) * options.seconds))
         trace, arrivals = repeated(rows, count), Arrivals(rate=float(load))
     made = make_workload(trace, arrivals, token_prompts(vocab_size, SALT), seed=SEED)

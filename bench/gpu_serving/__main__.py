@@ -36,9 +36,10 @@ from typing import Any
 
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
+from bench.common.traces import CONVERSATIONS
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
-from bench.gpu_serving.loads import PROMPT_CAP, TRACE, Load, add_options, loads_of
+from bench.gpu_serving.loads import PROMPT_CAP, Load, add_options, loads_of
 from bench.gpu_serving.service import NoService, Scheduling, Service, card_of
 from bench.gpu_serving.step_record import StepRecord
 
@@ -75,7 +76,12 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             new = number == 0 or load.scheduling != loads[number - 1].scheduling
             await service.schedule(load.scheduling)
             if new and load.batch is None:
-                warm_up = [*WARM_UP, f"--vocab-size={vocab_size}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
+                warm_up = [
+                    *WARM_UP,
+                    f"--vocab-size={vocab_size}",
+                    f"--trace={CONVERSATIONS.name}",
+                    f"--prompt={PROMPT_CAP}",
+                ]
                 await service.load("warm-up", warm_up)
             profiled = load.profiled and arguments.device == "cuda"
             flags = load.client_flags(vocab_size, arguments.sessions)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bench.common.traces import CONVERSATIONS
 from bench.gpu_serving.service import Scheduling, parameters
 
-TRACE = "azure_conv_2023_busiest2000.csv"
 PROMPT_CAP = 4096
 DECODE_PROMPT, DECODE_OUTPUT, PROFILED_OUTPUT = 512, 512, 1536
 OWN = "own"
@@ -33,7 +33,7 @@ class Load:
         """Returns the flags of `bench.gpu_serving.client`."""
         flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
         if self.batch is None:
-            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
+            return [*flags, f"--sessions={sessions}", f"--trace={CONVERSATIONS.name}", f"--prompt={PROMPT_CAP}"]
         output = PROFILED_OUTPUT if self.profiled else DECODE_OUTPUT  # the profiler takes long to start
         return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={output}"]
 

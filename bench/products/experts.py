@@ -29,7 +29,7 @@ from runner_svc.cuda.experts.expert_variant import TILE_JOB_ROWS, ExpertVariant,
 from runner_svc.cuda.module import load
 from runner_svc.decoder.cuda_experts import grouped_product
 from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertPlan
-from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
+from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig, RouterConfig, Scoring
 
 BF16 = torch.bfloat16
 ROWS = (1, 8, 64, 256, 1024, 4096)
@@ -54,10 +54,13 @@ class Shape:
 
 
 SHAPES = {
-    "qwen3-30b-a3b": Shape(2048, ExpertsConfig(128, 8, 768, True, True, "silu")),
-    "mixtral-8x7b": Shape(4096, ExpertsConfig(8, 2, 14336, True, True, "silu")),
+    "qwen3-30b-a3b": Shape(2048, ExpertsConfig(128, 8, 768, RouterConfig(normalize=True), "silu")),
+    "mixtral-8x7b": Shape(4096, ExpertsConfig(8, 2, 14336, RouterConfig(normalize=True), "silu")),
     "gpt-oss-20b": Shape(
-        2880, ExpertsConfig(32, 4, 2880, False, False, "silu", bias=True, clamp=ClampedGate(1.702, 7.0))
+        2880,
+        ExpertsConfig(
+            32, 4, 2880, RouterConfig(Scoring.SOFTMAX_OF_CHOSEN), "silu", bias=True, clamp=ClampedGate(1.702, 7.0)
+        ),
     ),
 }
 

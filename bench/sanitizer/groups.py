@@ -52,7 +52,15 @@ GROUPS = {
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
     "experts": Group(
-        ("expert_activate", "expert_product", "expert_routing", "expert_tiles"),
+        (
+            "expert_activate",
+            "expert_combine",
+            "expert_combine_norm",
+            "expert_gather",
+            "expert_product",
+            "expert_routing",
+            "expert_tiles",
+        ),
         ("test_experts",),
         shards=4,
         but_not="captured",

@@ -132,4 +132,4 @@ def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -
         sequence.phase = Phase.FINISHED
         ended.append(Ended(request_view(sequence.request), sequence.num_generated))
     if policy.observes:
-        policy.observe(observation(applied, scheduler.ledger.now_s, ended))
+        policy.observe(observation(scheduler.hello, applied, scheduler.ledger.now_s, ended))

@@ -27,7 +27,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.baselines.workload_file import write_workload
-from bench.common.traces import TRACES
+from bench.common.traces import CONVERSATIONS
 from bench.serving.machine_share import OthersShare
 from bench.serving.pages import AT_ONCE, SPACED, Runs, write_pages, write_records
 from roster_client.bench.load.grpc_target import GrpcTarget
@@ -46,7 +46,6 @@ from roster_client.client.events import Delta
 from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from scheduler_svc.simulator.trace import Trace, read_trace
 
-TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 LOAD = 0.7
 POLICIES = ("fcfs", "orca", "static")
 BASELINES = ("padded", "continuous")
@@ -62,7 +61,7 @@ Works = dict[str, Workload]
 
 def make_trace(options: argparse.Namespace) -> Trace:
     """Returns the rows of the trace to send."""
-    return read_trace(TRACE, options.requests).divided(options.prompt_divisor, options.output_divisor)
+    return read_trace(CONVERSATIONS, options.requests).divided(options.prompt_divisor, options.output_divisor)
 
 
 def make_work(trace: Trace, arrivals: Arrivals, vocab_size: int, options: argparse.Namespace) -> Workload:

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common.provenance import provenance, write_results
-from bench.common.traces import TRACES
+from bench.common.traces import CONVERSATIONS
 from roster_client.client import RosterClient
 from roster_client.client.events import Delta
 from roster_client.commands.calibrate import started_runner
@@ -41,7 +41,6 @@ from scheduler_svc.simulator.report.report import Percentiles
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, read_trace
 
-TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 PROMPT_DIVISOR, OUTPUT_DIVISOR = 16, 4
 BAR = 0.15
 READY_TIMEOUT_S = 600.0
@@ -187,7 +186,9 @@ def main() -> None:
         "threads": options.threads,
     }
     before = calibrate(flags, options.calibration_s / 2)
-    trace = read_trace(TRACE, options.requests).divided(PROMPT_DIVISOR, OUTPUT_DIVISOR).at_rate(options.rate_scale)
+    trace = (
+        read_trace(CONVERSATIONS, options.requests).divided(PROMPT_DIVISOR, OUTPUT_DIVISOR).at_rate(options.rate_scale)
+    )
     live = asyncio.run(serve(flags, options.policy, trace, before.model.runner.vocab_size))
     after = calibrate(flags, options.calibration_s / 2)
     link_s = (before.model.link_s + after.model.link_s) / 2

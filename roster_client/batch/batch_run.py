@@ -32,7 +32,7 @@ from roster_client.client.errors import (
     RosterError,
     UnavailableError,
 )
-from roster_client.client.events import Completion, FinishReason
+from roster_client.client.events import FinishReason
 from roster_client.offline.bulk_client import BulkClient
 from roster_client.offline.progress import BulkProgress
 
@@ -146,7 +146,7 @@ class BatchRun:
             message = f"the model {question.model!r} does not exist; this server has {self._names[0]!r}"
             return refused(line.custom_id, NOT_FOUND, message, "model", "model_not_found")
         try:
-            completions = await _answer_all(bulk, question)
+            completions = await bulk.ask_all(question.requests)
         except (UnavailableError, OverloadedError):
             raise
         except RosterError as error:
@@ -160,19 +160,6 @@ class BatchRun:
                     return refused(line.custom_id, status, message or f"ended: {reason.name.lower()}")
         body = await answer_body(line.url, self._names[0], question, completions, self._texts)
         return answered(line.custom_id, completions[0].request_id, body)
-
-
-async def _answer_all(bulk: BulkClient, question: Asked) -> list[Completion]:
-    """Returns the answers to all prompts of a body. Raises RosterError."""
-    if len(question.requests) == 1:
-        return [await bulk.ask(question.requests[0])]
-    tasks = [asyncio.create_task(bulk.ask(request)) for request in question.requests]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _refusal(custom_id: str, error: RosterError, question: Asked) -> Record:

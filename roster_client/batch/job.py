@@ -43,7 +43,9 @@ async def run_job(job: Job, server: Server, console: Console) -> ExitCode:
     with OutputFile(job.answers) as output:
         left = sum(not output.has(line) for line in read_lines(job.requests))
         if not left:
-            console.print(f"{job.answers} has all {total:,} already.", highlight=False, soft_wrap=True)
+            errors = f", {output.failed:,} of them with an error" if output.failed else ""
+            has = f"{job.answers} has all {total:,} already{errors}." if total else f"{job.requests} has no requests."
+            console.print(has, highlight=False, soft_wrap=True)
             return _status(output)
         if left < total:
             console.print(f"{job.answers} has {total - left:,} of {total:,} already.", highlight=False, soft_wrap=True)

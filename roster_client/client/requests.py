@@ -6,7 +6,7 @@ Options that are not given are not set in the message, so only the server's defa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypedDict
@@ -143,10 +143,13 @@ def build_prompt(prompt: Prompt, *, raw: bool = False) -> pb.Prompt:
     """Builds a Prompt from text, token ids or messages; an empty sequence becomes token ids, which a server refuses.
 
     Text is a user's message, which the server renders with the model's chat template, if it has one. `raw`: the model
-    continues the text instead. Raises TypeError for an item that is neither a token id nor a message.
+    continues the text instead. Raises TypeError for another type, and for an item that is neither a token id nor a
+    message.
     """
     if isinstance(prompt, str):
         return pb.Prompt(text=prompt) if raw else pb.Prompt(user_message=prompt)
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise TypeError(f"a prompt is text, token ids or messages; got a {type(prompt).__name__}")
     messages = [item for item in prompt if isinstance(item, Message | Mapping)]
     if not messages:
         return pb.Prompt(token_ids=pb.TokenIds(ids=[_token_id(item) for item in prompt]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -64,8 +65,6 @@ def _findings(given: BothSettings) -> Iterator[Finding]:
 
 
 def _temporary() -> str:
-    import tempfile
-
     try:
         return tempfile.gettempdir()
     except OSError:

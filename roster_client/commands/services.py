@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from roster_client.options.connection import credentials
 from roster_client.options.from_settings import BothSettings
 from roster_client.options.sampling import given
 from roster_client.serve.stack import Endpoints
 from roster_client.timeline.recording import recording_writer
-from roster_common.extras import MODULES, RUNNER_ALWAYS, lacks_of
+from roster_common.extras import services_lack
 from roster_common.std_streams import forgive_output
 
 if TYPE_CHECKING:
     from roster_client.serve.gateway import Gateway
+    from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 ADDRESSES = ("listen", "admin_listen", "link", "metrics_listen")
 """Settings that --free-ports chooses."""
@@ -52,11 +54,23 @@ def serve(
     if free_ports and (chosen := [f"--{name}".replace("_", "-") for name in ADDRESSES if name in scheduler]):
         raise ValueError(f"--free-ports chooses the addresses: omit {', '.join(chosen)}")
     check_settings(scheduler, runner)
+    _check_access(SchedulerSettings.read(**scheduler))
     endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**scheduler)
     refuse_taken(endpoints, SchedulerSettings.read(**scheduler).gateway_listen)
     gateway = gateway_beside(endpoints, scheduler, openai, openai_listen, free_ports)
     code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout, gateway))
     raise typer.Exit(code)
+
+
+def _check_access(settings: SchedulerSettings) -> None:
+    """Raises ValueError if this command lacks the token or the TLS that the services will require of it."""
+    own = credentials()
+    if settings.tokens is not None and not own.token:
+        raise ValueError("tokens is set, and this command calls the service too: set ROSTER_TOKEN to one of the tokens")
+    if settings.tls_cert is not None and not (own.tls or own.tls_ca or own.cert):
+        raise ValueError(
+            "tls_cert is set, and this command calls the service too: set ROSTER_TLS_CA to its authorities"
+        )
 
 
 def check_settings(scheduler: Mapping[str, Any], runner: Mapping[str, Any]) -> None:
@@ -65,9 +79,7 @@ def check_settings(scheduler: Mapping[str, Any], runner: Mapping[str, Any]) -> N
     from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
     SchedulerSettings.read(**scheduler)
-    is_test = RunnerSettings.read(**runner).device in ("hash", "null")
-    needed = {"scheduler": MODULES["scheduler"], "runner": RUNNER_ALWAYS if is_test else MODULES["runner"]}
-    if reason := lacks_of(needed):
+    if reason := services_lack(RunnerSettings.read(**runner).device):
         raise ValueError(reason)
 
 

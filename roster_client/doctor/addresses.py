@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from roster_client.doctor.findings import Finding, State
+from roster_client.serve.gateway import gateway_program
 from roster_client.serve.taken_addresses import is_taken, served_model
 from roster_common.extras import MODULES, missing
 
@@ -52,8 +49,7 @@ def ports(scheduler: Any) -> Iterator[Finding]:
 
 def gateway(scheduler: Any) -> Finding:
     """Checks what the OpenAI API needs: the gateway's program, and its service in the scheduler."""
-    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    program = shutil.which("smg", path=folders)
+    program = gateway_program()
     stubs = not missing(MODULES["openai"])
     if program and stubs:
         target = scheduler.gateway_listen or scheduler.listen

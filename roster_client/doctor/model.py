@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roster_client.doctor.findings import Finding, State
+from roster_common.extras import TEST_DEVICES
 
 if TYPE_CHECKING:
     from runner_svc.catalog.local_models import LocalModel
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def model(name: str, device: str) -> Finding:
     """Returns what is known of the model without loading it: what it is, and why it can't be served."""
-    if device in ("hash", "null"):
+    if device in TEST_DEVICES:
         return Finding("model", State.NOTE, f"device is {device!r}, a test backend without a model")
     try:
         found = list(_candidates(name))

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from roster_client.client.async_client import RosterClient
@@ -17,6 +18,7 @@ from roster_client.serve.stack import Endpoints, ServiceDiedError
 from roster_protos import inference_pb2 as pb
 
 T = TypeVar("T")
+_CLOSED = "the services are closed: make another LLM"
 
 
 class BackgroundServices:
@@ -47,7 +49,13 @@ class BackgroundServices:
             raise
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a coroutine on the loop, which fails with ServicesFailedError if a service ends meanwhile."""
+        """Starts a coroutine on the loop, which fails with ServicesFailedError if a service ends meanwhile.
+
+        Raises RuntimeError after `close`; a coroutine that runs then fails with it.
+        """
+        if self._closing.is_set() or not self._thread.is_alive():
+            work.close()
+            raise RuntimeError(_CLOSED)
         return asyncio.run_coroutine_threadsafe(self._unless_death(work), self._loop)
 
     def close(self) -> None:
@@ -55,7 +63,8 @@ class BackgroundServices:
         if os.getpid() != self._pid:
             return
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._end)
+            with suppress(RuntimeError):  # the loop is closed already: the services could not start
+                self._loop.call_soon_threadsafe(self._end)
             if threading.current_thread() is not self._thread:  # the garbage collector may run in any
                 self._thread.join()
         self._log.close()
@@ -92,6 +101,8 @@ class BackgroundServices:
         try:
             await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
+                if self._death.cancelled():
+                    raise RuntimeError(_CLOSED)
                 raise failed(self._death.result(), self._log)
             return task.result()
         finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -77,6 +78,32 @@ class BulkClient:
                 raise
             finally:
                 self._window.leave()
+
+    async def ask_all(
+        self, requests: Sequence[pb.GenerateRequest], on_answer: Callable[[], None] = lambda: None
+    ) -> list[Completion]:
+        """Returns the answers to requests, in their order. Calls `on_answer` when one has arrived.
+
+        If one fails, cancels the others and raises its RosterError. Of several, the message says which.
+        """
+
+        async def ask(request: pb.GenerateRequest) -> Completion:
+            completion = await self.ask(request)
+            on_answer()
+            return completion
+
+        tasks = [asyncio.create_task(ask(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        except RosterError as error:
+            if len(tasks) > 1:  # those of a broken session have the same error
+                failed = (task.done() and not task.cancelled() and task.exception() is error for task in tasks)
+                error.message = f"prompt {list(failed).index(True)}: {error.message}"
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,20 +9,18 @@ with LLM("smollm2") as llm:
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from roster_client.client.errors import RosterError
 from roster_client.client.events import Completion
 from roster_client.client.requests import Message, Options, Prompt, build_request
 from roster_client.offline.background_services import BackgroundServices
-from roster_client.offline.bulk_client import MOST_IN_FLIGHT, BulkClient
+from roster_client.offline.bulk_client import MOST_IN_FLIGHT
 from roster_client.offline.own_services import READY_TIMEOUT_S, Settings, log_for
 from roster_client.offline.progress import BulkProgress
 from roster_protos import inference_pb2 as pb
@@ -68,12 +66,12 @@ class LLM:
 
     @property
     def address(self) -> str:
-        """Address of the gRPC API, for a `RosterClient` besides."""
+        """Address of the gRPC API, for any other client."""
         return self._services.endpoints.listen
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         *,
         raw: bool = False,
         each: Sequence[Options] | None = None,
@@ -86,12 +84,13 @@ class LLM:
         template if it has one; with `raw`, the model continues it. `options`: those of `requests.Options`, for all
         prompts; `each`: further ones, a mapping for each prompt. `progress`: show a bar on standard error.
 
-        Raises RosterError if a prompt is refused (the message says which), and then cancels the others;
-        ServicesFailedError if a service ends. Check `finish_reason`: an answer may be cut short.
+        Raises RosterError if a prompt is refused (the message says which of several), and then cancels the others;
+        ServicesFailedError if a service ends; RuntimeError after `close`. Check `finish_reason`: an answer may be cut
+        short.
         """
         requests = _requests(prompts, raw, each, options)
         done = _Done()
-        work = self._services.start(_answer_all(self._services.bulk, requests, done))
+        work = self._services.start(self._services.bulk.ask_all(requests, done.add))
         try:
             if progress:
                 self._show_progress(work, len(requests), done)
@@ -125,10 +124,10 @@ class LLM:
 
 
 def _requests(
-    prompts: Prompt | Sequence[Prompt], raw: bool, each: Sequence[Options] | None, options: Options
+    prompts: Prompt | Iterable[Prompt], raw: bool, each: Sequence[Options] | None, options: Options
 ) -> list[pb.GenerateRequest]:
     """Returns a message for each prompt. Raises TypeError and ValueError."""
-    one_by_one = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
+    one_by_one = _one_by_one(prompts)
     own: Sequence[Options] = each if each is not None else [{}] * len(one_by_one)
     if len(own) != len(one_by_one):
         raise ValueError(f"each has options for {len(own)} prompts, but there are {len(one_by_one)}")
@@ -143,26 +142,13 @@ class _Done:
 
     requests: int = 0
 
-
-async def _answer_all(bulk: BulkClient, requests: Sequence[pb.GenerateRequest], done: _Done) -> list[Completion]:
-    async def answer(place: int, request: pb.GenerateRequest) -> Completion:
-        try:
-            completion = await bulk.ask(request)
-        except RosterError as error:
-            error.message = f"prompt {place}: {error.message}"
-            raise
-        done.requests += 1
-        return completion
-
-    tasks = [asyncio.create_task(answer(place, request)) for place, request in enumerate(requests)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def add(self) -> None:
+        self.requests += 1
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Returns whether it is one prompt: text, token ids or messages."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Message | Mapping))
+def _one_by_one(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Returns the prompts, also where one stands alone: text, token ids or messages."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [cast(Prompt, prompts)]
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], int | Message | Mapping) else items

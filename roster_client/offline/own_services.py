@@ -11,7 +11,7 @@ from pathlib import Path
 from roster_client.offline.service_log import ServiceLog
 from roster_client.options.from_settings import FOR_OTHERS
 from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
-from roster_common.extras import MODULES, RUNNER_ALWAYS, lacks_of
+from roster_common.extras import services_lack
 from roster_protos import inference_pb2 as pb
 
 READY_TIMEOUT_S = 600.0
@@ -25,20 +25,25 @@ class Settings:
     """Settings of both services, given by name."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
-        """Raises TypeError for a name that no service has, and ValueError if an extra is not installed."""
+        """Raises TypeError for a name that no service has or that can't be given.
+
+        Raises ValueError for a value that the runner would refuse, and if an extra is not installed.
+        """
         from runner_svc.settings.runner_settings import RunnerSettings
         from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
         both = {*SchedulerSettings.model_fields, *RunnerSettings.model_fields}
+        if apart := sorted({*given} & {*FOR_OTHERS}):
+            raise TypeError(f"{', '.join(apart)} can't be set: the services listen on free loopback ports, unprotected")
         known = sorted(both - {*FOR_OTHERS})
         if unknown := sorted(set(given) - set(known)):
             raise TypeError(f"unknown setting {', '.join(unknown)}; known are {', '.join(known)}")
-        is_test = given.get("device") in ("hash", "null")
-        needed = {"scheduler": MODULES["scheduler"], "runner": RUNNER_ALWAYS if is_test else MODULES["runner"]}
-        if reason := lacks_of(needed):
+        runner = {name: given[name] for name in given if name in RunnerSettings.model_fields}
+        unset = dict.fromkeys(each for each in FOR_OTHERS if each in RunnerSettings.model_fields and each != "link")
+        if reason := services_lack(RunnerSettings.read(**runner, **unset).device):
             raise ValueError(reason)
         self.scheduler = _flags({name: given[name] for name in given if name in SchedulerSettings.model_fields})
-        self.runner = _flags({name: given[name] for name in given if name in RunnerSettings.model_fields})
+        self.runner = _flags(runner)
 
 
 def _flags(settings: Mapping[str, object]) -> dict[str, object]:

@@ -38,7 +38,7 @@ class Window:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()
-            else:
+            elif turn in self._waiting:  # `_let_in` may have dropped it since
                 self._waiting.remove(turn)
             raise
 

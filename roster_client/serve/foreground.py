@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from roster_client.options.connection import credentials
-from roster_client.serve.gateway import Gateway, is_banner
+from roster_client.serve.gateway import GATEWAY, Gateway, is_banner, is_early_failure
 from roster_client.serve.signals import cancelled_by_signals
 from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from roster_client.terminal.exit_codes import ExitCode
@@ -27,14 +27,16 @@ async def serve(
 ) -> ExitCode:
     """Runs both services, and the gateway if one is given.
 
-    Returns OK after a signal, FAILED if one of them exits or is not ready within `ready_timeout_s`.
+    Returns OK after a signal or `roster drain`, FAILED if one of them exits otherwise, or is not ready within
+    `ready_timeout_s`.
     """
     view = LogView(console)
+    is_ready = asyncio.Event()
     if gateway is not None:
         scheduler = {**scheduler, **gateway.flags}
 
     def show(name: str, line: str) -> None:
-        if not is_banner(line):
+        if not (name == GATEWAY and (is_banner(line) or (is_early_failure(line) and not is_ready.is_set()))):
             view.line(name, line)
 
     stack = Stack(endpoints, scheduler=scheduler, runner=runner, on_line=show, credentials=credentials())
@@ -47,6 +49,7 @@ async def serve(
                 if gateway is not None:
                     with view.waiting("Starting the gateway ..."):
                         await gateway.start(stack)
+                is_ready.set()
                 _announce(console, endpoints, model, time.monotonic() - started, gateway)
                 return _failed(console, await stack.wait_death())  # says so before the others have finished
     except asyncio.CancelledError:
@@ -57,6 +60,9 @@ async def serve(
 
 
 def _failed(console: Console, error: Exception) -> ExitCode:
+    if isinstance(error, ServiceDiedError) and error.drained:
+        console.print("Drained and stopped.", highlight=False)
+        return ExitCode.OK
     console.print(f"[red]{escape(str(error))}[/]", highlight=False, soft_wrap=True)
     return ExitCode.FAILED
 
@@ -67,7 +73,7 @@ def _announce(
     console.print(
         f"[bold green]Ready[/] after {seconds:.0f} s: {escape(model.name)} ({model.architecture}, context "
         f"{model.context_length:,}) at {endpoints.listen}, admin {endpoints.admin_listen or 'off'}.\n"
-        f'Try: roster generate --server {endpoints.listen} "Why is the sky blue?"   (Ctrl-C stops both services)',
+        f'Try: roster generate --server {endpoints.listen} "Why is the sky blue?"   (Ctrl-C stops the services)',
         highlight=False,
         soft_wrap=True,
     )

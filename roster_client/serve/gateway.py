@@ -7,19 +7,18 @@ import errno
 import json
 import shlex
 import shutil
-import socket
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from roster_client.serve.free_ports import free_ports
 from roster_client.serve.stack import Endpoints, NotReadyError, Stack
-from roster_common.endpoints import is_loopback_host, split_address
+from roster_common.endpoints import check_free, is_loopback_host, split_address
+from roster_common.extras import MODULES, missing
 from roster_protos import inference_pb2 as pb
 
 GATEWAY = "gateway"
@@ -138,11 +137,21 @@ def is_banner(line: str) -> bool:
     return "\u2800" <= line[:1] <= "\u28ff"
 
 
-def _program() -> str:
-    """Returns the path of `smg`. Raises ValueError if it is not installed."""
+def is_early_failure(line: str) -> bool:
+    """Returns whether it reports a request that failed, as `start` causes while it waits for the gateway."""
+    return "request failed with server error" in line
+
+
+def gateway_program() -> str | None:
+    """Returns the path of `smg`, beside this Python or in PATH; None if it is not installed."""
     beside = Path(sys.executable).with_name("smg")
-    program = str(beside) if beside.exists() else shutil.which("smg")
-    if program is None or find_spec("smg_grpc_proto") is None:
+    return str(beside) if beside.exists() else shutil.which("smg")
+
+
+def _program() -> str:
+    """Returns the path of `smg`. Raises ValueError if it or its stubs are not installed."""
+    program = gateway_program()
+    if program is None or missing(MODULES["openai"]):
         raise ValueError("--openai needs the gateway smg: run pip install 'roster-serve[openai]'")
     return program
 
@@ -155,18 +164,13 @@ def _check_address(listen: str, insecure: bool) -> None:
             f"openai_listen is {listen}, which is open to the network without authentication: listen on 127.0.0.1, set "
             "insecure if the network is private, or run smg with --api-key (docs/openai.md)"
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OverflowError:
-            raise ValueError(f"openai_listen is {listen}: a port is at most 65535") from None
-        except OSError as error:
-            reason = "which another process uses" if error.errno == errno.EADDRINUSE else f"which failed: {error}"
-            raise ValueError(
-                f"openai_listen is {listen}, {reason}: stop that process, or give --openai-listen another address"
-            ) from None
+    try:
+        check_free(host, port)
+    except OSError as error:
+        reason = "which another process uses" if error.errno == errno.EADDRINUSE else f"which failed: {error}"
+        raise ValueError(
+            f"openai_listen is {listen}, {reason}: stop that process, or give --openai-listen another address"
+        ) from None
 
 
 def _dialled(address: str) -> str:

@@ -74,6 +74,11 @@ class ServiceDiedError(Exception):
             super().__init__(f"the {child.name} ended with exit status {code}: {last}")
         self.child = child
 
+    @property
+    def drained(self) -> bool:
+        """Whether it is the scheduler, which ended as it does after `roster drain`."""
+        return self.child.name == SCHEDULER and self.child.returncode == 0
+
 
 class NotReadyError(Exception):
     """The services did not become ready in time."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from roster_client.client.errors import RosterError
+from roster_client.client.sync_client import SyncRosterClient
+from roster_client.options.connection import credentials
 from roster_client.serve.stack import Endpoints
-
-LETTING_GO_S = 4.0
-"""Seconds for the processes of a killed service to release their ports."""
+from roster_common.endpoints import LETTING_GO_S, check_free
 
 
 class AddressTaken(ValueError):
@@ -48,25 +48,17 @@ def is_taken(address: str) -> bool:
     host, _, port = address.rpartition(":")
     if not port.isdigit() or port == "0":
         return False
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("" if host == "*" else host, int(port)))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-        except OverflowError:  # a port above 65,535
-            return False
+    try:
+        check_free("" if host == "*" else host.strip("[]"), int(port))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    except OverflowError:  # a port above 65,535
+        return False
     return False
 
 
 def served_model(listen: str) -> str:
     """Returns the name of the model that a Roster service serves at an address, or "" if none answers."""
-    from roster_client.client.errors import RosterError
-    from roster_client.client.sync_client import SyncRosterClient
-    from roster_client.options.connection import credentials
-
     try:
         with SyncRosterClient(listen, credentials=credentials()) as client:
             return client.get_model(deadline_s=1).name

@@ -14,7 +14,8 @@ def labels_of(requests: Sequence[str]) -> dict[str, str]:
 
     A choice, "id/1", has the label of its request and the choice's index.
     """
-    ids = {request: _split(request, set(requests)) for request in requests}
+    known = set(requests)
+    ids = {request: _split(request, known) for request in requests}
     names = list(dict.fromkeys(base for base, _ in ids.values()))
     if any(len(name) > LONGEST for name in names):
         short = {name: f"#{number}" for number, name in enumerate(names, 1)}

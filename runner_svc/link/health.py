@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
-from roster_common.endpoints import split_address
+from roster_common.endpoints import check_free, split_address
 from roster_common.setting_sources import UnusableSettings
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 LIVENESS = ""
 RUNNER = "roster.runner"
 _THREADS = 4
-_LAST_PORT = 65_535
 
 
 class RunnerHealth:
@@ -42,9 +40,7 @@ class RunnerHealth:
 
         try:
             host, port = split_address(listen, "127.0.0.1:50066")
-            if port > _LAST_PORT:
-                raise ValueError(f"a port is at most {_LAST_PORT}")
-            _try(host, port)
+            check_free(host, port)  # gRPC would log the reason instead of raising it
             servicer = health.HealthServicer()
             server = grpc.server(ThreadPoolExecutor(_THREADS), options=(("grpc.so_reuseport", 0),))
             health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -73,10 +69,3 @@ class RunnerHealth:
 
             status = health_pb2.HealthCheckResponse
             self._servicer.set(service, status.SERVING if serves else status.NOT_SERVING)
-
-
-def _try(host: str, port: int) -> None:
-    """Raises OSError if the address can't be bound; gRPC would log the reason instead of raising it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))

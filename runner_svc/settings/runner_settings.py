@@ -165,8 +165,8 @@ class RunnerSettings(ServiceSettings):
     )
     profile: ProfileName = Field(
         "balanced",
-        description="As the scheduler's. quiet: while a GPU computes, the runner looks every millisecond whether it is "
-        "done, instead of polling, which uses a core.",
+        description="As the scheduler's. quiet: while a GPU computes, the runner checks every millisecond whether it "
+        "has finished, instead of polling, which keeps a core busy.",
         json_schema_extra=tuning("the scheduler's `profile` is quiet, or no core is free"),
     )
     health_listen: str = Field(

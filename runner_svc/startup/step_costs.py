@@ -45,7 +45,7 @@ class Step:
 def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     """Returns the steps that the runner can execute, those first without which the others say little."""
     slots = hello.num_slots
-    cases = [Step(1, 256), Step(min(8, slots), 256), Step(0, 0, 64), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
+    cases = [Step(1, 256), Step(0, 0, 64), Step(min(8, slots), 256), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
     cases += [
         Step(min(64, slots), 256),
         Step(0, 0, 1024),
@@ -72,8 +72,9 @@ def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
 
 
 def measured_step_costs(runner: Runner, on_gpu: bool) -> list[plan_pb2.StepCost]:
-    """Returns the times of the steps measured within `GPU_SECONDS` or `CPU_SECONDS`; none if the backend fails.
+    """Returns the times of the steps measured within `GPU_SECONDS` or `CPU_SECONDS`.
 
+    Returns none if the backend fails, or if there was no time for a prompt, about which decode steps say nothing.
     Leaves the runner without a session, and arbitrary values in its cache.
     """
     until_at = time.monotonic() + (GPU_SECONDS if on_gpu else CPU_SECONDS)
@@ -81,14 +82,16 @@ def measured_step_costs(runner: Runner, on_gpu: bool) -> list[plan_pb2.StepCost]
     costs: list[plan_pb2.StepCost] = []
     try:
         steps = steps_to_measure(measurement.hello)
-        measurement.fill_cache(steps)
         for number, step in enumerate(steps):
             if time.monotonic() > until_at:
                 break
+            measurement.fill_cache(step)
             warm_up, timed = (1, 3) if on_gpu else (int(number == 0), 1)
             costs += measurement.cost(step, warm_up, timed)
     except PlanFault as fault:
         log.warning("the steps can't be measured: the scheduler learns their times from results", reason=str(fault))
+        costs.clear()
+    if not any(cost.prompt_positions for cost in costs):
         costs.clear()
     runner.reset()
     return costs
@@ -102,16 +105,23 @@ class _Measurement:
         self.hello = runner.hello()
         self._rng = np.random.default_rng(0)
         self._in_flight: deque[LaunchedPlan] = deque()
+        self._filled = 0
         runner.reset()
 
-    def fill_cache(self, steps: list[Step]) -> None:
-        """Computes one block and copies it to all blocks that the steps read."""
+    def fill_cache(self, step: Step) -> None:
+        """Fills the blocks that the step reads: the first is computed, the others are copies of it.
+
+        Blocks that no step reads stay untouched: on a CPU, filling them takes longer than the steps.
+        """
         size = self.hello.block_size
-        most = max((step.rows * self._blocks(step) + -(-step.start // size) for step in steps), default=0) + 1
-        plan = plan_pb2.Plan(admissions=[self._admission(0, size, 0, np.array([1]))])
-        _set_extents(plan, [(0, 0, size, 0)])
-        self._execute([plan])
-        targets = np.arange(2, min(most, self.hello.num_blocks) + 1)
+        if not self._filled:
+            plan = plan_pb2.Plan(admissions=[self._admission(0, size, 0, np.array([1]))])
+            _set_extents(plan, [(0, 0, size, 0)])
+            self._execute([plan])
+            self._filled = 1
+        most = step.rows * self._blocks(step) + -(-step.start // size) + 1
+        targets = np.arange(self._filled + 1, min(most, self.hello.num_blocks) + 1)
+        self._filled += len(targets)
         parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
         for part in parts:
             ones = np.ones(len(part), "<i4").tobytes()

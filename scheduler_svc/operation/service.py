@@ -154,9 +154,17 @@ def _socket_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _metrics_server(settings: SchedulerSettings, loop: EngineLoop) -> MetricsServer | None:
+    """Closes the loop and raises OSError if the address can't be listened on, UnusableSettings if it is none."""
     if not settings.metrics_listen:
         return None
-    return MetricsServer(settings.metrics_listen, RosterCollector(loop.snapshots.ask))
+    try:
+        return MetricsServer(settings.metrics_listen, RosterCollector(loop.snapshots.ask))
+    except ValueError as error:
+        loop.close()
+        raise UnusableSettings(f"setting metrics_listen: {error}") from error
+    except OSError:
+        loop.close()
+        raise
 
 
 def _stop(loop: EngineLoop, number: int, frame: FrameType | None) -> None:

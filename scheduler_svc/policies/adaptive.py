@@ -52,7 +52,7 @@ class Adaptive(Policy):
         times = load.step_times
         if times is None or not times.known:
             return rest.within(self._trial)
-        step_s, left = self._target_s - times.delay_s(self._kept_share), load.prompt_left or math.inf
+        step_s, left = times.planned_s(self._target_s, self._kept_share), load.prompt_left or math.inf
         tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
         tokens = min(tokens, 2 * times.largest_prefill)  # the model does not extrapolate reliably
         return rest.within(max(self.parameters.min_tokens, tokens))

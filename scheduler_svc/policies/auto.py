@@ -10,7 +10,9 @@ wait for long ones, and none waits longer than in proportion to its length.
 
 *A deep queue*, of more than `_DEEP` steps of prompts, is a batch that came at once, or an overload: the first token is
 far away, and throughput counts. Requests with long outputs then go first (as in `ljf`), so that none is left to decode
-alone at the end, and prompts get at least half the time of the decoding rows, whatever the target says.
+alone at the end. Prompts get at least as much time as the decoding rows, and steps are large enough to be worth their
+overhead, whatever the target says. What the queue holds is compared with the present budget: one that has shrunk for
+whatever reason grows again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _LONGEST_DEFAULT_S = 0.035
 _SHORTEST_DEFAULT_S = 0.005
 _LEAST_ROW_STEPS = 2
 """A default target is at least this many decode steps of one row, however slow they are."""
-_UNHURRIED = 0.8
+_UNHURRIED = 0.75
 """Share of the target that prompts fill which do not end in the step."""
 _SLOW_SHARE = 0.008
 """Share of all steps that may miss the target: the 99th percentile of the gaps keeps it."""
@@ -54,7 +56,7 @@ class AutoParameters(PolicyParameters):
         default=64, ge=1, description="Prompt positions that every step may have, even if the target is then missed."
     )
     patience: float = Field(
-        default=2.0,
+        default=5.0,
         ge=0,
         description="A prompt goes behind those that arrive within this many times its own computing time; 0: in order "
         "of arrival.",
@@ -94,30 +96,35 @@ class Auto(Policy):
         if not target_s:
             return rest
         target_s = min(target_s, load.itl_target_s)
-        deep = (load.waiting_tokens + load.prompt_backlog) * times.position_s > _DEEP * target_s
-        if not load.decoding and deep:
-            return rest
-        step_s = target_s - times.delay_s(1 - min(_MOST_SLOW, _SLOW_SHARE / times.prompt_share))
+        slow_share = min(_MOST_SLOW, round(_SLOW_SHARE / max(_SLOW_SHARE, times.prompt_share), 2))
+        step_s = times.planned_s(target_s, 1 - slow_share)
+        tokens = self._within(step_s, load, times)
+        if load.waiting_tokens + load.prompt_backlog > _DEEP * tokens:
+            return self._deep_budget(step_s, load, times, rest)
         decode_s = times.seconds(0, load.decoding, load.context) if load.decoding else 0.0
-        if deep:
-            step_s = max(step_s, _WORTHWHILE * times.overhead_s)
-        if deep or decode_s >= step_s:
-            step_s = max(step_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
-        tokens, most = (
-            self._within(step_s * (1 if deep else _UNHURRIED), load, times),
-            self._within(step_s, load, times),
-        )
+        if decode_s >= step_s:
+            step_s = (1 + _LEAST_PROMPT_SHARE) * decode_s
+            tokens = self._within(step_s, load, times)
+        most = rest.prefill_tokens + rest.overflow
+        usual = min(rest.prefill_tokens, self._within(step_s * _UNHURRIED, load, times))
+        return Budget(usual, overflow=max(0, (min(most, tokens) if load.decoding else most) - usual))
+
+    def _deep_budget(self, step_s: float, load: Load, times: StepTimes, rest: Budget) -> Budget:
+        """Returns the budget where the queue is deep: whatever the target says, steps are large enough to be worth
+        their overhead, and prompts get at least as much time as decoding rows."""
         if not load.decoding:
-            most = rest.prefill_tokens + rest.overflow
-        prefill_tokens = min(tokens, rest.prefill_tokens)
-        return Budget(prefill_tokens, overflow=max(0, min(most, rest.prefill_tokens + rest.overflow) - prefill_tokens))
+            return rest
+        decode_s = times.seconds(0, load.decoding, load.context)
+        step_s = max(step_s, _WORTHWHILE * times.overhead_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
+        tokens = max(self._within(step_s, load, times), times.efficient_prefill - load.decoding)
+        return rest.within(tokens)
 
     def _within(self, step_s: float, load: Load, times: StepTimes) -> int:
         """Returns the prompt positions of a step of `step_s` seconds, at least `min_tokens`."""
         left = load.prompt_left or math.inf
         tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
         tokens = min(tokens, 2 * times.largest_prefill)  # the model does not extrapolate reliably
-        return max(int(self.parameters.min_tokens), int(tokens))
+        return int(max(self.parameters.min_tokens, tokens))
 
     def _target_s(self, setting_s: float | None, times: StepTimes) -> float:
         """Returns the service's ITL target in seconds; 0 if there is none."""

@@ -97,6 +97,17 @@ class StepTimes(Protocol):
         It includes launch, link and the scheduler's own delays.
         """
 
+    @property
+    def efficient_prefill(self) -> int:
+        """Returns the prompt positions of a step from which larger ones save little time per position."""
+
+    def planned_s(self, target_s: float, share: float) -> float:
+        """Returns the predicted time of steps with prompts, a share `share` of which take at most `target_s`.
+
+        It leaves room for `delay_s`, but for no more than a fifth of the target: a delay that does not depend on the
+        step's size is not avoided by smaller steps.
+        """
+
     def prefill_tokens_within(
         self, seconds: float, decode_rows: int, context: int, start: int = 0, left: float = math.inf
     ) -> float:

@@ -132,7 +132,9 @@ class Scheduler:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
         flight = applied.flight
         applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
-        self.step_times.note(flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s)
+        self.step_times.note(
+            flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s, applied.idle_s > 0
+        )
 
     @property
     def due_at(self) -> float:

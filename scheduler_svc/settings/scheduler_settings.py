@@ -121,8 +121,8 @@ class SchedulerSettings(ServiceSettings):
     itl_target_ms: float | None = Field(
         None,
         ge=0,
-        description="Time between tokens that the 99th percentile keeps under the policy `auto`, in milliseconds; 0: "
-        "none, throughput alone counts. Default: 8 decode steps of one row, 5 to 35 ms on a GPU.",
+        description="Target of the policy `auto` for the 99th percentile of the time between tokens, in milliseconds; "
+        "0: no target, throughput alone counts. Default: 8 decode steps of one row, 5 to 35 ms on a GPU.",
         json_schema_extra=EVERYONE,
     )
     policy_timeout_ms: float = Field(
@@ -134,15 +134,16 @@ class SchedulerSettings(ServiceSettings):
     profile: ProfileName = Field(
         "balanced",
         description="What the service is tuned for: sets depth, plan_lead_ms, busy_poll_us and flush_ms where they are "
-        "not given, and adapts them to the load. latency: the shortest waits, for some CPU; quiet: the least CPU.",
+        "not given, and adapts them to the load. latency: the shortest waits, at some cost in CPU; quiet: the least "
+        "CPU.",
         json_schema_extra=EVERYONE,
     )
     depth: int | None = Field(
         None,
         ge=1,
         le=3,
-        description="Maximum number of plans in flight per runner. Default: by `profile`, 2, and 3 where steps are "
-        "shorter than the way of a plan to its runner.",
+        description="Maximum number of plans in flight per runner. Default, by `profile`: 2, or 3 where a plan takes "
+        "longer to reach its runner than a step takes.",
         json_schema_extra=tuning("steps are long: fewer plans in flight shorten the wait of new requests"),
     )
     plan_lead_ms: float | None = Field(

@@ -129,7 +129,7 @@ class SimulatedRunners:
             self._serial += 1
             event = GotResult(session, number, self._result(session, plan))
             if self._reports_early:
-                event = _with_early(event, early_s)
+                event = _with_timings(event, early_s, seconds)
             heapq.heappush(self._done, (end_at + link_s, self._serial, event))
         self._sent.clear()
 
@@ -214,11 +214,12 @@ class StopPositions:
         return np.where(stopped, np.int32(STOP_TOKEN), np.frombuffer(tokens, "<i4")).astype("<i4").tobytes()
 
 
-def _with_early(event: GotResult, early_s: float) -> GotResult:
-    """Returns the result with the time by which its plan was early."""
+def _with_timings(event: GotResult, early_s: float, seconds: float) -> GotResult:
+    """Returns the result with the time by which its plan was early, and the time of its step."""
     result = plan_pb2.Result()
     result.CopyFrom(event.result)
     result.timings.early_ns = int(early_s * 1e9)
+    result.timings.forward_ns = int(seconds * 1e9)
     return GotResult(event.session, event.number, result)
 
 

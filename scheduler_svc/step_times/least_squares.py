@@ -30,11 +30,11 @@ class RunningSums:
             self.moment[i] = self.moment[i] * keep + x * value
         self.count += 1
 
-    def with_inputs_scaled(self, factor: float) -> RunningSums:
-        """Returns the sums of the same observations with all inputs `factor` times as large."""
+    def with_weight(self, weight: float, factor: float) -> RunningSums:
+        """Returns the sums of the same observations, each `weight` times, with all inputs `factor` times as large."""
         scaled = RunningSums(len(self.moment), math.inf)
-        scaled.gram = [[factor * factor * x for x in row] for row in self.gram]
-        scaled.moment = [factor * x for x in self.moment]
+        scaled.gram = [[weight * factor * factor * x for x in row] for row in self.gram]
+        scaled.moment = [weight * factor * x for x in self.moment]
         scaled.count = self.count
         return scaled
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import mul
 from typing import Any
 
@@ -34,8 +34,18 @@ _REFIT_EVERY = 8
 _MEMORY = 500.0
 _SEED_WEIGHT = 2
 """Observed steps that one measured step outweighs."""
-_DECODE_SAMPLE = 16
-"""One of this many decode steps is observed: they are frequent and alike."""
+_DECODE_SAMPLE, _MIXED_SAMPLE = 16, 2
+"""One of this many decode steps, and steps with prompts, is observed; all with prompts until the model predicts."""
+_SEED_SHARE = 0.5
+"""Weight of the measured steps, relative to that of the observed ones. A service whose steps are all alike says nothing
+about others, and a budget from such a fit would keep them alike."""
+_DRIFTS = (0.25, 4.0)
+_MOST_DELAY = 0.2
+"""Share of a target that delays may take: a delay that does not depend on the step's size is not avoided by smaller
+steps, which only take longer in all."""
+_EFFICIENT = 1.15
+"""Time per position, relative to the least measured one, from which on a prompt's chunk is large enough."""
+_UNMEASURED_EFFICIENT = 512
 _DRIFT_MEMORY = 50
 """Observations over which the ratio of observed to measured steps is averaged."""
 _SHARE_MEMORY = 256
@@ -51,7 +61,7 @@ Inputs = tuple[float, float, float, float, float, float]
 class StepTimeModel:
     """Step times of one runner. Policies read it as `StepTimes`."""
 
-    def __init__(self, tile_tokens: int = 1, on_gpu: bool = False, costs: Iterable[plan_pb2.StepCost] = ()) -> None:
+    def __init__(self, tile_tokens: int = 1, on_gpu: bool = False, costs: Sequence[plan_pb2.StepCost] = ()) -> None:
         """`costs`: steps that the runner measured at start. `tile_tokens`: as in Hello."""
         self.on_gpu = on_gpu
         self.largest_prefill = 0
@@ -65,10 +75,13 @@ class StepTimeModel:
         self._weights = self._seed_weights = [0.0] * len(_SCALE)
         self._drift = 1.0
         self._noted: deque[tuple[Any, Any, int, float, float]] = deque(maxlen=_MOST_NOTED)
-        self._ticks = self._fitted = 0
+        self._decode_ticks = self._mixed_ticks = self._fitted = 0
+        self._delay: tuple[float, float] | None = None  # the last share and its delay
         self.recent = RecentSteps()
         """Times of the last steps as the scheduler saw them, without the runner's waits for late plans."""
         self._measured_row_s = 0.0
+        self.efficient_prefill = _UNMEASURED_EFFICIENT
+        """Prompt positions of a step from which larger ones save little time per position."""
         self._seed_with(costs)
 
     @classmethod
@@ -76,7 +89,7 @@ class StepTimeModel:
         """Returns the model of the runner that `hello` describes."""
         return cls(hello.tile_tokens, hello.device.startswith("cuda"), hello.step_costs)
 
-    def _seed_with(self, costs: Iterable[plan_pb2.StepCost]) -> None:
+    def _seed_with(self, costs: Sequence[plan_pb2.StepCost]) -> None:
         for cost in costs:
             seconds, prompt, start = cost.step_ns * 1e-9, cost.prompt_positions, cost.prompt_start
             if seconds <= 0:
@@ -89,36 +102,54 @@ class StepTimeModel:
                 self._measured_row_s = seconds
         self._fit()
         self._seed_weights = self._weights
+        alone = sorted(
+            (cost.prompt_positions, cost.step_ns / cost.prompt_positions)
+            for cost in costs
+            if cost.prompt_positions and not cost.decode_rows and not cost.prompt_start
+        )
+        least = min((each for _, each in alone), default=0.0)
+        enough = [positions for positions, each in alone if each <= _EFFICIENT * least]
+        self.efficient_prefill = min(enough, default=_UNMEASURED_EFFICIENT)
 
     # ------------------------------------------------------------------ observations
 
-    def note(self, starts: Any, counts: Any, num_decode: int, step_s: float, runner_s: float) -> None:
+    def note(
+        self, starts: Any, counts: Any, num_decode: int, step_s: float, runner_s: float, waited: bool = False
+    ) -> None:
         """Notes a step whose rows, decoding ones first, have these starts and counts (int32 [R] each).
 
         `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
-        0 if it did not. The arrays must not change afterwards.
+        0 if it did not. `waited`: the runner had no plan before this one, so that `step_s` includes its way; it then
+        says nothing about the step. The arrays must not change afterwards.
         """
         has_prompts = num_decode < len(starts)
         self.prompt_share += (has_prompts - self.prompt_share) / _SHARE_MEMORY
-        if not has_prompts:
-            self._ticks += 1
-            if self._ticks % _DECODE_SAMPLE:
+        if has_prompts:
+            self._mixed_ticks += 1
+            if self._mixed_ticks % _MIXED_SAMPLE and self.known:
                 return
-        if step_s > 0:
+        else:
+            self._decode_ticks += 1
+            if self._decode_ticks % _DECODE_SAMPLE:
+                return
+        if step_s > 0 and (runner_s > 0 or not waited):
             self._noted.append((starts, counts, num_decode, step_s, runner_s))
 
     def _observe(self) -> None:
         """Uses the noted steps."""
-        while self._noted:
-            starts, counts, num_decode, step_s, runner_s = self._noted.popleft()
+        noted = self._noted
+        while noted:
+            starts, counts, num_decode, step_s, runner_s = noted.popleft()
             seconds = runner_s or step_s
             inputs, prompts = self._inputs_of(starts, counts, num_decode)
             self.largest_prefill = max(self.largest_prefill, prompts)
             if prompts and num_decode and self.known:
                 self._tail.add(step_s - self._predicted(inputs))
+                self._delay = None
             measured_s = self._predicted(inputs, self._seed_weights)
             if measured_s > 0:
-                self._drift += (seconds / measured_s - self._drift) / _DRIFT_MEMORY
+                ratio = min(_DRIFTS[1], max(_DRIFTS[0], seconds / measured_s))
+                self._drift += (ratio - self._drift) / _DRIFT_MEMORY
             sums = self._mixed if prompts else self._decode
             sums.add([x / seconds for x in inputs], 1.0)
             if self._decode.count + self._mixed.count - self._fitted >= _REFIT_EVERY:
@@ -126,7 +157,11 @@ class StepTimeModel:
 
     def _fit(self) -> None:
         self._fitted = self._decode.count + self._mixed.count
-        self._weights = solve((self._seed.with_inputs_scaled(1 / self._drift), self._decode, self._mixed))
+        seed = self._seed
+        if seed.count:
+            observed = min(_MEMORY, self._decode.count) + min(_MEMORY, self._mixed.count)
+            seed = seed.with_weight(max(1.0, _SEED_SHARE * observed / seed.count), 1 / self._drift)
+        self._weights = solve((seed, self._decode, self._mixed))
 
     # ------------------------------------------------------------------ what the timing of plans reads
 
@@ -181,7 +216,16 @@ class StepTimeModel:
     def delay_s(self, share: float) -> float:
         """Returns the seconds, at least 0, by which a share `share` of steps with prompts take at most longer."""
         self._observe()
-        return self._tail.quantile_s(share)
+        if self._delay is None or self._delay[0] != share:
+            self._delay = share, self._tail.quantile_s(share)
+        return self._delay[1]
+
+    def planned_s(self, target_s: float, share: float) -> float:
+        """Returns the predicted time of steps with prompts, a share `share` of which take at most `target_s`.
+
+        It leaves room for their delays, but for no more than a fifth of the target.
+        """
+        return target_s - min(self.delay_s(share), _MOST_DELAY * target_s)
 
     def prefill_tokens_within(
         self, seconds: float, decode_rows: int, context: int, start: int = 0, left: float = math.inf

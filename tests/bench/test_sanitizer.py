@@ -73,10 +73,10 @@ def checked(sanitizer: Sanitizer, tool: str, group: str, jobs: int = 2) -> Verdi
 def test_every_kernel_is_looked_at() -> None:
     """A filter that matches no kernel checks nothing and succeeds, so the names must be those of the kernels."""
     sources = [path.read_text("utf-8") for path in (ROOT / "kernels").glob("*.cu")]
-    kernels = [re.search(r'extern "C" __global__[^;{]*?(\w+)\(\n', source) for source in sources]
+    kernels = [re.findall(r'extern "C" __global__[^;{]*?(\w+)\(\n', source) for source in sources]
+    assert all(kernels)
     named = [name for group in GROUPS.values() for name in group.kernels]
-    assert set(named) == {kernel[1] for kernel in kernels if kernel}
-    assert len(set(named)) == len(sources)
+    assert set(named) == {name for found in kernels for name in found}
     uncached = {name for group in GROUPS.values() if not group.captures for name in group.kernels}
     assert uncached == set(named)  # each is also launched where memcheck sees the ends of tensors
     files = [file for group in GROUPS.values() for file in group.files]
@@ -167,7 +167,7 @@ def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkey
     for group in GROUPS.values():
         for file in group.files:
             source = (folder / f"{file}.py").read_text("utf-8")
-            captures = any(name in source for name in ("gpu_backends import", "import CudaSteps", "load_cuda_backend("))
+            captures = any(name in source for name in ("gpu_backends", "import CudaSteps", "load_cuda_backend("))
             assert captures == group.captures, file
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # as a manual command may have left it
     for name in ("backend", "roster"):

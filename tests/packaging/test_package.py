@@ -95,7 +95,7 @@ def test_a_wheel_has_the_commit_and_absolute_links(tmp_path: Path, monkeypatch: 
     assert distribution.version_line("roster").endswith(" (commit 1a2b3c4)")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert f"](https://code.example/team/roster/raw/v{version}/docs/images/timeline.svg)" in metadata
-    assert f"](https://code.example/team/roster/blob/v{version}/docs/operators.md#" in metadata
+    assert f"](https://code.example/team/roster/blob/v{version}/docs/policies.md#" in metadata
     assert re.findall(r"\]\((?!https://code\.example/)\S+\)", metadata) == []
     assert "Project-URL: Source, https://code.example/team/roster\n" in metadata
 

@@ -1,10 +1,20 @@
-"""Addresses: loopback, IPv6, and which targets gRPC dials without a proxy."""
+"""Addresses: loopback, IPv6, whether they are free, and which targets gRPC dials without a proxy."""
 
 from __future__ import annotations
 
+import errno
+import socket
+
 import pytest
 
-from roster_common.endpoints import WITHOUT_PROXY, is_loopback_host, needs_ipv6, proxy_options, split_address
+from roster_common.endpoints import (
+    WITHOUT_PROXY,
+    check_free,
+    is_loopback_host,
+    needs_ipv6,
+    proxy_options,
+    split_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +37,20 @@ def test_addresses() -> None:
             split_address(wrong, "example:1")
     with pytest.raises(ValueError, match=r"write IPv6 in brackets, such as \[::1\]:50061"):
         split_address("::1:50061", "x")
+    with pytest.raises(ValueError, match="'host:65536' is not an address: a port is at most 65535"):
+        split_address("host:65536", "x")
+
+
+def test_an_address_is_free_until_a_process_listens() -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        holder.listen()
+        with pytest.raises(OSError) as taken:
+            check_free("127.0.0.1", port)
+        assert taken.value.errno == errno.EADDRINUSE
+    check_free("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen=", "--l
         ("--listen=nowhere", "is not an address"),
         ("--listen=192.0.2.1:50061", "Cannot assign requested address; set another address\n"),
         ("--tokens=/nope", "the token file /nope can't be read: No such file or directory\n"),
+        ("--metrics-listen=127.0.0.1:65536", "setting metrics_listen: '127.0.0.1:65536' is not an address"),
     ],
 )
 def test_settings_that_can_not_be_used_are_told_in_a_sentence(flag: str, sentence: str) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,21 +61,13 @@ def append_record(path: Path, record: PeerRecord) -> None:
 
 def card() -> tuple[str, str]:
     """Returns the first GPU's UUID and name, without touching it. Without a GPU, both are the processor's name."""
-    if shutil.which("nvidia-smi"):
-        lines = _query("uuid,name")
-        if lines:
-            uuid, _, name = lines[0].partition(", ")
-            return uuid, name
+    if lines := provenance.query_gpus("uuid,name"):
+        uuid, _, name = lines[0].partition(", ")
+        return uuid, name
     return provenance.processor(), provenance.cpu_card()
 
 
 def used_mib() -> int:
     """Returns the used memory of the first GPU in MiB, 0 without a GPU."""
-    lines = _query("memory.used") if shutil.which("nvidia-smi") else []
+    lines = provenance.query_gpus("memory.used")
     return int(lines[0].split()[0]) if lines and lines[0].split()[0].isdigit() else 0
-
-
-def _query(fields: str) -> Sequence[str]:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [] if answer.returncode else answer.stdout.strip().splitlines()

@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from bench.common.traces import TRACES
+from bench.common.traces import CONVERSATIONS
 from bench.gpu_comparison.peers.parts import AT_ONCE, DECODE_ROWS, PADDED, Part
 from roster_client.bench.load.prompts import token_prompts
 from roster_client.bench.load.workload import Arrivals, LoadRequest, Workload, make_workload, repeated
 from scheduler_svc.simulator.trace import Trace, TraceRequest, read_trace
 
-TRACE = "azure_conv_2023_busiest2000.csv"
 TRACE_ROWS = 512
 PROMPT_CAP = 4096
 DECODE_PROMPT, DECODE_FIRST, DECODE_LAST = 512, 128, 256
@@ -83,7 +82,7 @@ def workload(recipe: Recipe, decode_rows: int = 0, id_prefix: str = "") -> Workl
 
 
 def _conversations(recipe: Recipe) -> Trace:
-    trace = read_trace(TRACES / TRACE).first(TRACE_ROWS)
+    trace = read_trace(CONVERSATIONS).first(TRACE_ROWS)
     capped = (replace(row, prompt_tokens=min(PROMPT_CAP, row.prompt_tokens)) for row in trace.requests)
     return replace(trace, requests=tuple(capped)).divided(recipe.prompt_divisor, recipe.output_divisor)
 

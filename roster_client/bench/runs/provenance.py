@@ -86,13 +86,18 @@ def cpu_card() -> str:
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores"
 
 
+def query_gpus(fields: str) -> list[str]:
+    """Returns the fields of nvidia-smi's `--query-gpu`, a line for each GPU; [] if there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [] if answer.returncode else [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+
+
 def gpu_card() -> str | None:
     """Returns the name of this machine's NVIDIA GPU, with their number if there are several; None if it has none."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-    if answer.returncode or not names:
+    names = query_gpus("name")
+    if not names:
         return None
     return names[0] if len(names) == 1 else f"{len(names)} × {names[0]}"

@@ -10,7 +10,7 @@ STEP = 64
 HALF_ROWS = (32, 24, 16)
 """Rows of gate in a tile of kernels/expert_product.cu."""
 JOB_ROWS = (8, 16, 32, 64, 128)
-"""What the most rows of a job of kernels/expert_product.cu can be."""
+"""Possible maximum numbers of rows of a job of kernels/expert_product.cu."""
 TILE_JOB_ROWS = (128, 160)
 """The same of kernels/expert_tiles.cu."""
 
@@ -27,15 +27,15 @@ class Variant(Protocol):
 
     @property
     def job_rows(self) -> int:
-        """Most rows of a job."""
+        """Maximum number of rows of a job."""
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
 
     @property
     def blocks(self) -> int:
-        """Of a multiprocessor."""
+        """Blocks per multiprocessor."""
 
     @property
     def box_rows(self) -> int:
@@ -43,7 +43,7 @@ class Variant(Protocol):
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Bytes of shared memory that a block uses."""
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -59,7 +59,7 @@ class Variant(Protocol):
         """Returns the rows of an expert's matrix that are copied at once."""
 
     def balanced(self, jobs: int, outputs: int, multiprocessors: int) -> Variant:
-        """Returns the variant for gated products of `jobs` jobs, which are few."""
+        """Returns the variant for gated products of a small number of jobs, `jobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ class ExpertVariant:
 
     @property
     def stages(self) -> int:
-        """As many as fit, with two barriers of 8 bytes for each."""
+        """Stages of a block: as many as fit, with two barriers of 8 bytes for each."""
         left = self._SHARED_BYTES // self.blocks - self._sum_bytes
         return min(self._MAX_STAGES, left // (self._stage_bytes + _BARRIER_BYTES))
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Bytes of shared memory that a block uses."""
         return self.stages * (self._stage_bytes + _BARRIER_BYTES) + self._sum_bytes
 
     @property
@@ -144,12 +144,12 @@ class TilesVariant:
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """Stages of a block: as many as fit."""
         return self._SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Bytes of shared memory that a block uses."""
         return self.stages * (self._stage_bytes + _BARRIER_BYTES)
 
     @property

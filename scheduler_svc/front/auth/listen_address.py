@@ -12,10 +12,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from roster_common.endpoints import split_address
-
-LETTING_GO_S = 4.0
-"""Seconds for the workers of a killed scheduler to release its port."""
+from roster_common.endpoints import LETTING_GO_S, check_free, split_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ def reserve(listen: str) -> ReservedAddress:
     host, port = split_address(listen, "127.0.0.1:50061")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        _await_free(family, host, port)
+        _await_free(host, port)
         holder = socket.socket(family, socket.SOCK_STREAM)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((host, port))
@@ -45,7 +42,7 @@ def reserve(listen: str) -> ReservedAddress:
     return ReservedAddress(f"{listen.rpartition(':')[0]}:{holder.getsockname()[1]}", holder)
 
 
-def _await_free(family: socket.AddressFamily, host: str, port: int) -> None:
+def _await_free(host: str, port: int) -> None:
     """Waits until no other process listens on the port. Raises OSError if it stays taken.
 
     The workers of a scheduler that was killed release its port within a moment.
@@ -53,16 +50,9 @@ def _await_free(family: socket.AddressFamily, host: str, port: int) -> None:
     deadline_s = time.monotonic() + LETTING_GO_S
     while True:
         try:
-            _refuse_taken(family, host, port)
+            check_free(host, port)
             return
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline_s:
                 raise
         time.sleep(0.05)
-
-
-def _refuse_taken(family: socket.AddressFamily, host: str, port: int) -> None:
-    """Raises OSError if the port is in use. With SO_REUSEPORT, two services of one user would share it by mistake."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))

@@ -131,6 +131,8 @@ OTHER_WRITERS = {
     "check.__main__",
     "client_agreement.__main__",
     "common.provenance",
+    "gpu_comparison.peers.load",  # a job for its processes
+    "gpu_comparison.peers.servers",  # a tokenizer's configuration
 }
 
 

@@ -134,7 +134,7 @@ def test_errors_are_records_and_a_run_is_continued(server: str, tmp_path: Path) 
     assert out.read_text().startswith(before) and out.read_text().count("\n") == 8
     answer(records(out)["new"])
     done = batch("-s", "127.0.0.1:1", requests, out)  # nothing is left that needs a server
-    assert done.exit_code == ExitCode.INCOMPLETE and "has all 8 already" in done.stderr
+    assert done.exit_code == ExitCode.INCOMPLETE and "has all 8 already, 6 of them with an error." in done.stderr
     with pytest.MonkeyPatch.context() as patch:
         full = OSError(errno.ENOSPC, "No space left on device")
         patch.setattr(OutputFile, "write", lambda *_: (_ for _ in ()).throw(full))

@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from roster_client.client.requests import Message, OnDisconnect, Options, build_prompt, build_request, call_metadata
+from roster_client.client.requests import (
+    AnyMessage,
+    Message,
+    OnDisconnect,
+    Options,
+    build_prompt,
+    build_request,
+    call_metadata,
+)
 from roster_protos import inference_pb2 as pb
 
 
@@ -74,7 +82,8 @@ def test_prompts() -> None:
     assert build_prompt("hi", raw=True) == pb.Prompt(text="hi")
     parts = [{"type": "text", "text": "a"}, "b"]
     dicts = [{"role": "user", "content": "hi", "name": None}, {"role": "tool", "content": None}]
-    chat = build_prompt([*dicts, {"role": "user", "content": parts}, Message("assistant", "c")]).chat
+    mixed: list[AnyMessage] = [*dicts, {"role": "user", "content": parts}, Message("assistant", "c")]
+    chat = build_prompt(mixed).chat
     told = [(m.role, [part.text for part in m.parts]) for m in chat.messages]
     assert told == [("user", ["hi"]), ("tool", []), ("user", ["a", "b"]), ("assistant", ["c"])]
 
@@ -84,6 +93,9 @@ def test_prompts() -> None:
     [
         ([1, Message("user", "hi")], "not both"),
         (["words"], "type str"),
+        (b"words", "got a bytes"),
+        ({"role": "user", "content": "hi"}, "got a dict"),
+        (3.5, "got a float"),
         ([{"role": "user"}], "'role'"),
         ([{"content": "hi"}], '"role" and "content"; got \'content\''),
         ([{"role": "assistant", "content": None, "tool_calls": []}], "'tool_calls'"),

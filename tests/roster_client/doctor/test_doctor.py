@@ -78,11 +78,11 @@ def test_models(tmp_path: Path) -> None:
 
 
 def test_gateways_that_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses.shutil, "which", lambda name, path: "/bin/smg")
+    monkeypatch.setattr(addresses, "gateway_program", lambda: "/bin/smg")
     locked = SchedulerSettings(tokens=Path("tokens"))
     assert addresses.gateway(locked).state is State.WARNING
     assert addresses.gateway(locked.model_copy(update={"gateway_listen": "127.0.0.1:1"})).state is State.OK
-    monkeypatch.setattr(addresses.shutil, "which", lambda name, path: None)
+    monkeypatch.setattr(addresses, "gateway_program", lambda: None)
     assert addresses.gateway(locked).state is State.NOTE
 
 

@@ -162,3 +162,15 @@ async def test_a_cancelled_caller_cancels_the_request() -> None:
         while len(session.sent) < 2:
             await asyncio.sleep(0.001)
     assert [action.WhichOneof("action") for action in session.sent] == ["generate", "cancel"]
+
+
+async def test_the_first_of_several_requests_with_an_error_is_named_once() -> None:
+    client, _ = bulk(lambda number, message: broken(), patience_s=0.0)
+    answered: list[None] = []
+    async with client:
+        with pytest.raises(UnavailableError) as error:
+            await client.ask_all([build_request([5], {}), build_request([6], {})], lambda: answered.append(None))
+        assert error.value.message.startswith("prompt 0: ") and error.value.message.count("prompt") == 1
+        with pytest.raises(UnavailableError) as alone:
+            await client.ask_all([build_request([5], {})])
+    assert "prompt" not in alone.value.message and answered == []

@@ -14,6 +14,7 @@ import pytest
 
 from roster_client import LLM
 from roster_client.offline.own_services import Settings
+from roster_common import extras
 from tests.support.roster_command import assert_gone
 from tests.support.thoroughness import choice
 
@@ -37,6 +38,7 @@ async def cell():
     (raw,) = llm.generate("one", raw=True, max_tokens=2, prompt_token_ids=True)
     assert len(raw.started.prompt_token_ids) == 3 and len(raw.token_ids) == 2
     assert [len(a.token_ids) for a in llm.generate([5, 6, 7], max_tokens=3)] == [3] and llm.generate([]) == []
+    assert [len(a.token_ids) for a in llm.generate((text for text in "ab"), max_tokens=2)] == [2, 2]
     try:
         llm.generate(["good", "bad"], each=[{}, {"temperature": -1}], max_tokens=4000)
     except InvalidRequestError as error:
@@ -52,6 +54,11 @@ sys.stdin.readline()
 try:
     llm.generate("one")
 except ServicesFailedError as error:
+    print(error, flush=True)
+llm.close()
+try:
+    llm.generate("one")
+except RuntimeError as error:
     print(error, flush=True)
 """
 
@@ -88,6 +95,7 @@ def test_it_answers_and_leaves_nothing_running(tmp_path: Path, end: str) -> None
             runner.kill()
             output, _ = process.communicate("\n", timeout=60)
             assert output.startswith("the runner ended with signal 9") and "(log: services.log)" in output
+            assert output.endswith("\nthe services are closed: make another LLM\n")
         process.wait(60)
         assert_gone(started, 30)
     assert "a runner joined" in (tmp_path / "services.log").read_text()
@@ -96,10 +104,21 @@ def test_it_answers_and_leaves_nothing_running(tmp_path: Path, end: str) -> None
 def test_wrong_settings_are_named_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="unknown setting polcy"):
         LLM("tiny", polcy="fair")
-    with pytest.raises(TypeError, match="unknown setting listen"):
+    with pytest.raises(TypeError, match="listen can't be set: the services listen on free loopback ports"):
         LLM("tiny", listen="127.0.0.1:1")
     settings = Settings({"policy": "fair", "model": "m", "log_level": "error", "tenant_limits": {"*": {"running": 1}}})
     assert settings.scheduler == {
         "policy": "fair", "log_level": "error", "tenant_limits": '{"*": {"running": 1}}'
     }  # fmt: skip
     assert settings.runner == {"model": "m", "log_level": "error"}
+    with pytest.raises(ValueError, match="setting slots"):
+        Settings({"model": "m", "slots": 0})
+
+
+def test_extras_are_checked_for_the_device_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "missing", lambda modules: ["torch"] if "torch" in modules else [])
+    monkeypatch.setenv("ROSTER_RUNNER_KEY", "of other services")
+    with pytest.raises(ValueError, match=r"missing torch.*roster-serve\[runner\]"):
+        Settings({"model": "m"})
+    monkeypatch.setenv("ROSTER_DEVICE", "hash")
+    assert Settings({"model": "m"}).runner == {"model": "m"}

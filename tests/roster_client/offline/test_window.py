@@ -41,6 +41,17 @@ async def test_a_place_that_a_cancelled_caller_just_got_is_free_again() -> None:
     assert inside(await entered(window, 1)) == 1
 
 
+async def test_callers_cancelled_while_places_become_free_just_end() -> None:
+    window = Window(1)
+    waiting = (await entered(window, 3))[1:]
+    for task in waiting:
+        task.cancel()
+    window.leave()  # passes over both before they run
+    await asyncio.wait(waiting)
+    assert all(task.cancelled() for task in waiting)
+    assert inside(await entered(window, 1)) == 1
+
+
 async def test_a_refusal_waits_for_the_given_time_or_an_answer() -> None:
     window = Window(8)
     assert inside(await entered(window, 8)) == 8

@@ -31,7 +31,7 @@ def refusal(*arguments: str) -> str:
 
 
 def test_the_extra_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "missing", list)
     assert "pip install 'roster-serve[openai]'" in refusal("--openai")
 
 

@@ -7,9 +7,12 @@ import re
 import shlex
 import signal
 import urllib.request
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from roster_client.cli import app
 from roster_client.client.errors import UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
@@ -55,15 +58,19 @@ def test_a_signal_during_the_start_stops_what_was_started() -> None:
         assert_gone(started)
 
 
-@pytest.mark.parametrize("victim", choice(["runner", "scheduler"], in_ci=["scheduler"]))
-def test_it_ends_if_a_service_dies(victim: str) -> None:
+@pytest.mark.parametrize("victim", choice(["runner", "scheduler", "drained"], in_ci=["scheduler"]))
+def test_it_ends_if_a_service_ends(victim: str) -> None:
     with roster_command(*SERVE) as command:
         wait_ready(command)
         started = command.descendants()
-        command.service(f"{victim}_svc.main").kill()
-        assert command.exit_status() == ExitCode.FAILED
+        if victim == "drained":
+            command.service("scheduler_svc.main").terminate()
+            assert command.exit_status() == ExitCode.OK and command.lines[-1] == "Drained and stopped."
+        else:
+            command.service(f"{victim}_svc.main").kill()
+            assert command.exit_status() == ExitCode.FAILED
+            assert f"the {victim} ended with signal 9 (Killed): it was killed" in command.output
         assert_gone(started)
-        assert f"the {victim} ended with signal 9 (Killed): it was killed" in command.output
 
 
 @pytest.mark.parametrize("end", choice(["gateway", "parent", "signal"], in_ci=["gateway"]))
@@ -72,6 +79,7 @@ def test_it_serves_the_openai_api_until_the_end(end: str) -> None:
     with roster_command(*SERVE, "--openai") as command:
         url = command.wait_for(lambda line: line.startswith("OpenAI API: ")).removeprefix("OpenAI API: ")
         curl = command.wait_for(lambda line: line.startswith("Try: curl")).removeprefix("Try: ")
+        assert not any("request failed" in line for line in command.lines), command.output
         with urllib.request.urlopen(f"{url}/models", timeout=20) as answer:
             assert [model["id"] for model in json.load(answer)["data"]] == ["hash"]
         program, asked, *options = shlex.split(curl)
@@ -114,6 +122,26 @@ def test_settings_that_can_not_be_used_are_a_sentence(
     with pytest.raises(ValueError) as refusal:
         Endpoints.from_settings()
     assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--tokens", "tokens"], "tokens is set, and this command calls the service too: set ROSTER_TOKEN"),
+        (
+            ["--tls-cert", "a", "--tls-key", "b"],
+            "tls_cert is set, and this command calls the service too: set ROSTER_TLS",
+        ),
+    ],
+)
+def test_it_does_not_start_what_it_could_not_call(
+    given: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tokens", "a", "b"):
+        (tmp_path / name).touch()
+    result = CliRunner().invoke(app, [*SERVE, *given], terminal_width=200)
+    assert result.exit_code == ExitCode.USAGE and sentence in result.stderr, result.output
 
 
 def test_addresses_and_free_ports_exclude_each_other() -> None:

@@ -83,4 +83,4 @@ def test_watchers_hear_when_a_step_is_done_and_how_long_it_ran() -> None:
     kinds = [(row.kind, row.count) for report in reports for row in report.rows]
     prefill, decode = admin_pb2.ROW_KIND_PREFILL, admin_pb2.ROW_KIND_DECODE
     assert kinds[:4] == [(prefill, 8), (prefill, 4), (decode, 1), (decode, 1)]
-    assert {report.policy for report in reports} == {"fcfs"}
+    assert {report.policy for report in reports} == {"auto"}

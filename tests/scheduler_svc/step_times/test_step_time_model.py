@@ -120,10 +120,32 @@ def test_a_runner_that_became_slower_is_followed_and_prompts_are_not_forgotten_m
     slower = seconds_by(model, prompt)
     assert slower == pytest.approx(1.5 * seconds_of(*prompt, 128), rel=0.06)
     for number in range(50_000):
-        note(model, ([(1000, 1)] * 30, []), 1.5 * seconds_of([(1000, 1)] * 30, []))
+        note(model, ([(1000, 1)] * 30, []), 1.5 * seconds_of([(1000, 1)] * 30, [], 128))
         if not number % 1000:
             model.position_s  # noqa: B018
     assert seconds_by(model, prompt) == pytest.approx(slower, rel=0.1)
+
+
+def test_a_time_that_contains_the_plans_way_says_nothing_about_the_step() -> None:
+    model = StepTimeModel(costs=costs_of(seconds_of))
+    one: Step = [(500, 1)] * 8, [(0, 300)]
+    expected_s = seconds_by(model, one)
+    starts, counts = np.array([*one[0], *one[1]], np.int32).T
+    for _ in range(500):
+        model.note(starts, counts, 8, 0.5, 0.0, waited=True)
+    assert seconds_by(model, one) == pytest.approx(expected_s)
+
+
+def test_delays_take_at_most_a_fifth_of_a_target() -> None:
+    model = StepTimeModel(costs=costs_of(seconds_of))
+    assert model.planned_s(0.03, 0.99) == pytest.approx(0.03 - model.delay_s(0.99)) and model.delay_s(0.99) < 0.006
+    one: Step = [(500, 1)] * 8, [(0, 300)]
+    for _ in range(500):
+        note(model, one, seconds_of(*one) + 0.02, seconds_of(*one))
+        model.position_s  # noqa: B018
+    assert model.delay_s(0.99) > 0.019
+    assert model.planned_s(0.03, 0.99) == pytest.approx(0.024)
+    assert seconds_by(model, one) == pytest.approx(seconds_of(*one), rel=0.03), "the runner's own time counts"
 
 
 def test_the_tail_is_the_share_of_steps_that_take_longer() -> None:
