@@ -131,7 +131,7 @@ def _print(message: str) -> None:
 
 
 def _sentence(error: RosterError) -> str:
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError) and error.retry_after_s is None:  # else a server has answered
         other = "at this address" in str(error)
         hint = "Check the address, and the options of TLS." if other else "Is `roster serve` running?"
         return f"The server is not available: {error}. {hint}"

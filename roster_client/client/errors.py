@@ -58,7 +58,9 @@ class RosterError(Exception):
         fields = [f"{v.field}: {v.description}" for v in self.violations if v.description not in self.message]
         text = "; ".join([self.message, *fields]) if self.message else "; ".join(fields)
         text = text or f"the call failed with {self.code.name}"
-        return text if self.retry_after_s is None else f"{text} (try again in {self.retry_after_s:g} s)"
+        if self.retry_after_s is None:
+            return text
+        return f"{text.removesuffix('; try again')} (try again in {self.retry_after_s:g} s)"
 
 
 class InvalidRequestError(RosterError):

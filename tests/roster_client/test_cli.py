@@ -101,6 +101,13 @@ def test_an_unavailable_server(command: tuple[str, ...]) -> None:
     assert result.stderr.startswith("The server is not available") and result.stderr.count("\n") == 1
 
 
+def test_a_server_without_a_model_has_its_own_words(server: ScriptedServer) -> None:
+    server.script = refuse(14, "no model is being served yet; try again", retry_s=1)
+    result = roster("generate", "-s", server.target, "hi")
+    assert result.exit_code == ExitCode.UNAVAILABLE
+    assert result.stderr == "no model is being served yet (try again in 1 s)\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("generate",), ("generate", "--max-tokens", "0", "hi"), ("generate", "--tenant", "müller", "hi"), ("nonsense",)],
