@@ -184,6 +184,7 @@ def test_nothing_runs_after_ctrl_c(
     peer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "waits")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
     def press() -> None:
         while not (peer / "engine").exists() or not (peer / "engine").read_text():
