@@ -241,8 +241,10 @@ class StepTimeModel:
         per_pair = self._weights[5] * _SCALE[5]
         rest = seconds - self._predicted((1.0, 1.0, 0.0, *self._inputs(0, decode_rows, context, 0.0)[3:]))
         rest -= per_token * decode_rows
-        if rest <= 0 or (per_token <= 0 and per_pair <= 0):
-            return rest / per_token if per_token > 0 else math.copysign(math.inf, rest)
+        if rest <= 0:
+            return rest / per_token if per_token > 0 else -math.inf
+        if per_token <= 0 and per_pair <= 0:
+            return 2 * self.largest_prefill
         tokens = _positive_root(per_pair / 2, per_token + per_pair * start, rest)
         if tokens > left:
             rest -= per_pair * start * left

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bench.common.traces import CONVERSATIONS
 from bench.serving.__main__ import (
     LOAD,
     POLICIES,
-    TRACE,
     make_trace,
     make_work,
     measure_roster,
@@ -38,7 +38,7 @@ def served_in(seconds: float, count: int) -> Run:
 
 def test_lengths_are_those_of_the_trace_divided() -> None:
     options = parse_options(["--requests", "48"])
-    with TRACE.open(newline="") as file:
+    with CONVERSATIONS.open(newline="") as file:
         rows = list(csv.DictReader(file))[:48]
     work = make_work(make_trace(options), Arrivals(at_once=True), VOCAB, options)
     assert [request.prompt_tokens for request in work.requests] == [-(-int(row["prompt_tokens"]) // 16) for row in rows]

@@ -164,3 +164,14 @@ def test_the_tail_is_the_share_of_steps_that_take_longer() -> None:
 
 def test_costs_of_no_time_are_ignored() -> None:
     assert not StepTimeModel(costs=[plan_pb2.StepCost(decode_rows=1)]).known
+
+
+def test_prompt_positions_are_bounded_where_none_seems_to_cost_anything() -> None:
+    """Steps of equal time, whatever their size, show no time per position."""
+    costs = [
+        plan_pb2.StepCost(decode_rows=rows, prompt_positions=prompt, step_ns=2_000_000)
+        for rows, prompt in ((1, 0), (64, 0), (0, 64), (0, 512))
+    ]
+    model = StepTimeModel(costs=costs)
+    assert model.prefill_tokens_within(0.005, 1, 100) == 2 * 512
+    assert model.prefill_tokens_within(0.001, 1, 100) < 0
