@@ -83,7 +83,9 @@ def test_roster_drain_waits_for_what_runs_and_ends_the_scheduler(tmp_path: Path,
         assert stream.num_tokens == 60 and stream.finish is not None and stream.finish.reason is FinishReason.LENGTH
         assert command.returncode == 0, output
         # A request of await_refusal may have been accepted just before the drain.
-        assert re.search(r"\b[12] running, [01] waiting", output) and output.endswith("Drained: every request finished.\n")
+        assert re.search(r"\b[12] running, [01] waiting", output) and output.endswith(
+            "Drained: every request finished.\n"
+        )
         assert roster.wait("scheduler") == 0
         assert roster.end("runner") == 0
 
