@@ -13,7 +13,6 @@ few, and a budget that suits few breaks the target with many.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from pydantic import Field
@@ -52,8 +51,7 @@ class Adaptive(Policy):
         times = load.step_times
         if times is None or not times.known:
             return rest.within(self._trial)
-        step_s, left = times.planned_s(self._target_s, self._kept_share), load.prompt_left or math.inf
-        tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
+        tokens = load.prefill_tokens_within(times.planned_s(self._target_s, self._kept_share))
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:

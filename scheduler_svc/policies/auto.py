@@ -98,15 +98,15 @@ class Auto(Policy):
         target_s = min(target_s, load.itl_target_s)
         slow_share = min(_MOST_SLOW, round(_SLOW_SHARE / max(_SLOW_SHARE, times.prompt_share), 2))
         step_s = times.planned_s(target_s, 1 - slow_share)
-        tokens = self._within(step_s, load, times)
+        tokens = self._within(step_s, load)
         if load.waiting_tokens + load.prompt_backlog > _DEEP * tokens:
             return self._deep_budget(step_s, load, times, rest)
         decode_s = times.seconds(0, load.decoding, load.context) if load.decoding else 0.0
         if decode_s >= step_s:
             step_s = (1 + _LEAST_PROMPT_SHARE) * decode_s
-            tokens = self._within(step_s, load, times)
+            tokens = self._within(step_s, load)
         most = rest.prefill_tokens + rest.overflow
-        usual = min(rest.prefill_tokens, self._within(step_s * _UNHURRIED, load, times))
+        usual = min(rest.prefill_tokens, self._within(step_s * _UNHURRIED, load))
         return Budget(usual, overflow=max(0, (min(most, tokens) if load.decoding else most) - usual))
 
     def _deep_budget(self, step_s: float, load: Load, times: StepTimes, rest: Budget) -> Budget:
@@ -116,14 +116,12 @@ class Auto(Policy):
             return rest
         decode_s = times.seconds(0, load.decoding, load.context)
         step_s = max(step_s, _WORTHWHILE * times.overhead_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
-        tokens = max(self._within(step_s, load, times), times.efficient_prefill - load.decoding)
+        tokens = max(self._within(step_s, load), times.efficient_prefill - load.decoding)
         return rest.within(tokens)
 
-    def _within(self, step_s: float, load: Load, times: StepTimes) -> int:
+    def _within(self, step_s: float, load: Load) -> int:
         """Returns the prompt positions of a step of `step_s` seconds, at least `min_tokens`."""
-        left = load.prompt_left or math.inf
-        tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
-        return int(max(self.parameters.min_tokens, tokens))
+        return int(max(self.parameters.min_tokens, load.prefill_tokens_within(step_s)))
 
     def _target_s(self, setting_s: float | None, times: StepTimes) -> float:
         """Returns the service's ITL target in seconds; 0 if there is none."""

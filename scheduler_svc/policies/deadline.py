@@ -89,8 +89,7 @@ class Deadline(Policy):
         times = load.step_times
         if load.itl_target_s == math.inf or times is None or not times.known:
             return rest
-        step_s, left = times.planned_s(load.itl_target_s, _KEPT_SHARE), load.prompt_left or math.inf
-        tokens = times.prefill_tokens_within(step_s, load.decoding, load.context, load.prompt_start, left)
+        tokens = load.prefill_tokens_within(times.planned_s(load.itl_target_s, _KEPT_SHARE))
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:

@@ -155,6 +155,16 @@ class Load(NamedTuple):
     service_itl_target_s: float | None = None
     """The service's ITL target (setting `itl_target_ms`); 0: none, throughput alone counts; None: not set."""
 
+    def prefill_tokens_within(self, seconds: float) -> float:
+        """Returns the maximum number of prompt positions with which a step is predicted to take `seconds`.
+
+        See `StepTimes.prefill_tokens_within`; infinite without a step-time model.
+        """
+        if self.step_times is None:
+            return math.inf
+        left = self.prompt_left or math.inf
+        return self.step_times.prefill_tokens_within(seconds, self.decoding, self.context, self.prompt_start, left)
+
     def of_one_runner(self) -> Load:
         """Returns one runner's equal share of the load, rounded down. The fields of the queue still cover all of it."""
         runners = self.runners
