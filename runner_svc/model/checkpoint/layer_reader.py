@@ -96,7 +96,7 @@ class LayerReader:
             parts = [self._matrix(self.name(f"{prefix}.{module}", kind)) for module in modules]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        return LinearWeights(merged("weight"), merged("bias") if has_bias else None)
+        return LinearWeights.plain(merged("weight"), merged("bias") if has_bias else None)
 
     def _matrix(self, name: str) -> Tensor:
         tensor = self._read(name)
@@ -111,7 +111,7 @@ class LayerReader:
         def in_halves(rows: Tensor) -> Tensor:
             return torch.cat((self._in_halves(rows[:width], described.rope), rows[width:]))
 
-        return LinearWeights(in_halves(qkv.weight), in_halves(qkv.bias) if qkv.bias is not None else None)
+        return LinearWeights.plain(in_halves(qkv.weight), in_halves(qkv.bias) if qkv.bias is not None else None)
 
     def _qk_norm(self, module: str, described: LayerDescription) -> Tensor:
         weight = self._read(self.name(module, "weight")).flatten()
