@@ -7,7 +7,8 @@ never exists.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.layer_reader import LayerReader
+from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, matrix_reader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
@@ -64,7 +66,8 @@ def load_weights(
             f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
         )
     checkpoint = Checkpoint(folder)
-    check_tensors(checkpoint.tensors, config)
+    matrices = check_tensors(checkpoint.tensors, config)
+    _log_formats(config, matrices)
 
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
@@ -72,7 +75,9 @@ def load_weights(
     def read_exact(name: str) -> Tensor:
         return checkpoint.read(name).to(device)
 
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
+    quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
+    base = config.names.start(checkpoint.__contains__)
+    reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )
@@ -83,6 +88,15 @@ def load_weights(
         layers=_layers(reader, progress),
         positions=reader.positions(),
     )
+
+
+def _log_formats(config: ModelConfig, matrices: Mapping[str, QuantizedMatrix]) -> None:
+    if config.quantization is None:
+        return
+    counts = Counter(matrix.format.name for matrix in matrices.values())
+    log.info("the checkpoint is quantized", method=config.quantization.method, matrices=dict(counts))
+    for note in config.quantization.notes:
+        log.warning(f"activations are quantized otherwise: {note}")
 
 
 def _ends(
