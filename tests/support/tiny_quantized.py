@@ -282,7 +282,7 @@ def _is_left(kind: str, module: str) -> bool:
     return left in module
 
 
-def make_tiny_quantized(kind: str, family: str, folder: Path, seed: int = 0, **sizes: int) -> tuple[Path, Any]:
+def make_tiny_quantized(kind: str, family: str, folder: Path, seed: int = 0, **sizes: Any) -> tuple[Path, Any]:
     """Returns the folder of a quantized model, and transformers' model in float32 that computes the same."""
     plain = make_tiny_model(family, folder / "plain", seed, **sizes)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))

@@ -38,7 +38,7 @@ class LayerReader:
         tensors: Container[str],
         read_exact: Callable[[str], Tensor] | None = None,
         quantized: Callable[[str], Matrix | None] = _all_plain,
-        quantize: Callable[[Matrix], Matrix] = _unchanged,
+        quantize: Callable[[Matrix], Matrix] | None = None,
     ) -> None:
         """`read` returns the tensor of a name, in the type and on the device that are wanted.
 
@@ -47,7 +47,7 @@ class LayerReader:
         returns.
         """
         self._quantized = quantized
-        self._quantize = quantize
+        self._quantize = quantize or _unchanged
         self.config = config
         self._base = base
         self._read = read
