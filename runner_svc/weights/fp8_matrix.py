@@ -70,11 +70,12 @@ class Fp8Matrix(Matrix):
         return replace(self, codes=codes, scales=torch.cat([part.scales for part in parts]))
 
     def dequantized(self) -> Tensor:
+        numbers = _numbers(self.codes)
         if self.block is None:
-            return self.codes.float() * self.scales
+            return numbers.mul_(self.scales)
         high, wide = self.block
         scales = self.scales.repeat_interleave(high, dim=0)[: self.size[0]]
-        return self.codes.float() * scales.repeat_interleave(wide, dim=1)[:, : self.size[1]]
+        return numbers * scales.repeat_interleave(wide, dim=1)[:, : self.size[1]]
 
     def rounded(self, x: Tensor) -> Tensor:
         return self.rounding.rounded(x)
@@ -90,6 +91,12 @@ def to_fp8(weight: Tensor) -> Fp8Matrix:
 def per_channel(scale: Tensor, rows: int) -> Tensor:
     """Returns float32 [rows, 1] of a checkpoint's scale, which has one element or one for each row."""
     return cast(Tensor, scale.float().reshape(-1, 1).expand(rows, 1).contiguous())
+
+
+def _numbers(codes: Tensor) -> Tensor:
+    """Returns float32 [out, in] by a table: on a CPU, torch's conversion takes four times as long."""
+    table = torch.arange(256, dtype=torch.uint8, device=codes.device).view(E4M3).float()
+    return table.index_select(0, _bytes(codes).reshape(-1).int()).view(codes.shape)
 
 
 def _bytes(codes: Tensor) -> Tensor:
