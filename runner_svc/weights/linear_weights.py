@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from runner_svc.weights.matrix import Matrix
@@ -24,11 +23,16 @@ class LinearWeights:
         return cls(PlainMatrix(weight), bias)
 
     @property
+    def plain_weight(self) -> Tensor | None:
+        """The plain matrix; None for another format."""
+        return self.matrix.weight if isinstance(self.matrix, PlainMatrix) else None
+
+    @property
     def weight(self) -> Tensor:
         """The plain matrix, for kernels that read no other format. Raises TypeError for another format."""
-        if not isinstance(self.matrix, PlainMatrix):
+        if (weight := self.plain_weight) is None:
             raise TypeError(f"a plain matrix is needed, not one in {self.matrix.format}")
-        return self.matrix.weight
+        return weight
 
     @property
     def size(self) -> tuple[int, int]:
@@ -36,14 +40,9 @@ class LinearWeights:
         return self.matrix.size
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Fills `out` [rows, out] with y, for x [rows, in] in the weights' type."""
-        if self.bias is None:
-            torch.mm(x, self.weight.t(), out=out)
-        else:
-            torch.addmm(self.bias, x, self.weight.t(), out=out)
+        """Fills `out` [rows, out] with y, for x [rows, in] in the type that is computed in."""
+        self.matrix.multiply(x, self.bias, out)
 
     def add(self, x: Tensor, total: Tensor, factor: float) -> None:
         """Adds factor * y to `total` [rows, out], in place."""
-        total.addmm_(x, self.weight.t(), alpha=factor)
-        if self.bias is not None:
-            total.add_(self.bias, alpha=factor)
+        self.matrix.add(x, self.bias, total, factor)

@@ -91,9 +91,23 @@ class Matrix(ABC):
         call dequantizes some rows at a time, and the matrix takes no more memory than `num_bytes`.
         """
         if not keep_plain:
-            return tiled_product(self.size[0], self._tile, self.rounded, bias)
+            return self._tiled(bias)
         plain = plain_product(self.dequantized(), bias, keep_plain=True)
         return lambda x: plain(self.rounded(x))
+
+    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Fills `out` [rows, out] with x W^T + b on any device.
+
+        This default is right for every format, in float32, and slow; a CUDA graph can capture it.
+        """
+        out.copy_(self._tiled(bias)(x.float()))
+
+    def add(self, x: Tensor, bias: Tensor | None, total: Tensor, factor: float) -> None:
+        """Adds factor * (x W^T + b) to `total` [rows, out], in place; see `multiply`."""
+        total.add_(self._tiled(bias)(x.float()), alpha=factor)
+
+    def _tiled(self, bias: Tensor | None) -> Product:
+        return tiled_product(self.size[0], self._tile, self.rounded, bias)
 
     def _tile(self, begin: int, end: int) -> Tensor:
         unit = self.cuts.rows
@@ -159,6 +173,9 @@ class JoinedMatrix(Matrix):
 
     def twin(self, x: Tensor) -> Tensor:
         return torch.cat([part.twin(x) for part in self.parts], dim=-1)
+
+    def _tiled(self, bias: Tensor | None) -> Product:
+        return self.product(bias, keep_plain=False)
 
     def product(self, bias: Tensor | None, *, keep_plain: bool) -> Product:
         products, begin = [], 0

@@ -53,3 +53,16 @@ class PlainMatrix(Matrix):
 
     def product(self, bias: Tensor | None, *, keep_plain: bool) -> Product:
         return plain_product(self.weight, bias, keep_plain=keep_plain)
+
+    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Fills `out` [rows, out] with x W^T + b, for x and out in the weights' type."""
+        if bias is None:
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, self.weight.t(), out=out)
+
+    def add(self, x: Tensor, bias: Tensor | None, total: Tensor, factor: float) -> None:
+        """Adds factor * (x W^T + b) to `total` [rows, out], in place."""
+        total.addmm_(x, self.weight.t(), alpha=factor)
+        if bias is not None:
+            total.add_(bias, alpha=factor)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
+from runner_svc.gpu.backend import CudaBackend
 from runner_svc.model.checkpoint.servable import why_not
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
@@ -23,10 +24,10 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.weights.model_weights import MlpWeights
 from tests.support.greedy_driver import RandomDriver
-from tests.support.host_backend import no_progress
+from tests.support.host_backend import host_backend, no_progress
 from tests.support.parity import FLOAT32, Parity, Precision
 from tests.support.thoroughness import choice
-from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
+from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS, make_tiny_model
 from tests.support.tiny_quantized import KINDS, make_tiny_quantized
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "olmo2", "glm", "cohere", "granite")
@@ -53,20 +54,27 @@ def load(folder: Path, quantization: str = "none") -> TorchBackend:
     )
 
 
+def load_host(folder: Path) -> CudaBackend:
+    """Returns the GPU's backend with kernels in torch: its decoder over formats that have no kernels yet."""
+    return host_backend(folder, num_blocks=40, block_size=16, num_slots=4, max_step_tokens=128)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "host"])
 @pytest.mark.parametrize("kind", choice(list(KINDS), in_ci=IN_CI))
-def test_greedy_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_tokens(kind: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
     rng = random.Random(seed)
     family = rng.choice([name for name in FAMILIES if "block" not in kind or name not in INTERLEAVED])
-    print(family)
+    print(f"seed {seed}, {family}")
     if rng.random() < 0.5:
         monkeypatch.setattr(cpu_decoder, "MAX_PLAIN_WEIGHTS", 0)
-    folder, model = make_tiny_quantized(kind, family, tmp_path, seed)
+    sizes = KERNEL_SIZES[family] if backend == "host" else {}
+    folder, model = make_tiny_quantized(kind, family, tmp_path, seed, **sizes)
     precision = ROUNDED if "fp8" in kind or kind in ("fbgemm", "modelopt") else FLOAT32
     parity = Parity(model, precision)
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 40))] for _ in range(3)]
-    streams = RandomDriver(load(folder), rng).generate(prompts, MAX_TOKENS, 20)
+    loaded = load(folder) if backend == "cpu" else load_host(folder)
+    streams = RandomDriver(loaded, rng).generate(prompts, MAX_TOKENS, 20)
     parity.check(prompts, streams, MAX_TOKENS)
     parity.assert_few_ties()
 

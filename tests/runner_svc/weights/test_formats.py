@@ -102,24 +102,29 @@ def test_the_numbers_are_those_of_the_codes(name: str) -> None:
 def test_products_parts_and_order_agree_with_the_twin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_products, "TILE_ROWS", 10)
     matrix = CASES[name]()
-    out, width = matrix.size
-    bias = torch.randn(out)
+    height, width = matrix.size
+    bias = torch.randn(height)
     for rows in (0, 1, 5):
         x = inputs(rows, width)
         expected = matrix.twin(x) + bias
         for keep_plain in (False, True):
             y = matrix.product(bias, keep_plain=keep_plain)(x)
             torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        out, total = torch.full_like(expected, torch.nan), torch.ones_like(expected)
+        matrix.multiply(x, bias, out)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+        matrix.add(x, bias, total, 0.5)
+        torch.testing.assert_close(total, 1 + expected / 2, rtol=1e-4, atol=1e-4)
     cuts = matrix.cuts
-    middle = (cuts.rows * (out // 2 // cuts.rows), cuts.columns * (width // 2 // cuts.columns))
-    part = matrix.cut(slice(middle[0], out), slice(middle[1], width))
+    middle = (cuts.rows * (height // 2 // cuts.rows), cuts.columns * (width // 2 // cuts.columns))
+    part = matrix.cut(slice(middle[0], height), slice(middle[1], width))
     assert torch.equal(part.dequantized(), matrix.dequantized()[middle[0] :, middle[1] :])
     for unit, start in ((cuts.rows, (1, 0)), (cuts.columns, (0, 1))):
         if unit > 1:
             with pytest.raises(ValueError, match="can't be cut at"):
-                matrix.cut(slice(start[0], out), slice(start[1], width))
+                matrix.cut(slice(start[0], height), slice(start[1], width))
     if not isinstance(matrix, JoinedMatrix) and (not isinstance(matrix, Fp8Matrix) or matrix.block is None):
-        order = torch.randperm(out)
+        order = torch.randperm(height)
         assert torch.equal(matrix.reordered(order).dequantized(), matrix.dequantized()[order])
 
 
