@@ -53,7 +53,8 @@ class StaticRounding:
         return "static activations"
 
     def rounded(self, x: Tensor) -> Tensor:
-        scale = torch.tensor(self.scale, dtype=torch.float32, device=x.device)
+        # A tensor made on the device: CUDA divides by a number as if it multiplied with its reciprocal.
+        scale = torch.full((), self.scale, dtype=torch.float32, device=x.device)
         return to_e4m3(x.float() / scale).float() * scale
 
 

@@ -87,8 +87,8 @@ class Matrix(ABC):
     def product(self, bias: Tensor | None, *, keep_plain: bool) -> Product:
         """Returns y = x W^T + b on the CPU, for few rows and for many.
 
-        With `keep_plain` the numbers are dequantized once, which takes 4 bytes each and is fastest. Otherwise, each
-        call dequantizes some rows at a time, and the matrix takes no more memory than `num_bytes`.
+        With `keep_plain` the numbers are dequantized once, in two layouts, which takes 8 bytes each and is fastest.
+        Otherwise, each call dequantizes some rows at a time, and the matrix takes no more memory than `num_bytes`.
         """
         if not keep_plain:
             return self._tiled(bias)
@@ -98,7 +98,7 @@ class Matrix(ABC):
     def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [rows, out] with x W^T + b on any device.
 
-        This default is right for every format, in float32, and slow; a CUDA graph can capture it.
+        This default is right for every format, in float32, and slow.
         """
         out.copy_(self._tiled(bias)(x.float()))
 
