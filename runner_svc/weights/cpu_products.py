@@ -53,6 +53,37 @@ def tiled_product(
     return product
 
 
+def int4_product(codes: Tensor, scales: Tensor, zeros: Tensor, group: int) -> Callable[[Tensor], Tensor]:
+    """Returns y = x W^T by torch's product with int4 weights, for sizes of which `can_pack_int4` says that it has one.
+
+    `codes` are uint8 [out, in], `scales` and `zeros` float32 [out, groups]. x, scales and y are rounded to bfloat16,
+    from which y errs by about 0.3%. It reads the codes as they are packed: with one row, in less than half the time of
+    a plain product, and with many in more.
+    """
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 2)
+    # It computes (code - 8) * scale + offset.
+    offsets = (8 - zeros) * scales
+    both = torch.stack((scales.t(), offsets.t()), dim=-1).to(torch.bfloat16).contiguous()
+
+    def product(x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), packed, group, both)
+        return y.to(x.dtype)
+
+    return product
+
+
+def can_pack_int4(device: torch.device, rows: int, columns: int, group: int) -> bool:
+    """Returns whether this torch has a product with int4 weights of these sizes."""
+    return (
+        device.type == "cpu"
+        and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+        and hasattr(torch.ops.aten, "_convert_weight_to_int4pack_for_cpu")
+        and group in (32, 64, 128, 256)
+        and rows % 16 == 0
+        and columns % group == 0
+    )
+
+
 def can_pack(weight: Tensor) -> bool:
     """Returns whether this torch has a prepacked product for the weight."""
     return (
