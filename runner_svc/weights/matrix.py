@@ -175,13 +175,15 @@ class JoinedMatrix(Matrix):
         return torch.cat([part.twin(x) for part in self.parts], dim=-1)
 
     def _tiled(self, bias: Tensor | None) -> Product:
-        return self.product(bias, keep_plain=False)
+        return self._side_by_side(bias, lambda part, own: part._tiled(own))
 
     def product(self, bias: Tensor | None, *, keep_plain: bool) -> Product:
+        return self._side_by_side(bias, lambda part, own: part.product(own, keep_plain=keep_plain))
+
+    def _side_by_side(self, bias: Tensor | None, make: Callable[[Matrix, Tensor | None], Product]) -> Product:
         products, begin = [], 0
         for part in self.parts:
             end = begin + part.size[0]
-            own = bias[begin:end] if bias is not None else None
-            products.append(part.product(own, keep_plain=keep_plain))
+            products.append(make(part, bias[begin:end] if bias is not None else None))
             begin = end
         return lambda x: torch.cat([product(x) for product in products], dim=-1)
