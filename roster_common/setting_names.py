@@ -53,6 +53,7 @@ SETTINGS = frozenset(
         "policy_timeout_ms",
         "prefix_sharing",
         "profile",
+        "quantization",
         "retention_requests",
         "retention_s",
         "runner_id",

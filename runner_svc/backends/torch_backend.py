@@ -26,7 +26,8 @@ from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
-from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
+from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
+from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
@@ -79,15 +80,20 @@ class TorchBackend:
         num_slots: int,
         max_step_tokens: int,
         decoder: DecoderSetting = "auto",
+        quantization: str = "none",
     ) -> TorchBackend:
-        """Loads the model `name` (see `model_folder`) in float32 on the CPU.
+        """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `quantization`.
 
         Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
         """
         folder = model_folder(name, cache_folder, progress)
-        loaded = load_decoder(folder, decoder, progress)
+        loaded = load_decoder(folder, decoder, progress, quantization)
+        version = weights_fingerprint(folder, torch.float32, quantization)
+        model = describe_model(name, folder, loaded.config, version, cache_folder)
+        if isinstance(loaded.config, ModelConfig):
+            model.weight_formats = weight_formats(loaded.config, quantization)
         return cls(
-            describe_model(name, folder, loaded.config, weights_fingerprint(folder, torch.float32), cache_folder),
+            model,
             loaded,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -191,16 +197,21 @@ class TorchBackend:
         return scored
 
 
-def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress) -> ServedDecoder:
-    """Loads the model of `folder` into the decoder that `choose_decoder` chooses.
+def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, quantization: str = "none") -> ServedDecoder:
+    """Loads the model of `folder` into the decoder that `choose_decoder` chooses; see `load_weights`.
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
     """
     raw = read_config(folder)
     choice = choose_decoder(raw, asked)
     if choice.config is not None:
-        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress)
+        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, quantization)
         return Decoder(choice.config, weights)
+    if quantization != "none":
+        raise UnsupportedModel(
+            "Weights are quantized for Roster's own decoder only, which does not compute this model: set quantization "
+            f"to 'none'. {choice.why_not_own}"
+        )
     from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
 
     try:

@@ -126,7 +126,7 @@ class Decoder:
             sinks.append(layer.sinks)
         self.config = replace(config, sinks=tuple(sinks))
         self._norm = Norm(config.norm, weights.norm, config.norm_eps)
-        self._head = Linear(LinearWeights(weights.head))
+        self._head = Linear(LinearWeights.plain(weights.head))
         self._ropes = [RotaryEmbedding(rope, weights.embeddings.device) for rope in config.ropes]
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:

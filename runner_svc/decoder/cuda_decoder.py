@@ -115,7 +115,8 @@ class CudaDecoder:
             isinstance(layer.mlp, MlpWeights)
             and described.mlp.gated
             and layer.mlp.gate_up.bias is None
-            and gated.fits(layer.mlp.gate_up.weight)
+            and (weight := layer.mlp.gate_up.plain_weight) is not None
+            and gated.fits(weight)
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
         return list(Activating) if fits else [Activating.KERNEL]

@@ -97,7 +97,8 @@ def dense_mlps(decoder: CudaDecoder) -> list[MlpWeights]:
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
     """Returns the matrices that these products would multiply with, or None where they support none.
 
-    That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
+    That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases. There is
+    no such product for quantized matrices yet.
     """
     config = decoder.config
     dense = all(
@@ -105,9 +106,13 @@ def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
     )
     if not dense and not config.is_plain:
         return None
-    found = [matrix.weight for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
+    linear = [matrix for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
     if config.is_plain:
-        found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+        linear += [matrix for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+    found = [weight for matrix in linear if (weight := matrix.plain_weight) is not None]
+    if len(found) < len(linear):
+        return None
+    if config.is_plain:
         found += [mlp.router for mlp in decoder.mlps if isinstance(mlp, CudaExpertMlp)]
         found.append(decoder.head)
     return found

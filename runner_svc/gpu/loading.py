@@ -82,6 +82,11 @@ def _own(
     options: GpuOptions,
     progress: Progress,
 ) -> CudaBackend:
+    if config.quantization is not None:
+        raise UnsupportedModel(
+            f"The model is quantized ({config.quantization.method}), which only the CPU serves so far: set device to "
+            "'cpu', or use a checkpoint in float16 or bfloat16."
+        )
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress)

@@ -87,6 +87,13 @@ class RunnerSettings(ServiceSettings):
         "transformers' forward pass over Roster's cache and attention.",
         json_schema_extra=tuning("a model's answers are to be compared between the two"),
     )
+    quantization: Literal["none", "fp8", "int4"] = Field(
+        "none",
+        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded, on the CPU only so far. "
+        "fp8: a scale for each row, and for each token. int4: groups of 128, 64 or 32 columns, rounded to nearest "
+        "without calibration, so that checkpoints made by GPTQ or AWQ answer better.",
+        json_schema_extra=tuning("a model's weights take too much memory"),
+    )
     weights: Literal["checkpoint", "random"] = Field(
         "checkpoint",
         description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",

@@ -52,6 +52,8 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> 
 
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
+    if device != "cpu":
+        _refuse_quantization(settings, device)
     if device == "cuda":
         return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
@@ -105,6 +107,14 @@ def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
         )
 
 
+def _refuse_quantization(settings: RunnerSettings, device: str) -> None:
+    if settings.quantization != "none":
+        raise UnusableSettings(
+            f"quantization is {settings.quantization!r}, which only the CPU has so far, but the device is {device!r}: "
+            "set quantization to 'none', or device to 'cpu'"
+        )
+
+
 def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
@@ -124,6 +134,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         num_slots=sizes.slots,
         max_step_tokens=sizes.max_step_tokens,
         decoder=settings.decoder,
+        quantization=settings.quantization,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)

@@ -105,7 +105,7 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
         CudaExpertMlp(
             config,
             ExpertWeights(
-                LinearWeights(torch.randn(config.num_experts, case.hidden, device=GPU).to(case.dtype), bias),
+                LinearWeights.plain(torch.randn(config.num_experts, case.hidden, device=GPU).to(case.dtype), bias),
                 each.gate_up,
                 each.gate_up_bias,
                 each.down,
@@ -155,7 +155,7 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
     for each in layers:
         # Logits far apart: a tie would send a row elsewhere, depending on how the products round.
         router = torch.randn(config.num_experts, hidden, device=GPU).mul_(4).to(case.dtype)
-        bias = LinearWeights(router, each.router_bias)
+        bias = LinearWeights.plain(router, each.router_bias)
         weights = ExpertWeights(bias, each.gate_up, each.gate_up_bias, each.down, each.down_bias)
         mlps.append(CudaExpertMlp(config, weights, made, space))
         outputs.append((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype))

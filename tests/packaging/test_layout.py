@@ -23,8 +23,8 @@ ORDER = {
         "front/gateway front operation ."
     ),
     "runner_svc": (
-        "interface settings gguf hub weights model/folder model/families model/tokenizer model model/checkpoint "
-        "catalog sampling cuda cuda/products cuda/experts attention decoder transformers_decoder "
+        "interface settings gguf hub weights model/folder model/quantization model/families model/tokenizer model "
+        "model/checkpoint catalog sampling cuda cuda/products cuda/experts attention decoder transformers_decoder "
         "transformers_decoder/gpu batch backends gpu execution link startup ."
     ),
     "roster_client": (

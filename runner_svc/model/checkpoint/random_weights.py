@@ -58,7 +58,7 @@ class _Maker:
         return torch.zeros(*sizes, dtype=self._dtype, device=self._device)
 
     def linear(self, rows: int, columns: int, has_bias: bool) -> LinearWeights:
-        return LinearWeights(self.matrix(rows, columns), self.bias(rows) if has_bias else None)
+        return LinearWeights.plain(self.matrix(rows, columns), self.bias(rows) if has_bias else None)
 
     def ones(self, size: int, kind: NormKind = NormKind.RMS) -> Tensor:
         weights = torch.full((size,), float(kind is not NormKind.RMS_PLUS_ONE), dtype=self._dtype, device=self._device)

@@ -7,7 +7,8 @@ never exists.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.layer_reader import LayerReader
+from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, matrix_reader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.folder.file_samples import sample_bytes
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
+from runner_svc.weights.on_load import ON_LOAD
 
 log = structlog.get_logger()
 
@@ -56,15 +59,26 @@ class Checkpoint:
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    quantization: str = "none",
 ) -> ModelWeights:
-    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
+    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
+
+    `quantization` is the runner's setting. Raises UnsupportedModel for a checkpoint that is not the configuration's, or
+    that can't be quantized.
+    """
+    _check_quantization(config, quantization)
     if config.why_shorter is not None:
         log.warning(
             f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
         )
     checkpoint = Checkpoint(folder)
-    check_tensors(checkpoint.tensors, config)
+    matrices = check_tensors(checkpoint.tensors, config)
+    _log_formats(config, matrices)
 
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
@@ -72,7 +86,9 @@ def load_weights(
     def read_exact(name: str) -> Tensor:
         return checkpoint.read(name).to(device)
 
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
+    quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
+    base = config.names.start(checkpoint.__contains__)
+    reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized, ON_LOAD.get(quantization))
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )
@@ -83,6 +99,29 @@ def load_weights(
         layers=_layers(reader, progress),
         positions=reader.positions(),
     )
+
+
+def _check_quantization(config: ModelConfig, quantization: str) -> None:
+    if quantization == "none":
+        return
+    if config.quantization is not None:
+        raise UnsupportedModel(
+            f"The checkpoint is quantized already ({config.quantization.method}): set quantization to 'none'."
+        )
+    if config.experts is not None:
+        raise UnsupportedModel(
+            f"{config.architecture} has experts, which are not quantized: set quantization to 'none'."
+        )
+    log.info("the weights are quantized while they are loaded", quantization=quantization)
+
+
+def _log_formats(config: ModelConfig, matrices: Mapping[str, QuantizedMatrix]) -> None:
+    if config.quantization is None:
+        return
+    counts = Counter(matrix.format.name for matrix in matrices.values())
+    log.info("the checkpoint is quantized", method=config.quantization.method, matrices=dict(counts))
+    for note in config.quantization.notes:
+        log.warning(f"activations are quantized otherwise: {note}")
 
 
 def _ends(
@@ -115,11 +154,24 @@ def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
         progress("loading weights", (index + 1) / num_layers)
 
 
-def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
-    """Returns 32 hex digits that depend on the configuration, the compute type and samples of the weights."""
+def weight_formats(config: ModelConfig, quantization: str = "none") -> str:
+    """Returns the names of the formats that matrices have; "" where all are plain. See `load_weights`."""
+    if config.quantization is None:
+        return "" if quantization == "none" else f"{quantization} on load"
+    return "; ".join(dict.fromkeys(rule.format.name for rule in config.quantization.rules))
+
+
+def weights_fingerprint(folder: Path, dtype: torch.dtype, quantization: str = "none") -> str:
+    """Returns 32 hex digits that depend on the configuration, the compute type and samples of the weights.
+
+    They depend on `quantization` (see `load_weights`) only where that is used: plain weights keep the digits that they
+    had before there was another format.
+    """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / "config.json").read_bytes())
     digest.update(str(dtype).encode())
+    if quantization != "none":
+        digest.update(quantization.encode())
     for path in checkpoint_files(folder):
         digest.update(sample_bytes(path))
     return digest.hexdigest()

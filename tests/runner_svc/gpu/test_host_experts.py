@@ -43,9 +43,9 @@ def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds:
     if config.shared_width is not None:
         gate_up, down = torch.randn(2 * config.shared_width, 128) / 11, torch.randn(128, config.shared_width) / 8
         gate = torch.randn(1, 128) if config.shared_gate else None
-        shared = SharedExpertWeights(LinearWeights(gate_up), LinearWeights(down), gate)
+        shared = SharedExpertWeights(LinearWeights.plain(gate_up), LinearWeights.plain(down), gate)
     weights = ExpertWeights(
-        LinearWeights(router, tensors.router_bias if config.bias else None),
+        LinearWeights.plain(router, tensors.router_bias if config.bias else None),
         tensors.gate_up,
         tensors.gate_up_bias,
         tensors.down,
