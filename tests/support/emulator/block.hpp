@@ -20,16 +20,19 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.hpp"
+
 namespace emulator {
 
 constexpr unsigned kSharedBytes = 256 * 1024, kSharedBase = 1024;  // no shared address is 0
 constexpr int kStackBytes = 128 * 1024;
 constexpr int kPatience = 3000;  // rounds without progress that mean a deadlock
 
-struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count]
+struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, depth] * b [depth, 2 * count]
     float* d;
     int count;
-    bool is_bf16, a_is_shared, accumulates;
+    Kind kind;
+    bool a_is_shared, accumulates;
     unsigned a_low, b_low;
     std::vector<unsigned> a;  // in registers
     unsigned number;
@@ -42,7 +45,7 @@ struct SmallCopy {  // of 16 bytes; those after `valid_bytes` are zeros
 };
 
 struct Matrices {
-    float a[64][16];
+    float a[64][32];
     std::vector<float> b;
 };
 
@@ -167,6 +170,10 @@ inline void meet_named(int name, int count) {
     unsigned generation = own.generation;
     if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
     while (own.generation == generation) yield("named barrier ", name);
+}
+inline void arrive_named(int name, int count) {  // without a wait
+    Named& own = block->named[name];
+    if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
 }
 
 }  // namespace emulator

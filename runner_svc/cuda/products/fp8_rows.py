@@ -1,0 +1,99 @@
+"""Launches kernels/fp8_rows.cu, which rounds rows to e4m3 for products that take them so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import load
+from runner_svc.interface.skinny_launchers import ScaledRows
+from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding
+
+GROUP = 128
+"""Columns with a scale of their own, if they have one."""
+_CHUNK = 16
+_MAX_THREADS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingArguments:
+    """What the kernels are told of a rounding."""
+
+    grouped: bool
+    static: bool
+    bound: float
+
+    @classmethod
+    def of(cls, rounding: Rounding) -> RoundingArguments | None:
+        """Returns those of a rounding, or None for one that the kernels lack."""
+        match rounding:
+            case StaticRounding(scale=scale):
+                return cls(False, True, scale)
+            case TokenRounding(bound=bound):
+                return cls(False, False, math.inf if bound is None else bound)
+            case GroupRounding(columns=columns) if columns == GROUP:
+                return cls(True, False, math.inf)
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundedRows:
+    """Rows of e4m3: a row's numbers are codes * scales of its groups * factor."""
+
+    codes: Tensor  # float8_e4m3fn [rows, width]
+    factors: Tensor  # float32 [rows]
+    scales: Tensor  # float32 [ceil(width / GROUP), at least rows]; of no meaning without groups
+
+
+class Fp8Rows:
+    """The rounding of one model's rows."""
+
+    def __init__(self, eps: float, *, overlap: bool = False) -> None:
+        """`eps` is that of the norms that leave 1 / rms to their successors."""
+        self._eps = eps
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+
+    def __call__(self, stream: int, x: ScaledRows, rounding: RoundingArguments, out: RoundedRows) -> None:
+        """Fills `out` with x [T, width], bfloat16, contiguous; `width` is a multiple of 16."""
+        rows, width = x.rows.shape
+        self._kernel(width, rounding.grouped, rounding.static)(
+            stream,
+            rows,
+            x.rows.data_ptr(),
+            x.squares.data_ptr() if x.squares is not None else 0,
+            len(x.squares) if x.squares is not None else 0,
+            1.0 / width,
+            self._eps,
+            rounding.bound,
+            out.codes.data_ptr(),
+            out.factors.data_ptr(),
+            out.scales.data_ptr(),
+            out.scales.shape[1],
+        )
+
+    def _compile(self, width: int, grouped: bool, static: bool) -> Kernel:
+        chunks = width // _CHUNK
+        threads = min(_MAX_THREADS, -(-chunks // 32) * 32)
+        defines: dict[str, int | str] = {
+            "WIDTH": width,
+            "VECTORS": -(-chunks // threads),
+            "GROUPED": int(grouped),
+            "STATIC": int(static),
+        }
+        # x; squares, their number, 1 / width, eps, bound; codes, factors, scales, their pitch
+        return Kernel(load("fp8_rows", defines), "fp8_rows", "PPifffPPPi", threads, overlap=self._overlap)
+
+
+def rounded_rows(rows: int, width: int, device: torch.device) -> RoundedRows:
+    """Returns space for `rows` rows."""
+    return RoundedRows(
+        torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device),
+        torch.empty(-(-width // GROUP), rows, dtype=torch.float32, device=device),
+    )

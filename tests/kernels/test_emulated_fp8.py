@@ -1,0 +1,118 @@
+"""The kernels of FP8 products, their very sources, on a CPU: against the format's twin."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from runner_svc.cuda import tensor_map
+from runner_svc.cuda.products import fp8_product, fp8_rows
+from runner_svc.cuda.products.fp8_product import Fp8Products, fits
+from runner_svc.cuda.products.fp8_variant import Fp8Variant
+from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
+from runner_svc.weights.fp8_matrix import Fp8Matrix
+from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
+from tests.support.thoroughness import choice
+
+if shutil.which("g++") is None:
+    pytest.skip("needs g++", allow_module_level=True)
+
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = MapEncoder()
+    monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
+    for module in (fp8_product, fp8_rows):
+        monkeypatch.setattr(module, "Kernel", EmulatedKernel)
+        monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
+    monkeypatch.setattr(fp8_product, "num_multiprocessors", lambda: 1)
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    EmulatedKernel.orders.seed(seed)
+    torch.manual_seed(seed)
+
+
+def matrix(rows: int, width: int, rounding: Rounding) -> Fp8Matrix:
+    """Returns random codes, with the scales of blocks if the rounding has groups."""
+    block = (128, 128) if rounding.columns > 1 else None
+    scales = torch.rand(-(-rows // 128), -(-width // 128)) if block else torch.rand(rows, 1)
+    return Fp8Matrix(to_e4m3(torch.randn(rows, width) * 20), scales + 0.1, rounding, block)
+
+
+def unsplit(tokens: int, rows: int, columns: int, *, grouped: bool, **changes: int | bool) -> Fp8Variant:
+    """Chooses as the launcher, but one block a tile: clusters are not emulated."""
+    variant = Fp8Variant.choose(1, tokens, rows, columns, grouped=grouped)
+    return replace(variant, split=1, steps=-(-columns // 128), **changes)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.float(), expected, rtol=0.01, atol=0.004 * float(expected.nan_to_num().std()))
+
+
+CASES: dict[str, tuple[int, int, int, Rounding, dict[str, int | bool]]] = {
+    "token": (3, 136, 272, TokenRounding(), {}),
+    "token-tile-of-two": (9, 200, 144, TokenRounding(2.0), {"groups": 2, "batch": 1}),
+    "rounded-before": (20, 136, 400, TokenRounding(), {"resident": False}),
+    "groups": (8, 160, 400, GroupRounding(), {}),
+    "groups-rounded-before": (5, 288, 144, GroupRounding(), {"resident": False, "groups": 2}),
+    "static": (2, 72, 144, StaticRounding(0.013), {}),
+    "static-rounded-before": (2, 72, 144, StaticRounding(0.013), {"resident": False}),
+}
+
+
+@pytest.mark.parametrize("name", choice(list(CASES), in_ci=["token", "groups-rounded-before"]))
+def test_store(name: str) -> None:
+    """Rows of zeros, outliers, tiny numbers and NaN included, with and without the factor of a norm."""
+    tokens, rows, width, rounding, changes = CASES[name]
+    weight = matrix(rows, width, rounding)
+    assert fits(weight)
+    x = torch.randn(tokens, width)
+    x[0, 7] = 300.0
+    x[1] *= 1e-30
+    if tokens > 2:
+        x[2] = 0.0
+    if tokens > 4:
+        x[3, 5], x[4, 9] = torch.nan, torch.inf
+    squares = torch.rand(6, MAX_ROWS) * width
+    rms = torch.rsqrt(squares.sum(dim=0)[:tokens] / width + EPS).unsqueeze(1)
+    products = Fp8Products(EPS, "silu", partial(unsplit, **changes))
+    out = torch.full((tokens + 1, rows), torch.nan)
+    scaled = ScaledRows(x.bfloat16(), squares)
+    products.store(0, scaled, weight, out[:tokens])
+    numbers = scaled.rows.float()
+    if isinstance(rounding, StaticRounding):
+        expected = weight.twin(numbers * rms)
+    else:
+        expected = weight.twin(numbers) * rms
+    assert out[tokens].isnan().all()
+    finite = expected.isfinite().all(dim=1)
+    assert torch.equal(out[:tokens].isfinite().all(dim=1), finite)
+    for row in finite.nonzero().flatten():
+        torch.testing.assert_close(out[row], expected[row], rtol=1e-4, atol=1e-4 * float(expected[row].std()) + 1e-37)
+
+
+def test_gated_and_add() -> None:
+    weight, x = matrix(2 * 72, 144, TokenRounding()), torch.randn(5, 144).bfloat16() * 0.03
+    products = Fp8Products(EPS, "silu", unsplit)
+    out = torch.full((6, 72), torch.nan, dtype=torch.bfloat16)
+    products.gated(0, ScaledRows(x, None), weight, out[:5])
+    gate, up = weight.twin(x).chunk(2, dim=-1)
+    close(out[:5], torch.nn.functional.silu(gate) * up)
+    residual, norm_weight = torch.randn(5, 144).bfloat16() * 30, torch.randn(144).bfloat16()
+    expected = residual.float() + weight.twin(x)
+    normed, squares = torch.full((5, 144), torch.nan, dtype=torch.bfloat16), torch.full((4, MAX_ROWS), torch.nan)
+    following = products.add(0, x, weight, residual, norm_weight, normed, squares)
+    close(residual, expected)
+    close(normed, residual.float() * norm_weight.float())
+    assert following.squares is not None
+    sums = following.squares.sum(dim=0)[:5]
+    torch.testing.assert_close(sums, residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
