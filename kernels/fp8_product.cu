@@ -141,6 +141,7 @@ struct Inputs {
 struct Ends {
     const float* weight_scales;  // [rows of W], or [rows / 128, columns / 128] if GROUPED
     OUT* out;                    // [tokens, outputs]
+    int out_stride;              // elements between its rows
     Scalar* residual;            // [tokens, outputs]
     const Scalar* norm_weight;   // [outputs]
     float* new_squares;          // [outputs / 64, kSquaresPitch]
@@ -257,6 +258,7 @@ struct Tables {
 
 // Computes the scale of each row from its largest magnitude over the cluster.
 __device__ __forceinline__ void make_scales(Shared shared, const Tables& tables, const Inputs& inputs, int tokens) {
+    __syncwarp();
     if (SPLIT > 1) cluster_arrive(), cluster_wait();
     else consumers_sync();
     for (int token = threadIdx.x; token < tokens; token += kConsumers) {
@@ -365,7 +367,6 @@ __device__ __forceinline__ Vector<float, 4> scaled(float4 v, float factor, const
 // Applies the epilogue to four adjacent outputs; returns the sum of the new residual's squares.
 __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const Problem& problem, int token, int row,
     long long column, float factor, const RowScales& row_scales) {
-    const long long place = token * static_cast<long long>(problem.outputs) + column;
     Vector<float, 4> values = scaled(add_up(shared, token, row), factor, row_scales.gate);
     Vector<OUT, 4> result;
     float squares = 0.0f;
@@ -374,6 +375,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
 #pragma unroll
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
+    const long long place = token * static_cast<long long>(problem.outputs) + column;
     auto residual = load_vector<Scalar, 4>(ends.residual + place);
     const auto weight = load_vector<Scalar, 4>(ends.norm_weight + column);
 #pragma unroll
@@ -387,7 +389,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
 #endif
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
-    store_vector(ends.out + place, result);
+    store_vector(ends.out + token * static_cast<long long>(ends.out_stride) + column, result);
     return squares;
 }
 
@@ -511,7 +513,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap input_codes, const Scalar* rows,
     const float* input_factors, const float* input_scales, const float* weight_scales, const float* squares,
     int num_squares, float inverse_width, float eps, float bound, OUT* out, Scalar* residual,
-    const Scalar* norm_weight, float* new_squares, int width, int tiles, int outputs, int tokens) {
+    const Scalar* norm_weight, float* new_squares, int width, int tiles, int outputs, int out_stride, int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     const Tables tables{
@@ -534,7 +536,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     const int begin = steps * rank / SPLIT, end = steps * (rank + 1) / SPLIT;
     const Problem problem{width, tiles, outputs, tokens, begin, end - begin};
     const Inputs inputs{rows, input_factors, input_scales, squares, num_squares, inverse_width, eps, bound};
-    const Ends ends{weight_scales, out, residual, norm_weight, new_squares};
+    const Ends ends{weight_scales, out, out_stride, residual, norm_weight, new_squares};
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kWarps) {
         wait_for_predecessors();  // the residual stream is read at the end

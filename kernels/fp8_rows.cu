@@ -20,10 +20,12 @@ extern "C" __global__ void __launch_bounds__(512) fp8_rows(
     float* factors,          // [rows] out: of the products with a row's codes (GROUPED: beside the groups' scales)
     float* scales,           // [ceil(WIDTH / 128), pitch] out, only if GROUPED
     int pitch) {
+#if !STATIC && !GROUPED
     __shared__ unsigned largest;
+    if (threadIdx.x == 0) largest = 0;
+#endif
     __shared__ float shared_rms;
     release_successors();
-    if (threadIdx.x == 0) largest = 0;
     wait_for_predecessors();
     const int row = blockIdx.x;
     const __nv_bfloat16* source = x + row * static_cast<long long>(WIDTH);

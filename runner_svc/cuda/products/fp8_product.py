@@ -1,4 +1,4 @@
-"""Launches kernels/fp8_product.cu, which multiplies up to 128 rows by a matrix of FP8, with norms and activations fused.
+"""Launches kernels/fp8_product.cu: products of up to 128 rows with a matrix of FP8, with norms and activations fused.
 
 Supports only Hopper, and bfloat16 as `runner_svc.cuda.products.skinny_product` does.
 """
@@ -126,6 +126,7 @@ class Fp8Products:
             width,
             tiles,
             out.shape[1],
+            out.stride(0),
             num_tokens,
         )
 
@@ -140,8 +141,9 @@ class Fp8Products:
             load("fp8_product", defines),
             "fp8_product",
             # maps of weights and codes of x; x, factors and scales of its codes; scales of weights; squares, number,
-            # 1 / width, eps, bound; out, residual, norm, squares; width, tiles, outputs, tokens
-            "128s128sPPPPPifffPPPPiiii",
+            # 1 / width, eps, bound; out, residual, norm, squares; width, tiles, outputs, stride of out,
+            # tokens
+            "128s128sPPPPPifffPPPPiiiii",
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -63,9 +63,9 @@ class Fp8Variant:
         variant = cls(tokens, split, -(-num_steps(num_columns) // split), grouped, blocks=blocks)
         if variant.stages >= _FEWEST_STAGES and tokens <= 32:
             return variant
-        if tokens == 128:
-            return replace(variant, resident=False, groups=2, batch=1, blocks=1)
-        return replace(variant, resident=False, groups=2 if tokens == 64 else 1)
+        if tokens > 32:
+            return replace(variant, resident=False, groups=2, batch=2 if tokens == 64 else 1, blocks=1)
+        return replace(variant, resident=False)
 
     @property
     def tile_rows(self) -> int:
