@@ -4,12 +4,11 @@
 // bits than float32 has, so a chain of them spans one step, and its sums are added in float32: in ascending steps, and in
 // SPLIT parts, both given by the matrix alone. So a row's bits do not depend on the number of rows.
 //
-// x is rounded to e4m3 here (RESIDENT): each block rounds the columns that it multiplies, once, and keeps them. A row's
-// scale is that of all its columns, for which the blocks of a cluster exchange the largest magnitudes. With more rows
-// than fit, fp8_rows.cu has rounded them before, and they are copied with the weights.
+// fp8_rows.cu has rounded x to e4m3 before, and its codes are copied with the weights. With RESIDENT, each block rounds x
+// itself, once, and keeps it, which saves that kernel; with more than a row or two, rounding takes longer than it saves.
 //
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; GROUPS, 1 or 2, warpgroups with 64 rows of a tile each;
-// STAGES; STEPS, most steps of a block; RESIDENT; GROUPED, 1 for scales per 128 x 128 weights and 128 inputs of a row;
+// STAGES; STEPS, most steps of a block; RESIDENT, which needs SPLIT 1; GROUPED, 1 for scales per 128 x 128 weights and 128 inputs of a row;
 // STATIC, 1 for one given scale of inputs; BATCH, steps whose products are in flight; OUT, type of `out`; EPILOGUE, one of those below; ACTIVATION, for
 // EPILOGUE_GATED.
 
@@ -43,7 +42,7 @@ constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writ
 constexpr int kSquaresPitch = 128;
 constexpr int kSegment = 512;  // columns of a row that a warp rounds at once
 constexpr int kBatch = 8;      // segments in flight per warp
-constexpr bool kExchanges = RESIDENT && !GROUPED && !STATIC && SPLIT > 1;
+static_assert(!RESIDENT || SPLIT == 1, "a block that rounds x sees whole rows");
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
 #define WGMMA(SHAPE, REGISTERS, A, B, P, ...)                                                                    \
@@ -90,11 +89,6 @@ __device__ __forceinline__ float4 load_shared(unsigned address, int rank) {
 #endif
     return value;
 }
-
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Shared memory: the ring; resident inputs [STEPS][TOKENS][128] e4m3; sums [TOKENS][kPitch]; of tokens, largest
 // magnitudes, scales, 1 / scale and factors; scales of groups [STEPS][TOKENS]; two barriers for each stage.
@@ -168,6 +162,13 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
     }
 }
 
+// Brings weights to L2.
+__device__ __forceinline__ void prefetch_weights(const TensorMap* weights, const Problem& problem, int tile, int step) {
+    const int column = (problem.begin + step) * kColumns;
+    prefetch_tensor(weights, column, tile * kOutputs, 0);
+    if (kGated) prefetch_tensor(weights, column, problem.outputs + tile * kOutputs, 0);
+}
+
 __device__ __forceinline__ void copy_inputs(
     Shared shared, const TensorMap* inputs, const Problem& problem, int step, int stage) {
     if (!RESIDENT) {
@@ -184,6 +185,7 @@ __device__ __forceinline__ void produce(
         barrier_expect(shared.full(i), kStageBytes);
         copy_weights(shared, weights, problem, first_tile, i, i);
     }
+    for (int i = ahead; i < min(ahead + PREFETCH, problem.steps); i++) prefetch_weights(weights, problem, first_tile, i);
     if (!RESIDENT) wait_for_predecessors();
     Ring<STAGES> ring(1);
     for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(shared, inputs, problem, i, i);
@@ -196,6 +198,7 @@ __device__ __forceinline__ void produce(
             copy_inputs(shared, inputs, problem, i, ring.stage);
         }
     }
+    if (RELEASE > 0) release_successors();
 }
 
 // Called by one warp: reads or computes the factor of each token.
@@ -256,24 +259,13 @@ struct Tables {
     float* groups;      // [STEPS][TOKENS]
 };
 
-// Computes the scale of each row from its largest magnitude over the cluster.
-__device__ __forceinline__ void make_scales(Shared shared, const Tables& tables, const Inputs& inputs, int tokens) {
+// Computes the scale of each row from its largest magnitude.
+__device__ __forceinline__ void make_scales(const Tables& tables, const Inputs& inputs, int tokens) {
     __syncwarp();
-    if (SPLIT > 1) cluster_arrive(), cluster_wait();
-    else consumers_sync();
+    consumers_sync();
     for (int token = threadIdx.x; token < tokens; token += kConsumers) {
-        unsigned bits = tables.largest[token];
-#if SPLIT > 1
-        for (int rank = 0; rank < SPLIT; rank++) {
-            unsigned address = shared.base + Shared::kLargest + token * 4, other;
-            asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
-            asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(other) : "r"(address) : "memory");
-            bits = max(bits, other);
-        }
-#endif
-        const float scale = scale_of(bits, inputs.bound);
-        tables.scales[token] = scale;
-        tables.inverses[token] = 1.0f / scale;
+        tables.scales[token] = scale_of(tables.largest[token], inputs.bound);
+        tables.inverses[token] = 1.0f / tables.scales[token];
     }
     consumers_sync();
 }
@@ -300,7 +292,7 @@ __device__ __forceinline__ void round_inputs(
         const unsigned most = __reduce_max_sync(~0u, largest_bits(numbers));
         if (threadIdx.x % 32 == 0) atomicMax(tables.largest + row, most);
     });
-    make_scales(shared, tables, inputs, problem.tokens);
+    make_scales(tables, inputs, problem.tokens);
     const bool is_loaded = problem.tokens * ((problem.steps * kColumns + kSegment - 1) / kSegment) <= kWarps * kBatch;
     for_each_chunk(batch, is_loaded, inputs, problem, [&](int row, int chunk, const Chunk& numbers) {
         keep_codes(shared, problem, row, chunk, numbers, 1.0f, tables.scales[row], tables.inverses[row]);
@@ -500,7 +492,7 @@ __device__ __forceinline__ void consume(
             for (; step < problem.steps; step++) multiply_steps(step, Count<1>());
         }
         store_sums(sums, totals);
-        if (SPLIT > 1) cluster_arrive(), cluster_wait();
+        if (SPLIT > 1) cluster_sync();
         else consumers_sync();
         end_tile(shared, tables, ends, problem, tile, row_scales, inputs.bound);
         if (SPLIT == 1) consumers_sync();
@@ -531,7 +523,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     }
     if (threadIdx.x < TOKENS) tables.largest[threadIdx.x] = 0;
     __syncthreads();
-    release_successors();
+    if (RELEASE == 0 || (RELEASE == 2 && threadIdx.x / 32 != kWarps)) release_successors();
     const int rank = SPLIT > 1 ? cluster_rank() : 0, steps = (width + kColumns - 1) / kColumns;
     const int begin = steps * rank / SPLIT, end = steps * (rank + 1) / SPLIT;
     const Problem problem{width, tiles, outputs, tokens, begin, end - begin};
@@ -546,20 +538,16 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
         if (!(STATIC && RESIDENT)) factors_sync();
         consume(shared, reinterpret_cast<float*>(shared_bytes + Shared::kSums), tables, inputs, ends, problem);
     } else if (warp == kWarps) {
-        if (kExchanges) cluster_arrive();
         if (threadIdx.x % 32 == 0) produce(shared, &weights, &input_codes, problem);
         __syncwarp();
-        if (kExchanges) cluster_wait();
-        if (SPLIT > 1) cluster_arrive(), cluster_wait();
+        if (SPLIT > 1) cluster_sync();
     } else {
-        if (kExchanges) cluster_arrive();
         read_factors(tables.factors, inputs, tokens);
         __syncwarp();
         asm volatile("bar.arrive %0, %1;" ::"n"(2), "n"(kConsumers + 32) : "memory");
-        if (kExchanges) cluster_wait();
-        if (SPLIT > 1) cluster_arrive(), cluster_wait();
+        if (SPLIT > 1) cluster_sync();
     }
-    if (SPLIT > 1) cluster_arrive(), cluster_wait();  // others may still read this block's sums
+    if (SPLIT > 1) cluster_sync();  // others may still read this block's sums
 }
 
 #endif

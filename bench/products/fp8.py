@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +24,18 @@ from bench.common.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.common.random_model import SHAPES
 from bench.products.skinny import Matrix, matrices
+from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8.product import Fp8Products
+from runner_svc.cuda.fp8.rows import Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
+from runner_svc.cuda.fp8.variant import Fp8Variant, num_steps, split_of
 from runner_svc.cuda.module import load
-from runner_svc.cuda.products.fp8_product import Fp8Products
-from runner_svc.cuda.products.fp8_rows import Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
-from runner_svc.cuda.products.fp8_variant import Fp8Variant, num_steps, split_of
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
 from runner_svc.weights.activation_rounding import GroupRounding, TokenRounding
 from runner_svc.weights.fp8_matrix import Fp8Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 BF16 = torch.bfloat16
 EPS = 1e-5
@@ -65,7 +68,7 @@ class Case:
         self.x = torch.randn(rows, matrix.width, device="cuda", dtype=BF16)
         self.out, self.residual = (torch.empty(rows, outputs, device="cuda", dtype=BF16) for _ in range(2))
         self.norm_weight = torch.ones(outputs, device="cuda", dtype=BF16)
-        self.squares = torch.ones(-(-outputs // 64), MAX_ROWS, device="cuda")
+        self.sums = TileSums.allocate(matrix.out, torch.device("cuda"))
         self.scaled = ScaledRows(self.x, torch.full((64, MAX_ROWS), matrix.width / 64, device="cuda"))
 
     def expected(self) -> Tensor:
@@ -80,14 +83,16 @@ class Case:
         stream = torch.cuda.current_stream().cuda_stream
         for weight in weights:
             if self.matrix.kind == "gated":
-                products.gated(stream, self.scaled, weight, self.out)
+                products.gated(stream, self.scaled, weight, self.out, self.sums)
             elif self.matrix.kind == "add":
-                products.add(stream, self.x, weight, self.residual, self.norm_weight, self.out, self.squares)
+                x = ScaledRows(self.x, None)
+                products.add(stream, x, weight, self.residual, self.norm_weight, self.out, self.sums)
             else:
                 products.store(stream, self.scaled, weight, self.out)
 
     def result(self, products: Fp8Products) -> Tensor:
-        self.out.fill_(torch.nan), self.residual.zero_()
+        self.out.fill_(torch.nan)
+        self.residual.zero_()
         self.launch(products, self.weights[:1])
         torch.cuda.synchronize()
         return self.out.float()
@@ -102,27 +107,39 @@ def variants(matrix: Matrix, rows: int, grouped: bool, tune: bool) -> list[Fp8Va
     chosen = [Fp8Variant.choose(blocks, rows, matrix.out, matrix.width, grouped=grouped) for blocks in (1, 2)]
     if not tune:
         return list(dict.fromkeys(chosen))
-    steps, tiles = num_steps(matrix.width), matrix.out // 64
+    steps, split = num_steps(matrix.width), chosen[0].split
+    base = replace(chosen[1], resident=False)
+    early, late, deep, deeper = ({"prefetch": p, "release": r} for p, r in ((0, 0), (0, 1), (8, 1), (16, 1)))
     found = list(chosen)
-    for split in (1, 2, 4, 8):
-        if not 96 <= tiles * split <= 900:
-            continue
-        base = replace(chosen[0], split=split, steps=-(-steps // split))
-        if rows <= 8:
-            shapes = [(1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 4, 2), (2, 2, 1), (2, 2, 2)]
-        elif rows <= 32:
-            shapes = [(1, 2, 1), (1, 2, 2), (2, 2, 1), (2, 2, 2)]
-        elif rows <= 64:
-            shapes = [(1, 2, 2), (2, 1, 1), (2, 2, 1)]
+
+    def add(*changes: dict[str, int], **shape: int | bool) -> None:
+        found.extend(replace(base, **shape, **change) for change in changes)  # type: ignore[arg-type]
+
+    def with_split(split: int) -> dict[str, int]:
+        return {"split": split, "steps": -(-steps // split)}
+
+    if rows <= 16:
+        add(early, late, {"release": 2}, deep, deeper)
+        add(early, deep, blocks=3)
+        add(deep, batch=4)
+        if split == 1:
+            add(early, late, deep, blocks=1, share=2, groups=2)
+            if rows == 1:
+                add(early, late, deep, resident=True)
         else:
-            shapes = [(2, 1, 1), (1, 1, 2)]
-        for resident in (True, False):
-            for groups, batch, blocks in shapes:
-                if not resident and rows <= 32 and (groups, batch, blocks) != (1, 2, 2):
-                    continue
-                if rows > 16 and split != chosen[0].split and (resident or groups == 1):
-                    continue
-                found.append(replace(base, groups=groups, batch=batch, blocks=blocks, resident=resident and rows <= 64))
+            add(deep, blocks=3, **with_split(2 * split))
+            add(deep, blocks=4, **with_split(2 * split))
+            add(deep, blocks=2, **with_split(split // 2))
+    elif rows <= 64:
+        add(early, late, deep)
+        add(early, late, deep, share=2)
+        add(deep, groups=1, blocks=2)
+        add(deep, groups=1, blocks=3)
+        if split > 1:
+            add(deep, late, **with_split(2 * split))
+            add(deep, share=2, **with_split(2 * split))
+    else:
+        add(early, late, deep)
     return [each for each in dict.fromkeys(found) if each.stages >= max(3, each.batch)]
 
 
@@ -153,7 +170,11 @@ def compile_all(plan: Sequence[tuple[Matrix, int, bool, list[Fp8Variant]]], work
         if matrix.name in CHECKED:
             chosen = Fp8Variant.choose(2, rows, matrix.out, matrix.width, grouped=grouped)
             add("fp8_product", product_defines(matrix, chosen) | {"EPILOGUE": "EPILOGUE_STORE", "OUT": "float"})
-        if rows in CHAINED:
+        for change in CHANGES if rows in CHAINED and not grouped else ():
+            for blocks in (1, 2) if rows <= 16 else (1,):
+                own = chained(blocks, change, rows, matrix.out, matrix.width, grouped=False)
+                add("fp8_product", product_defines(matrix, own))
+        if rows in CHAINED and not grouped:
             old = SkinnyVariant.choose(2, rows, matrix.out, matrix.width)
             fixed = {"EPILOGUE": EPILOGUES[matrix.kind], "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
             add("skinny_product", old.defines | fixed)
@@ -176,7 +197,8 @@ class Time:
 
 def describe(variant: Fp8Variant) -> str:
     kind = "resident" if variant.resident else "rounded before"
-    return f"S{variant.split} g{variant.groups} b{variant.batch} x{variant.blocks} st{variant.stages:2} {kind}"
+    shape = f"S{variant.split} g{variant.groups} b{variant.batch} x{variant.blocks} st{variant.stages:2}"
+    return f"{shape} p{variant.prefetch:2} r{variant.release} {kind}"
 
 
 def timed(case: Case, found: Sequence[Fp8Variant], lines: list[str]) -> None:
@@ -196,7 +218,7 @@ def timed(case: Case, found: Sequence[Fp8Variant], lines: list[str]) -> None:
     for place, each in enumerate(times):
         flag = "" if each.error < 8e-3 else " WRONG"
         line = (
-            f"{case.matrix.name:8} {case.rows:4} {each.name:34} {each.microseconds:7.2f} us "
+            f"{case.matrix.name:8} {case.rows:4} {each.name:40} {each.microseconds:7.2f} us "
             f"{size / each.microseconds / 1e6:5.2f} TB/s {each.error:.1e}{flag}"
         )
         lines.append(line)
@@ -252,43 +274,78 @@ def time_torch(matrix: Matrix, weights: list[Fp8Matrix], all_rows: Sequence[int]
         lines.append(line)
 
 
-def chain(rows: int, products: Callable[..., None], layers: int) -> float:
-    return graph_microseconds([products], repeats=7) / layers
+def chained(blocks: int, change: dict[str, int], rows: int, out: int, width: int, *, grouped: bool) -> Fp8Variant:
+    return replace(Fp8Variant.choose(blocks, rows, out, width, grouped=grouped), **change)  # type: ignore[arg-type]
+
+
+CHANGES = [{"prefetch": p, "release": r} for p, r in ((0, 0), (0, 1), (8, 1), (16, 1))]
+CHAIN_SHAPES = [(6144, 4096, "store"), (4096, 4096, "add"), (28672, 4096, "gated"), (4096, 14336, "add")]
 
 
 def time_chains(all_rows: Sequence[int], lines: list[str]) -> None:
     """Times the four products of layers one after another, as in a step: bf16 and FP8, us a layer."""
-    layers, hidden, inner = 8, 4096, 14336
-    config = [(6144, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
-    quantized = [[random_matrix(*shape, grouped=False) for shape in config] for _ in range(layers)]
-    plain = [[torch.randn(shape, device="cuda", dtype=BF16) * 0.02 for shape in config] for _ in range(layers)]
+    layers, (qkv_width, hidden, _), inner = 8, CHAIN_SHAPES[0], CHAIN_SHAPES[3][1]
+    quantized = [[random_matrix(out, width, grouped=False) for out, width, _ in CHAIN_SHAPES] for _ in range(layers)]
+    plain = [
+        [PlainMatrix(torch.randn(out, width, device="cuda", dtype=BF16) * 0.02) for out, width, _ in CHAIN_SHAPES]
+        for _ in range(layers)
+    ]
     for rows in all_rows:
-        qkv = torch.empty(rows, 6144, device="cuda", dtype=BF16)
+        qkv = torch.empty(rows, qkv_width, device="cuda", dtype=BF16)
         attended, normed, residual = (torch.randn(rows, hidden, device="cuda", dtype=BF16) for _ in range(3))
         activated, norm = (
             torch.empty(rows, inner, device="cuda", dtype=BF16),
             torch.ones(hidden, device="cuda").to(BF16),
         )
-        squares = torch.ones(64, MAX_ROWS, device="cuda")
+        sums = TileSums.allocate(inner, torch.device("cuda"))
+        buffers = attended, normed, residual, norm, qkv, activated, sums
 
-        def run(products: Fp8Products | SkinnyProducts, weights: Sequence[Sequence[object]]) -> None:
+        def run(
+            products: Fp8Products | SkinnyProducts, weights: Sequence[Sequence[Any]], buffers: Any = buffers
+        ) -> None:
+            attended, normed, residual, norm, qkv, activated, sums = buffers
             stream = torch.cuda.current_stream().cuda_stream
-            x = ScaledRows(normed, squares)
+            x = ScaledRows(normed, sums.squares[:64])
             for four in weights:
-                products.store(stream, x, four[0], qkv)  # type: ignore[arg-type]
-                x = products.add(stream, attended, four[1], residual, norm, normed, squares)  # type: ignore[arg-type]
-                products.gated(stream, x, four[2], activated)  # type: ignore[arg-type]
-                x = products.add(stream, activated, four[3], residual, norm, normed, squares)  # type: ignore[arg-type]
+                products.store(stream, x, four[0], qkv)
+                x = products.add(stream, ScaledRows(attended, None), four[1], residual, norm, normed, sums)
+                x = products.gated(stream, x, four[2], activated, sums)
+                x = products.add(stream, x, four[3], residual, norm, normed, sums)
 
         cells = []
-        for blocks in (1, 2):
-            own = Fp8Products(EPS, "silu", partial(Fp8Variant.choose, blocks), overlap=True)
-            cells.append(f"fp8 x{blocks} {chain(rows, partial(run, own, quantized), layers):6.1f}")
+        for change in CHANGES:
+            for blocks in (1, 2) if rows <= 16 else (1,):
+                own = Fp8Products(EPS, "silu", partial(chained, blocks, change), overlap=True)
+                name = f"p{change['prefetch']} r{change['release']} x{blocks}"
+                cells.append(f"{name} {graph_microseconds([partial(run, own, quantized)], repeats=7) / layers:5.1f}")
         old = SkinnyProducts(EPS, "silu", partial(SkinnyVariant.choose, 2), overlap=True)
-        cells.append(f"bf16 x2 {chain(rows, partial(run, old, plain), layers):6.1f}")
+        cells.append(f"bf16 x2 {graph_microseconds([partial(run, old, plain)], repeats=7) / layers:6.1f}")
         line = f"layer of four products, {rows:3} rows, us: " + "  ".join(cells)
         print(line, flush=True)
         lines.append(line)
+
+
+def time_linear(matrix: Matrix, weights: list[Fp8Matrix], all_rows: Sequence[int], lines: list[str]) -> None:
+    """Times the launcher of any number of rows, rounding and scaling included."""
+    linear = Fp8Linear(EPS, "silu", torch.device("cuda"), overlap=True)
+    cells = []
+    for rows in all_rows:
+        x = torch.randn(rows, matrix.width, device="cuda", dtype=BF16)
+        outputs = matrix.out // 2 if matrix.kind == "gated" else matrix.out
+        out = torch.empty(rows, outputs, device="cuda", dtype=BF16)
+
+        def run(x: Tensor = x, out: Tensor = out) -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            for weight in weights:
+                if matrix.kind == "gated" and linear.fits(weight):
+                    linear(stream, x, weight, out)
+                elif matrix.kind != "gated":
+                    linear.multiply(stream, x, weight, None, out)
+
+        cells.append(f"{rows} {graph_microseconds([run], repeats=7) / len(weights):.1f}")
+    line = f"linear {matrix.name} {'grouped ' if weights[0].block else ''}us by rows: " + "  ".join(cells)
+    print(line, flush=True)
+    lines.append(line)
 
 
 def _round_ten_times(launcher: Fp8Rows, x: Tensor, told: RoundingArguments, out: RoundedRows) -> None:
@@ -326,6 +383,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--grouped", action="store_true")
     parser.add_argument("--torch", nargs="*", type=int, default=())
+    parser.add_argument("--linear", nargs="*", type=int, default=())
+    parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -333,7 +392,10 @@ def main() -> None:
     lines: list[str] = []
     kinds = [False, True] if arguments.grouped else [False]
     plan = [case for grouped in kinds for case in cases(arguments.rows, grouped, arguments.tune and not grouped)]
-    compile_all(plan, arguments.workers)
+    if arguments.workers:
+        compile_all(plan, arguments.workers)
+    if arguments.compile_only:
+        return
     log(f"{card()}, copy {copy_bandwidth():.2f} TB/s")
     shown: dict[tuple[str, bool], list[Fp8Matrix]] = {}
     for matrix, rows, grouped, found in plan:
@@ -346,6 +408,8 @@ def main() -> None:
             log(f"{matrix.name}{' grouped' if grouped else ''}, split {split_of(matrix.out, matrix.width)}")
             if matrix.name in CHECKED:
                 log(f"bits that differ from one row's: {check_bits(matrix, shown[key][0], products)}")
+            if arguments.linear:
+                time_linear(matrix, shown[key][:4], arguments.linear, lines)
             if arguments.torch and not grouped:
                 time_torch(matrix, shown[key][:6], arguments.torch, lines)
         timed(Case(matrix, rows, shown[key]), found, lines)

@@ -51,6 +51,13 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
+    "fp8": Group(
+        ("fp8_product", "fp8_rows", "fp8_scale"),
+        ("test_fp8_product",),
+        shards=6,
+        but_not="14336 or 28672",
+        not_raced="a_chain_that_overlaps",
+    ),
     "experts": Group(
         (
             "expert_activate",

@@ -12,6 +12,9 @@ from functools import partial
 
 import torch
 
+from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8.product import Fp8Products
+from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -19,6 +22,7 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher
 from runner_svc.interface.products.skinny_launchers import ProductLauncher
+from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import JoinedMatrix, Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix
 
@@ -66,8 +70,22 @@ def _plain_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher |
     return SkinnyProducts(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 
+def _fp8_linear(settings: ProductSettings) -> Fp8Linear | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    return Fp8Linear(settings.eps, settings.activation, torch.device("cuda"), overlap=settings.overlap)
+
+
+def _fp8_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    choose = partial(Fp8Variant.choose, blocks)
+    return Fp8Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
+
+
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
+    Fp8Matrix: MatrixKernels(linear=_fp8_linear, gated=_fp8_linear, few_rows=_fp8_few_rows),
 }
 
 

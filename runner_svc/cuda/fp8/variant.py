@@ -19,6 +19,8 @@ _ENOUGH_BLOCKS = 128
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
 _FEWEST_STAGES = 4
+# Up to this number, rows are rounded in the product.
+_FEWEST_ROWS = 2
 
 
 def num_steps(num_columns: int) -> int:
@@ -41,17 +43,20 @@ class Fp8Variant:
     """Variant for products of up to `tokens` rows with a matrix of `steps` steps a block.
 
     `split` blocks share a tile; `groups` are warpgroups of a block, `batch` the steps whose products are in flight, and
-    `blocks` the blocks per multiprocessor. `resident` blocks round x themselves and keep it.
+    `blocks` the blocks per multiprocessor. A `resident` block rounds x itself and keeps it.
     """
 
     tokens: int
     split: int
     steps: int
     grouped: bool
-    resident: bool = True
+    resident: bool = False
     groups: int = 1
     batch: int = 2
     blocks: int = 2
+    share: int = 0
+    prefetch: int = 0
+    release: int = 0
 
     @classmethod
     def choose(
@@ -61,11 +66,10 @@ class Fp8Variant:
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
         split = split_of(num_rows, num_columns)
         variant = cls(tokens, split, -(-num_steps(num_columns) // split), grouped, blocks=blocks)
-        if variant.stages >= _FEWEST_STAGES and tokens <= 32:
-            return variant
         if tokens > 32:
-            return replace(variant, resident=False, groups=2, batch=2 if tokens == 64 else 1, blocks=1)
-        return replace(variant, resident=False)
+            return replace(variant, groups=2, batch=2 if tokens == 64 else 1, blocks=1)
+        resident = replace(variant, resident=True)
+        return resident if split == 1 and num_tokens <= _FEWEST_ROWS and resident.stages >= _FEWEST_STAGES else variant
 
     @property
     def tile_rows(self) -> int:
@@ -91,7 +95,9 @@ class Fp8Variant:
     @property
     def stages(self) -> int:
         """Stages per block, as many as fit, with two barriers of 8 bytes each; fewer than 1 if nothing fits."""
-        return min(_MAX_STAGES, (_SHARED_BYTES // self.blocks - self._fixed_bytes) // (self._stage_bytes + 16))
+        return min(
+            _MAX_STAGES, (_SHARED_BYTES // (self.share or self.blocks) - self._fixed_bytes) // (self._stage_bytes + 16)
+        )
 
     @property
     def shared_bytes(self) -> int:
@@ -110,4 +116,6 @@ class Fp8Variant:
             "GROUPS": self.groups,
             "BATCH": self.batch,
             "STAGES": self.stages,
+            "PREFETCH": self.prefetch,
+            "RELEASE": self.release,
         }

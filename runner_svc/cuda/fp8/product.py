@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
+from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
+from runner_svc.cuda.fp8.variant import QUAD, TILE_ROWS, Fp8Variant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.cuda.products.fp8_rows import GROUP, Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
-from runner_svc.cuda.products.fp8_variant import QUAD, TILE_ROWS, Fp8Variant
 from runner_svc.cuda.tensor_map import codes_map
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 
@@ -54,31 +54,38 @@ class Fp8Products:
         self._map = lru_cache(_MAX_MAPS)(codes_map)
         self._space = lru_cache(None)(rounded_rows)
 
-    def store(self, stream: int, x: ScaledRows, weight: Fp8Matrix, out: Tensor) -> None:
-        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
-        self._launch(stream, "EPILOGUE_STORE", x, weight, out)
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether the kernel supports this matrix."""
+        return fits(matrix)
 
-    def gated(self, stream: int, x: ScaledRows, weight: Fp8Matrix, out: Tensor) -> None:
-        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); `weight` is G above U, `out` is [T, out / 2]."""
-        self._launch(stream, "EPILOGUE_GATED", x, weight, out)
+    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32.
+
+        The stride of its rows is a multiple of 4.
+        """
+        self._launch(stream, "EPILOGUE_STORE", x, matrix, out)
+
+    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
+        self._launch(stream, "EPILOGUE_GATED", x, matrix, out)
+        return ScaledRows(out, None)
 
     def add(
         self,
         stream: int,
-        x: Tensor,
-        weight: Fp8Matrix,
+        x: ScaledRows,
+        matrix: Matrix,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
-        squares: Tensor,
+        sums: TileSums,
     ) -> ScaledRows:
-        """Computes residual += x W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
+        """Computes residual += norm(x) W^T and out = residual * norm_weight; the next norm's factor is left to `sums`.
 
-        Shapes and result are those of `SkinnyProducts.add`.
+        `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
         """
-        squares = squares[: -(-weight.size[0] // TILE_ROWS)]
-        addition = _Addition(residual, norm_weight, squares)
-        self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, addition)
+        squares = sums.squares[: -(-matrix.size[0] // TILE_ROWS)]
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, _Addition(residual, norm_weight, squares))
         return ScaledRows(out, squares)
 
     def _launch(
@@ -86,15 +93,13 @@ class Fp8Products:
         stream: int,
         epilogue: str,
         x: ScaledRows,
-        weight: Fp8Matrix,
+        matrix: Matrix,
         out: Tensor,
         addition: _Addition | None = None,
     ) -> None:
+        weight, num_tokens = fp8_matrix(matrix), len(x.rows)
         num_rows, width = weight.size
-        num_tokens = len(x.rows)
         rounding = RoundingArguments.of(weight.rounding)
-        if rounding is None:
-            raise ValueError(f"no kernel multiplies by a matrix in {weight.format}")
         variant = self._choose(num_tokens, num_rows, width, grouped=rounding.grouped)
         rounded = None
         if not variant.resident:
@@ -157,21 +162,26 @@ def _inputs(x: ScaledRows, rounded: RoundedRows | None) -> tuple[int, int, int]:
     return 0, rounded.factors.data_ptr(), rounded.scales.data_ptr()
 
 
-def fits(*weights: Matrix, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Returns whether the kernel supports these matrices, for x of `dtype`."""
-    return dtype is torch.bfloat16 and all(isinstance(weight, Fp8Matrix) and _fits(weight) for weight in weights)
-
-
-def _fits(weight: Fp8Matrix) -> bool:
-    rows, width = weight.size
-    rounding = RoundingArguments.of(weight.rounding)
-    block = (GROUP, GROUP) if rounding is not None and rounding.grouped else None
+def fits(matrix: Matrix) -> bool:
+    """Returns whether the kernel supports this matrix."""
+    if not isinstance(matrix, Fp8Matrix) or not RoundingArguments.known(matrix.rounding):
+        return False
+    rows, width = matrix.size
+    grouped = RoundingArguments.of(matrix.rounding).grouped
     return (
-        rounding is not None
-        and weight.block == block
-        and weight.codes.is_contiguous()
-        and weight.scales.is_contiguous()
-        and weight.scales.dtype is torch.float32
-        and rows % (2 * (16 if block else QUAD)) == 0
+        matrix.block == ((GROUP, GROUP) if grouped else None)
+        and matrix.codes.is_contiguous()
+        and matrix.scales.is_contiguous()
+        and matrix.scales.dtype is torch.float32
+        and not matrix.codes.data_ptr() % 16
+        and not matrix.scales.data_ptr() % 16
+        and rows % (2 * (16 if grouped else QUAD)) == 0
         and width % 16 == 0
     )
+
+
+def fp8_matrix(matrix: Matrix) -> Fp8Matrix:
+    """Returns the matrix. Raises TypeError for another format."""
+    if not isinstance(matrix, Fp8Matrix):
+        raise TypeError(f"a matrix of FP8 is needed, not one in {matrix.format}")
+    return matrix

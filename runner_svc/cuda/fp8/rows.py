@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
-from runner_svc.interface.skinny_launchers import ScaledRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding
 
 GROUP = 128
@@ -29,16 +29,21 @@ class RoundingArguments:
     bound: float
 
     @classmethod
-    def of(cls, rounding: Rounding) -> RoundingArguments | None:
-        """Returns those of a rounding, or None for one that the kernels lack."""
-        match rounding:
-            case StaticRounding(scale=scale):
-                return cls(False, True, scale)
-            case TokenRounding(bound=bound):
-                return cls(False, False, math.inf if bound is None else bound)
-            case GroupRounding(columns=columns) if columns == GROUP:
-                return cls(True, False, math.inf)
-        return None
+    def known(cls, rounding: Rounding) -> bool:
+        """Returns whether the kernels have this rounding."""
+        if isinstance(rounding, GroupRounding):
+            return rounding.columns == GROUP
+        return isinstance(rounding, StaticRounding | TokenRounding)
+
+    @classmethod
+    def of(cls, rounding: Rounding) -> RoundingArguments:
+        """Returns those of a rounding. Raises ValueError for one that the kernels lack."""
+        if not cls.known(rounding):
+            raise ValueError(f"no kernel has {rounding.name}")
+        if isinstance(rounding, StaticRounding):
+            return cls(False, True, rounding.scale)
+        bound = rounding.bound if isinstance(rounding, TokenRounding) else None
+        return cls(isinstance(rounding, GroupRounding), False, math.inf if bound is None else bound)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

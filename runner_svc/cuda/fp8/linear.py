@@ -1,0 +1,117 @@
+"""Products of any number of rows with matrices of FP8 on Hopper.
+
+Up to `FEW` rows Roster's kernel is faster than torch's products. For more, torch multiplies codes with scales of one,
+which is its fastest recipe, and a kernel of Roster's multiplies the sums by the scales of rows and columns. Blocks of
+128 have torch's recipe for them. What torch lacks, Roster's kernel does in pieces of 128 rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.fp8.product import Fp8Products, fits, fp8_matrix
+from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
+from runner_svc.cuda.fp8.scale import Fp8Scale
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.weights.fp8_matrix import Fp8Matrix
+from runner_svc.weights.matrix import Matrix
+
+FEW = 64
+"""Rows up to which Roster's kernel multiplies."""
+
+
+class Fp8Linear:
+    """A `LinearLauncher` and `GatedLauncher` of one model's matrices of FP8; x is in bfloat16."""
+
+    def __init__(self, eps: float, activation: str, device: torch.device, *, overlap: bool = False) -> None:
+        """Raises KeyError for an unknown activation."""
+        self._one = torch.ones((), dtype=torch.float32, device=device)
+        self._few = Fp8Products(eps, activation, overlap=overlap)
+        self._rows = Fp8Rows(eps, overlap=overlap)
+        self._scale = Fp8Scale(activation, overlap=overlap)
+
+    def adds(self, matrix: Matrix) -> bool:
+        """Returns False."""
+        return False
+
+    def takes(self, matrix: Matrix) -> None:
+        """Returns None."""
+
+    def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
+        """Fills `out` [T, out]; the stride of its rows is a multiple of 4. Raises TypeError for quantized rows."""
+        if isinstance(x, QuantizedRows):
+            raise TypeError("these products take no quantized rows")
+        if not fits(matrix):
+            matrix.multiply(x, bias, out)
+            return
+        weight = fp8_matrix(matrix)
+        if len(x) > FEW and _has_sums(weight):
+            raw, rounded = self._sums(stream, x, weight, out.dtype)
+            self._scale(stream, raw, rounded.factors, weight.scales, bias, out)
+            return
+        if len(x) > FEW and _has_blocks(weight):
+            out.copy_(_multiply_blocks(self._rounded(stream, x, weight), weight))
+        else:
+            for begin in range(0, len(x), MAX_ROWS):
+                piece = slice(begin, begin + MAX_ROWS)
+                self._few.store(stream, ScaledRows(x[piece], None), weight, out[piece])
+        if bias is not None:
+            out.add_(bias)
+
+    def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
+        """Adds factor * (x W^T + b) to `total` [T, out]. Raises TypeError for quantized rows."""
+        product = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+        self.multiply(stream, x, matrix, bias, product)
+        total.add_(product, alpha=factor)
+
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether there is a gated product for this matrix, gate above up."""
+        return fits(matrix) and _has_sums(fp8_matrix(matrix)) and matrix.size[0] % 32 == 0
+
+    def prepare(self, max_tokens: int, matrix: Matrix) -> None:
+        """Does nothing: the first product, at start, compiles what all use."""
+
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
+        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous."""
+        weight = fp8_matrix(matrix)
+        raw, rounded = self._sums(stream, x, weight, out.dtype)
+        self._scale(stream, raw, rounded.factors, weight.scales, None, out, gated=True)
+
+    def _rounded(self, stream: int, x: Tensor, weight: Fp8Matrix) -> RoundedRows:
+        rounded = rounded_rows(len(x), x.shape[1], x.device)
+        self._rows(stream, ScaledRows(x, None), RoundingArguments.of(weight.rounding), rounded)
+        return rounded
+
+    def _sums(self, stream: int, x: Tensor, weight: Fp8Matrix, dtype: torch.dtype) -> tuple[Tensor, RoundedRows]:
+        """Returns x's codes times W's, `dtype` [T, out], and the rows that x was rounded to."""
+        rounded = self._rounded(stream, x, weight)
+        raw = torch._scaled_mm(rounded.codes, weight.codes.t(), self._one, self._one, out_dtype=dtype)
+        return raw, rounded
+
+
+def _has_sums(weight: Fp8Matrix) -> bool:
+    return weight.block is None and weight.size[0] % 16 == 0
+
+
+def _has_blocks(weight: Fp8Matrix) -> bool:
+    return (
+        weight.block == (GROUP, GROUP)
+        and hasattr(torch.nn.functional, "scaled_mm")
+        and not any(size % GROUP for size in weight.size)
+    )
+
+
+def _multiply_blocks(x: RoundedRows, weight: Fp8Matrix) -> Tensor:
+    """Returns the product, bfloat16 [T, out]."""
+    recipe = torch.nn.functional.ScalingType
+    return torch.nn.functional.scaled_mm(
+        x.codes,
+        weight.codes.t(),
+        x.scales.t(),
+        recipe.BlockWise1x128,
+        weight.scales.t(),
+        recipe.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
