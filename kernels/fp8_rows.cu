@@ -1,16 +1,58 @@
-// Rows in bf16 rounded to e4m3, for products of many rows: a block per row, with the row in registers.
+// Rows in bf16 rounded to e4m3: a block per row, with the row in registers.
 //
-// If `squares` is given, rows are yet to be multiplied by 1 / rms: see skinny_product.cu.
+// If `squares` is given, rows are yet to be multiplied by 1 / rms: see skinny_product.cu. With GATED, rows are
+// activation(gate) * up, rounded to bf16, of the sums that torch's FP8 product left: see fp8_scale.cu.
 // Macros: WIDTH, a multiple of 16; VECTORS, 16-element chunks per thread; GROUPED, 1 for a scale per 128 columns instead
-// of one per row; STATIC, 1 for the given scale.
+// of one per row; STATIC, 1 for the given scale; GATED, with ACTIVATION, one of the functions of activation.cuh.
 
+#include "activation.cuh"
 #include "fp8_rounding.cuh"
 
 constexpr int kChunks = WIDTH / 16;
 constexpr int kSquaresPitch = 128;
 
+#if GATED
+// Four sums times their factor and scales.
+__device__ __forceinline__ Vector<float, 4> scaled(const __nv_bfloat16* raw, const float* scales, float factor) {
+    const auto sums = load_vector<__nv_bfloat16, 4>(raw);
+    auto four = load_vector<float, 4>(scales);
+#pragma unroll
+    for (int j = 0; j < 4; j++) four[j] = to_float(sums[j]) * factor * four[j];
+    return four;
+}
+
+// Two words of bf16: four outputs.
+__device__ __forceinline__ uint2 activated(const __nv_bfloat16* raw, const float* scales, float factor) {
+    const auto gate = scaled(raw, scales, factor), up = scaled(raw + WIDTH, scales + WIDTH, factor);
+    Vector<__nv_bfloat16, 4> four;
+#pragma unroll
+    for (int j = 0; j < 4; j++) four[j] = from_float<__nv_bfloat16>(ACTIVATION(gate[j]) * up[j]);
+    return *reinterpret_cast<const uint2*>(&four);
+}
+#endif
+
+// 16 adjacent numbers of the row that begins at `row`.
+__device__ __forceinline__ Chunk numbers_at(
+    const __nv_bfloat16* row, int chunk, const float* raw_scales, float raw_factor) {
+#if GATED
+    if (chunk >= kChunks) return load_chunk(row, false);
+    uint2 fours[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int column = chunk * 16 + 4 * i;
+        fours[i] = activated(row + column, raw_scales + column, raw_factor);
+    }
+    return {make_uint4(fours[0].x, fours[0].y, fours[1].x, fours[1].y),
+            make_uint4(fours[2].x, fours[2].y, fours[3].x, fours[3].y)};
+#else
+    return load_chunk(row + chunk * 16, chunk < kChunks);
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(512) fp8_rows(
-    const __nv_bfloat16* x,  // [rows, WIDTH]
+    const __nv_bfloat16* x,  // [rows, WIDTH]; GATED: sums [rows, 2 * WIDTH]
+    const float* raw_factors,  // [rows] of the sums, only if GATED
+    const float* raw_scales,   // [2 * WIDTH] of the sums, only if GATED
     const float* squares,    // [num_squares, kSquaresPitch] or null
     int num_squares,
     float inverse_width,
@@ -28,12 +70,12 @@ extern "C" __global__ void __launch_bounds__(512) fp8_rows(
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x;
-    const __nv_bfloat16* source = x + row * static_cast<long long>(WIDTH);
+    const __nv_bfloat16* source = x + row * static_cast<long long>(GATED ? 2 * WIDTH : WIDTH);
+    const float raw_factor = GATED ? raw_factors[row] : 1.0f;
     Chunk chunks[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int chunk = threadIdx.x + i * blockDim.x;
-        chunks[i] = load_chunk(source + chunk * 16, chunk < kChunks);
+        chunks[i] = numbers_at(source, threadIdx.x + i * blockDim.x, raw_scales, raw_factor);
     }
     if (threadIdx.x < 32) {
         const float rms = inverse_rms(squares, num_squares, kSquaresPitch, row, inverse_width, eps);

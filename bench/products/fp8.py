@@ -180,7 +180,7 @@ def compile_all(plan: Sequence[tuple[Matrix, int, bool, list[Fp8Variant]]], work
             add("skinny_product", old.defines | fixed)
         threads = min(512, matrix.width // 16)
         vectors = -(-matrix.width // 16 // threads)
-        add("fp8_rows", {"WIDTH": matrix.width, "VECTORS": vectors, "GROUPED": int(grouped), "STATIC": 0})
+        add("fp8_rows", {"WIDTH": matrix.width, "VECTORS": vectors, "GROUPED": int(grouped), "STATIC": 0, "GATED": 0})
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         faults = [fault for fault in pool.map(compile_one, *zip(*jobs.values(), strict=True)) if fault]
     log(f"compiled {len(jobs)} kernels, {len(faults)} failed {faults[:2]}")

@@ -45,11 +45,12 @@ class DenseCudaMlp:
         """Adds the MLP of `normed` [T, hidden_size] to `hidden`."""
         activated = self._space.activated[: len(normed)]
         if activating is Activating.PRODUCT and self._launchers.gated is not None:
-            self._launchers.gated(stream, normed, self.gate_up.matrix, activated)
-        else:
-            gate_up = self._space.gate_up[: len(normed)]
-            self.gate_up.multiply(stream, normed, gate_up)
-            self._launchers.activation(stream, gate_up, activated)
+            rows = self._launchers.gated(stream, normed, self.gate_up.matrix, activated, self.down.takes)
+            hidden.add(stream, rows, self.down)
+            return
+        gate_up = self._space.gate_up[: len(normed)]
+        self.gate_up.multiply(stream, normed, gate_up)
+        self._launchers.activation(stream, gate_up, activated)
         hidden.add(stream, activated, self.down)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.interface.products.linear_launchers import QuantizedRows
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
@@ -184,3 +185,11 @@ def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> No
         products(stream(), x, weight, gated)
         gate, up = expected.chunk(2, dim=-1)
         assert_close(gated, functional.silu(gate) * up, 0.04)
+        codes = products(stream(), x, weight, gated, rounding)
+        assert isinstance(codes, QuantizedRows)
+        numbers = codes.codes.float() * codes.scales
+        assert (numbers - rounding.rounded(gated)).norm() < 0.01 * numbers.norm()
+        down = matrix(256, out // 2, rounding)
+        product = poisoned(num_tokens, 256)
+        products.multiply(stream(), codes, down, None, product)
+        assert_close(product, numbers @ down.dequantized().t(), 0.02)

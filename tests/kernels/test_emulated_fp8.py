@@ -16,6 +16,7 @@ from runner_svc.cuda.fp8 import product, rows, scale
 from runner_svc.cuda.fp8.linear import Fp8Linear
 from runner_svc.cuda.fp8.product import Fp8Products, fits
 from runner_svc.cuda.fp8.variant import Fp8Variant
+from runner_svc.interface.products.linear_launchers import QuantizedRows
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
@@ -135,4 +136,16 @@ def test_linear(rows: int) -> None:
     products.add(0, x, weight, None, total, 0.5)
     close(total, 0.5 * weight.twin(x) + 1.0)
     assert products.fits(weight)
-    products(0, x * 0.01, weight, out[:, :48].contiguous())
+    assert products.takes(weight) == TokenRounding()
+    gated = torch.full((rows, 48), torch.nan, dtype=torch.bfloat16)
+    products(0, x * 0.01, weight, gated)
+    gate, up = weight.twin(x * 0.01).chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    close(gated, expected)
+    codes = products(0, x * 0.01, weight, gated, TokenRounding())
+    assert isinstance(codes, QuantizedRows)
+    numbers = codes.codes.float() * codes.scales
+    torch.testing.assert_close(numbers, TokenRounding().rounded(gated), rtol=0.13, atol=0.01)
+    down = matrix(64, 48, TokenRounding())
+    products.multiply(0, codes, down, None, out[:, :64])
+    close(out[:, :64], numbers @ down.dequantized().t())

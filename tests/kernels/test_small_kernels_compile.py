@@ -68,9 +68,13 @@ CASES = {
         "expert_rows",
         (BF16, "-DWIDTH=2880", "-DTOP_K=4", "-DBIAS=1", "-DCLAMPED=1", "-DALPHA=1.702f", "-DLIMIT=7.0f"),
     ),
-    "fp8-rows": ("fp8_rows", ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0")),
-    "fp8-rows-groups": ("fp8_rows", ("-DWIDTH=400", "-DVECTORS=1", "-DGROUPED=1", "-DSTATIC=0")),
-    "fp8-rows-static": ("fp8_rows", ("-DWIDTH=4096", "-DVECTORS=1", "-DGROUPED=0", "-DSTATIC=1")),
+    "fp8-rows": ("fp8_rows", ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0", "-DGATED=0")),
+    "fp8-rows-groups": ("fp8_rows", ("-DWIDTH=400", "-DVECTORS=1", "-DGROUPED=1", "-DSTATIC=0", "-DGATED=0")),
+    "fp8-rows-static": ("fp8_rows", ("-DWIDTH=4096", "-DVECTORS=1", "-DGROUPED=0", "-DSTATIC=1", "-DGATED=0")),
+    "fp8-rows-gated": (
+        "fp8_rows",
+        ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0", "-DGATED=1", "-DACTIVATION=silu"),
+    ),
     "fp8-scale": (
         "fp8_scale",
         ("-DWIDTH=6144", "-DRAW=float", "-DOUT=float", "-DGATED=0", "-DBIAS=1", "-DACTIVATION=silu"),

@@ -10,6 +10,7 @@ from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
@@ -122,8 +123,9 @@ class HostGated:
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         self.prepared = max_tokens
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Tensor:
         self._activation(stream, x @ plain_tensor(matrix).t(), out)
+        return out
 
 
 class HostRopeKv:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.fp8.product import Fp8Products, fits, fp8_matrix
-from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
+from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RawScales, RoundedRows, RoundingArguments, rounded_rows
 from runner_svc.cuda.fp8.scale import Fp8Scale
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 
@@ -29,28 +30,36 @@ class Fp8Linear:
         """Raises KeyError for an unknown activation."""
         self._one = torch.ones((), dtype=torch.float32, device=device)
         self._few = Fp8Products(eps, activation, overlap=overlap)
-        self._rows = Fp8Rows(eps, overlap=overlap)
+        self._rows = Fp8Rows(eps, activation, overlap=overlap)
         self._scale = Fp8Scale(activation, overlap=overlap)
 
     def adds(self, matrix: Matrix) -> bool:
         """Returns False."""
         return False
 
-    def takes(self, matrix: Matrix) -> None:
-        """Returns None."""
+    def takes(self, matrix: Matrix) -> Rounding | None:
+        """Returns the matrix's rounding, if torch multiplies its codes."""
+        return fp8_matrix(matrix).rounding if fits(matrix) and _has_sums(fp8_matrix(matrix)) else None
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
-        """Fills `out` [T, out]; the stride of its rows is a multiple of 4. Raises TypeError for quantized rows."""
-        if isinstance(x, QuantizedRows):
-            raise TypeError("these products take no quantized rows")
-        if not fits(matrix):
-            matrix.multiply(x, bias, out)
-            return
+        """Fills `out` [T, out]; the stride of its rows is a multiple of 4. Quantized rows are as `takes` says."""
         weight = fp8_matrix(matrix)
-        if len(x) > FEW and _has_sums(weight):
-            raw, rounded = self._sums(stream, x, weight, out.dtype)
-            self._scale(stream, raw, rounded.factors, weight.scales, bias, out)
-            return
+        if isinstance(x, QuantizedRows):
+            self._multiply_codes(stream, x.codes, x.scales, weight, bias, out)
+        elif not fits(matrix):
+            matrix.multiply(x, bias, out)
+        elif len(x) > FEW and _has_sums(weight):
+            rounded = self._rounded(stream, x, weight)
+            self._multiply_codes(stream, rounded.codes, rounded.factors, weight, bias, out)
+        else:
+            self._multiply_numbers(stream, x, weight, bias, out)
+
+    def _multiply_codes(
+        self, stream: int, codes: Tensor, factors: Tensor, weight: Fp8Matrix, bias: Tensor | None, out: Tensor
+    ) -> None:
+        self._scale(stream, self._sums(codes, weight, out.dtype), factors, weight.scales, bias, out)
+
+    def _multiply_numbers(self, stream: int, x: Tensor, weight: Fp8Matrix, bias: Tensor | None, out: Tensor) -> None:
         if len(x) > FEW and _has_blocks(weight):
             out.copy_(_multiply_blocks(self._rounded(stream, x, weight), weight))
         else:
@@ -61,7 +70,7 @@ class Fp8Linear:
             out.add_(bias)
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
-        """Adds factor * (x W^T + b) to `total` [T, out]. Raises TypeError for quantized rows."""
+        """Adds factor * (x W^T + b) to `total` [T, out]."""
         product = torch.empty(total.shape, dtype=total.dtype, device=total.device)
         self.multiply(stream, x, matrix, bias, product)
         total.add_(product, alpha=factor)
@@ -73,22 +82,30 @@ class Fp8Linear:
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         """Does nothing: the first product, at start, compiles what all use."""
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous."""
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Computes [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous.
+
+        Returns `out`, which it fills, or rows rounded as `takes` says.
+        """
         weight = fp8_matrix(matrix)
-        raw, rounded = self._sums(stream, x, weight, out.dtype)
-        self._scale(stream, raw, rounded.factors, weight.scales, None, out, gated=True)
+        rounded = self._rounded(stream, x, weight)
+        raw = self._sums(rounded.codes, weight, torch.bfloat16)
+        if takes is None or takes.columns > 1 or out.shape[1] % 16:
+            self._scale(stream, raw, rounded.factors, weight.scales, None, out, gated=True)
+            return out
+        activated = rounded_rows(len(x), out.shape[1], x.device)
+        scales = RawScales(rounded.factors, weight.scales)
+        self._rows.activated(stream, raw, scales, RoundingArguments.of(takes), activated)
+        return QuantizedRows(activated.codes, activated.factors.unsqueeze(1), takes)
 
     def _rounded(self, stream: int, x: Tensor, weight: Fp8Matrix) -> RoundedRows:
         rounded = rounded_rows(len(x), x.shape[1], x.device)
         self._rows(stream, ScaledRows(x, None), RoundingArguments.of(weight.rounding), rounded)
         return rounded
 
-    def _sums(self, stream: int, x: Tensor, weight: Fp8Matrix, dtype: torch.dtype) -> tuple[Tensor, RoundedRows]:
-        """Returns x's codes times W's, `dtype` [T, out], and the rows that x was rounded to."""
-        rounded = self._rounded(stream, x, weight)
-        raw = torch._scaled_mm(rounded.codes, weight.codes.t(), self._one, self._one, out_dtype=dtype)
-        return raw, rounded
+    def _sums(self, codes: Tensor, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:
+        """Returns codes of x times W's, `dtype` [T, out]."""
+        return torch._scaled_mm(codes, weight.codes.t(), self._one, self._one, out_dtype=dtype)
 
 
 def _has_sums(weight: Fp8Matrix) -> bool:

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
 from runner_svc.interface.products.skinny_launchers import ScaledRows
@@ -55,22 +56,44 @@ class RoundedRows:
     scales: Tensor  # float32 [ceil(width / GROUP), at least rows]; of no meaning without groups
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RawScales:
+    """What the sums of a product of codes are yet to be multiplied by."""
+
+    factors: Tensor  # float32 [rows]
+    scales: Tensor  # float32, one of each column
+
+
 class Fp8Rows:
     """The rounding of one model's rows."""
 
-    def __init__(self, eps: float, *, overlap: bool = False) -> None:
-        """`eps` is that of the norms that leave 1 / rms to their successors."""
+    def __init__(self, eps: float, activation: str = "silu", *, overlap: bool = False) -> None:
+        """`eps` is that of the norms that leave 1 / rms to their successors; KeyError for an unknown activation."""
         self._eps = eps
+        self._activation = ACTIVATIONS[activation]
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
 
     def __call__(self, stream: int, x: ScaledRows, rounding: RoundingArguments, out: RoundedRows) -> None:
         """Fills `out` with x [T, width], bfloat16, contiguous; `width` is a multiple of 16."""
-        rows, width = x.rows.shape
-        self._kernel(width, rounding.grouped, rounding.static)(
+        self._launch(stream, x, None, rounding, out)
+
+    def activated(
+        self, stream: int, raw: Tensor, sums: RawScales, rounding: RoundingArguments, out: RoundedRows
+    ) -> None:
+        """Fills `out` with activation(gate) * up of `raw` [T, 2 * width], bfloat16, gate first, times its scales."""
+        self._launch(stream, ScaledRows(raw, None), sums, rounding, out)
+
+    def _launch(
+        self, stream: int, x: ScaledRows, sums: RawScales | None, rounding: RoundingArguments, out: RoundedRows
+    ) -> None:
+        rows, width = len(x.rows), out.codes.shape[1]
+        self._kernel(width, rounding.grouped, rounding.static, sums is not None)(
             stream,
             rows,
             x.rows.data_ptr(),
+            sums.factors.data_ptr() if sums is not None else 0,
+            sums.scales.data_ptr() if sums is not None else 0,
             x.squares.data_ptr() if x.squares is not None else 0,
             len(x.squares) if x.squares is not None else 0,
             1.0 / width,
@@ -82,7 +105,7 @@ class Fp8Rows:
             out.scales.shape[1],
         )
 
-    def _compile(self, width: int, grouped: bool, static: bool) -> Kernel:
+    def _compile(self, width: int, grouped: bool, static: bool, gated: bool) -> Kernel:
         chunks = width // _CHUNK
         threads = min(_MAX_THREADS, -(-chunks // 32) * 32)
         defines: dict[str, int | str] = {
@@ -90,9 +113,11 @@ class Fp8Rows:
             "VECTORS": -(-chunks // threads),
             "GROUPED": int(grouped),
             "STATIC": int(static),
+            "GATED": int(gated),
+            **({"ACTIVATION": self._activation} if gated else {}),
         }
-        # x; squares, their number, 1 / width, eps, bound; codes, factors, scales, their pitch
-        return Kernel(load("fp8_rows", defines), "fp8_rows", "PPifffPPPi", threads, overlap=self._overlap)
+        # x; factors and scales of sums; squares, number, 1 / width, eps, bound; codes, factors, scales, their pitch
+        return Kernel(load("fp8_rows", defines), "fp8_rows", "PPPPifffPPPi", threads, overlap=self._overlap)
 
 
 def rounded_rows(rows: int, width: int, device: torch.device) -> RoundedRows:

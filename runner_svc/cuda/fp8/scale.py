@@ -34,7 +34,7 @@ class Fp8Scale:
         *,
         gated: bool = False,
     ) -> None:
-        """Fills `out` [T, n] from `raw` [T, n], bfloat16 or float32, factors of its rows, and scales and bias of its columns.
+        """Fills `out` [T, n] from `raw` [T, n], bfloat16 or float32, factors of rows, and scales and bias of columns.
 
         With `gated`, `raw` is [T, 2 * n], the gate first, and there is no bias.
         """

@@ -83,9 +83,9 @@ class GatedProducts:
         """Compiles the kernels for up to `max_tokens` rows. Raises KeyError for a matrix that does not fit."""
         self._by_class[type(matrix)].prepare(max_tokens, matrix)
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out`. Raises KeyError for a matrix that does not fit."""
-        self._by_class[type(matrix)](stream, x, matrix, out)
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Returns `out` or rounded rows. Raises KeyError for a matrix that does not fit."""
+        return self._by_class[type(matrix)](stream, x, matrix, out, takes)
 
 
 class FewRowProducts:

@@ -67,5 +67,8 @@ class GatedLauncher(Protocol):
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         """Compiles the kernels for up to `max_tokens` rows, so that no step waits for it."""
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width]; all contiguous."""
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Computes [T, n] from x [T, width] and the matrix [2 * n, width]; all contiguous.
+
+        Returns the input of the next product: `out`, which it fills, or rows rounded as that product `takes` them.
+        """
