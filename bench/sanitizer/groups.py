@@ -52,7 +52,7 @@ GROUPS = {
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
     "fp8": Group(
-        ("fp8_product", "fp8_rows", "fp8_scale"),
+        ("fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
         ("test_fp8_product",),
         shards=6,
         but_not="14336 or 28672",

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda import tensor_map
-from runner_svc.cuda.fp8 import product, rows, scale
-from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8 import norm, product, rows, scale
+from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
+from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.product import Fp8Products, fits
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.interface.products.linear_launchers import QuantizedRows
@@ -33,7 +34,7 @@ EPS = 1e-5
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MapEncoder()
     monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
-    for module in (product, rows, scale):
+    for module in (norm, product, rows, scale):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
     monkeypatch.setattr(product, "num_multiprocessors", lambda: 1)
@@ -136,7 +137,7 @@ def test_linear(rows: int) -> None:
     products.add(0, x, weight, None, total, 0.5)
     close(total, 0.5 * weight.twin(x) + 1.0)
     assert products.fits(weight)
-    assert products.takes(weight) == TokenRounding()
+    assert products.takes(weight, rows) == (TokenRounding() if rows > FEW else None)
     gated = torch.full((rows, 48), torch.nan, dtype=torch.bfloat16)
     products(0, x * 0.01, weight, gated)
     gate, up = weight.twin(x * 0.01).chunk(2, dim=-1)
@@ -149,3 +150,24 @@ def test_linear(rows: int) -> None:
     down = matrix(64, 48, TokenRounding())
     products.multiply(0, codes, down, None, out[:, :64])
     close(out[:, :64], numbers @ down.dequantized().t())
+
+
+@pytest.mark.parametrize(
+    ("rounding", "adds"),
+    choice([(TokenRounding(), True), (GroupRounding(), True), (StaticRounding(0.05), False)], in_ci=[]),
+)
+def test_norm(rounding: Rounding, adds: bool) -> None:
+    hidden, residual, weight = (torch.randn(*size).bfloat16() for size in ((3, 400), (3, 400), (400,)))
+    total = hidden + residual if adds else residual.clone()
+    normed = torch.nn.functional.rms_norm(total.float(), (400,), weight.float(), EPS).bfloat16()
+    launcher = Fp8Norm(400, EPS)
+    assert launcher.rounds(rounding)
+    out = launcher(0, hidden if adds else None, residual, weight, rounding)
+    assert torch.equal(residual, total)
+    numbers = out.codes.float().unflatten(-1, (out.scales.shape[1], -1)) if out.scales.shape[1] == 1 else None
+    if numbers is None:
+        numbers = out.codes.float() * out.scales.repeat_interleave(128, dim=1)[:, :400]
+    else:
+        numbers = numbers.flatten(1) * out.scales
+    differs = (numbers - rounding.rounded(normed)).abs() > 1e-6
+    assert differs.float().mean() < 0.02  # a sum in another order may round a number of bf16 differently

@@ -75,6 +75,8 @@ CASES = {
         "fp8_rows",
         ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0", "-DGATED=1", "-DACTIVATION=silu"),
     ),
+    "fp8-norm": ("fp8_norm", ("-DWIDTH=4096", "-DVECTORS=1", "-DADD=1", "-DGROUPED=0", "-DSTATIC=0")),
+    "fp8-norm-groups": ("fp8_norm", ("-DWIDTH=12288", "-DVECTORS=2", "-DADD=0", "-DGROUPED=1", "-DSTATIC=0")),
     "fp8-scale": (
         "fp8_scale",
         ("-DWIDTH=6144", "-DRAW=float", "-DOUT=float", "-DGATED=0", "-DBIAS=1", "-DACTIVATION=silu"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -123,7 +125,7 @@ class HostGated:
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         self.prepared = max_tokens
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Tensor:
+    def __call__(self, stream: int, x: Any, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Tensor:
         self._activation(stream, x @ plain_tensor(matrix).t(), out)
         return out
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.fp8.product import Fp8Products, fits, fp8_matrix
-from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RawScales, RoundedRows, RoundingArguments, rounded_rows
+from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RawScales, RoundingArguments, quantized, rounded_rows
 from runner_svc.cuda.fp8.scale import Fp8Scale
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
-from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
@@ -29,6 +29,7 @@ class Fp8Linear:
     def __init__(self, eps: float, activation: str, device: torch.device, *, overlap: bool = False) -> None:
         """Raises KeyError for an unknown activation."""
         self._one = torch.ones((), dtype=torch.float32, device=device)
+        self._no_sums = TileSums.allocate(0, device)
         self._few = Fp8Products(eps, activation, overlap=overlap)
         self._rows = Fp8Rows(eps, activation, overlap=overlap)
         self._scale = Fp8Scale(activation, overlap=overlap)
@@ -37,35 +38,34 @@ class Fp8Linear:
         """Returns False."""
         return False
 
-    def takes(self, matrix: Matrix) -> Rounding | None:
-        """Returns the matrix's rounding, if torch multiplies its codes."""
-        return fp8_matrix(matrix).rounding if fits(matrix) and _has_sums(fp8_matrix(matrix)) else None
+    def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
+        """Returns the matrix's rounding, if torch multiplies so many rows of codes."""
+        weight = fp8_matrix(matrix)
+        return weight.rounding if rows > FEW and fits(matrix) and (_has_sums(weight) or _has_blocks(weight)) else None
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [T, out]; the stride of its rows is a multiple of 4. Quantized rows are as `takes` says."""
         weight = fp8_matrix(matrix)
         if isinstance(x, QuantizedRows):
-            self._multiply_codes(stream, x.codes, x.scales, weight, bias, out)
+            self._multiply_codes(stream, x, weight, bias, out)
         elif not fits(matrix):
             matrix.multiply(x, bias, out)
-        elif len(x) > FEW and _has_sums(weight):
-            rounded = self._rounded(stream, x, weight)
-            self._multiply_codes(stream, rounded.codes, rounded.factors, weight, bias, out)
-        else:
-            self._multiply_numbers(stream, x, weight, bias, out)
-
-    def _multiply_codes(
-        self, stream: int, codes: Tensor, factors: Tensor, weight: Fp8Matrix, bias: Tensor | None, out: Tensor
-    ) -> None:
-        self._scale(stream, self._sums(codes, weight, out.dtype), factors, weight.scales, bias, out)
-
-    def _multiply_numbers(self, stream: int, x: Tensor, weight: Fp8Matrix, bias: Tensor | None, out: Tensor) -> None:
-        if len(x) > FEW and _has_blocks(weight):
-            out.copy_(_multiply_blocks(self._rounded(stream, x, weight), weight))
+        elif self.takes(matrix, len(x)) is not None:
+            self._multiply_codes(stream, self._rounded(stream, x, weight), weight, bias, out)
         else:
             for begin in range(0, len(x), MAX_ROWS):
                 piece = slice(begin, begin + MAX_ROWS)
                 self._few.store(stream, ScaledRows(x[piece], None), weight, out[piece])
+            if bias is not None:
+                out.add_(bias)
+
+    def _multiply_codes(
+        self, stream: int, x: QuantizedRows, weight: Fp8Matrix, bias: Tensor | None, out: Tensor
+    ) -> None:
+        if _has_sums(weight):
+            self._scale(stream, self._sums(x.codes, weight, out.dtype), x.scales, weight.scales, bias, out)
+            return
+        out.copy_(_multiply_blocks(x, weight))
         if bias is not None:
             out.add_(bias)
 
@@ -82,26 +82,29 @@ class Fp8Linear:
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         """Does nothing: the first product, at start, compiles what all use."""
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+    def __call__(self, stream: int, x: Rows, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
         """Computes [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous.
 
         Returns `out`, which it fills, or rows rounded as `takes` says.
         """
         weight = fp8_matrix(matrix)
-        rounded = self._rounded(stream, x, weight)
-        raw = self._sums(rounded.codes, weight, torch.bfloat16)
-        if takes is None or takes.columns > 1 or out.shape[1] % 16:
-            self._scale(stream, raw, rounded.factors, weight.scales, None, out, gated=True)
+        if not isinstance(x, QuantizedRows) and len(x) <= FEW:
+            self._few.gated(stream, ScaledRows(x, None), weight, out, self._no_sums)
             return out
-        activated = rounded_rows(len(x), out.shape[1], x.device)
-        scales = RawScales(rounded.factors, weight.scales)
-        self._rows.activated(stream, raw, scales, RoundingArguments.of(takes), activated)
-        return QuantizedRows(activated.codes, activated.factors.unsqueeze(1), takes)
+        if not isinstance(x, QuantizedRows):
+            x = self._rounded(stream, x, weight)
+        raw = self._sums(x.codes, weight, torch.bfloat16)
+        if takes is None or takes.columns > 1 or out.shape[1] % 16:
+            self._scale(stream, raw, x.scales, weight.scales, None, out, gated=True)
+            return out
+        activated = rounded_rows(len(x), out.shape[1], out.device)
+        self._rows.activated(stream, raw, RawScales(x.scales, weight.scales), RoundingArguments.of(takes), activated)
+        return quantized(activated, takes)
 
-    def _rounded(self, stream: int, x: Tensor, weight: Fp8Matrix) -> RoundedRows:
+    def _rounded(self, stream: int, x: Tensor, weight: Fp8Matrix) -> QuantizedRows:
         rounded = rounded_rows(len(x), x.shape[1], x.device)
         self._rows(stream, ScaledRows(x, None), RoundingArguments.of(weight.rounding), rounded)
-        return rounded
+        return quantized(rounded, weight.rounding)
 
     def _sums(self, codes: Tensor, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:
         """Returns codes of x times W's, `dtype` [T, out]."""
@@ -120,13 +123,13 @@ def _has_blocks(weight: Fp8Matrix) -> bool:
     )
 
 
-def _multiply_blocks(x: RoundedRows, weight: Fp8Matrix) -> Tensor:
+def _multiply_blocks(x: QuantizedRows, weight: Fp8Matrix) -> Tensor:
     """Returns the product, bfloat16 [T, out]."""
     recipe = torch.nn.functional.ScalingType
     return torch.nn.functional.scaled_mm(
         x.codes,
         weight.codes.t(),
-        x.scales.t(),
+        x.scales,
         recipe.BlockWise1x128,
         weight.scales.t(),
         recipe.BlockWise128x128,

@@ -12,6 +12,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
+from runner_svc.interface.products.linear_launchers import QuantizedRows
 from runner_svc.interface.products.skinny_launchers import ScaledRows
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding
 
@@ -106,11 +107,9 @@ class Fp8Rows:
         )
 
     def _compile(self, width: int, grouped: bool, static: bool, gated: bool) -> Kernel:
-        chunks = width // _CHUNK
-        threads = min(_MAX_THREADS, -(-chunks // 32) * 32)
+        sizes, threads = row_defines(width)
         defines: dict[str, int | str] = {
-            "WIDTH": width,
-            "VECTORS": -(-chunks // threads),
+            **sizes,
             "GROUPED": int(grouped),
             "STATIC": int(static),
             "GATED": int(gated),
@@ -120,6 +119,13 @@ class Fp8Rows:
         return Kernel(load("fp8_rows", defines), "fp8_rows", "PPPPifffPPPi", threads, overlap=self._overlap)
 
 
+def row_defines(width: int) -> tuple[dict[str, int], int]:
+    """Returns a row's macros and the threads of a block."""
+    chunks = width // _CHUNK
+    threads = min(_MAX_THREADS, -(-chunks // 32) * 32)
+    return {"WIDTH": width, "VECTORS": -(-chunks // threads)}, threads
+
+
 def rounded_rows(rows: int, width: int, device: torch.device) -> RoundedRows:
     """Returns space for `rows` rows."""
     return RoundedRows(
@@ -127,3 +133,9 @@ def rounded_rows(rows: int, width: int, device: torch.device) -> RoundedRows:
         torch.empty(rows, dtype=torch.float32, device=device),
         torch.empty(-(-width // GROUP), rows, dtype=torch.float32, device=device),
     )
+
+
+def quantized(rows: RoundedRows, rounding: Rounding) -> QuantizedRows:
+    """Returns what was rounded, as the next product takes it."""
+    scales = rows.scales.t() if RoundingArguments.of(rounding).grouped else rows.factors.unsqueeze(1)
+    return QuantizedRows(rows.codes, scales, rounding)
