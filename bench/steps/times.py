@@ -119,8 +119,9 @@ def document(record: Mapping[str, Any]) -> Document:
     note = (
         f"Milliseconds per decode step, the mean over output tokens {FIRST} to {LAST} after prompts of {PROMPT} "
         "tokens, with a second plan always in flight. products: the step's matrix products with the LM head, as one "
-        "CUDA graph; of quantized weights, their bytes over the bandwidth of a copy. floor: these, and the KV bytes of the mean context over the bandwidth of a copy. vLLM: 0.25.0 on "
-        "an H200. idle: the GPU's idle time before a step, µs. prompts: tokens per second, several prompts per step."
+        "CUDA graph; of quantized weights, their bytes over the bandwidth of a copy. floor: these, and the KV bytes of "
+        "the mean context over the bandwidth of a copy. vLLM: 0.25.0 on an H200. idle: the GPU's idle time before a "
+        "step, µs. prompts: tokens per second, several prompts per step."
     )
     return Document(
         "Decode steps of the runner",
