@@ -44,7 +44,7 @@ def weights_of(folder: Path, on_load: OnLoad = NOTHING, dtype: torch.dtype = tor
     return load_weights(folder, ModelConfig.from_hugging_face(read_config(folder)), dtype, CPU, no_progress, on_load)
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+@pytest.mark.parametrize("quantization", choice(["fp8", "fp8-block", "int4"], in_ci=["fp8", "int4"]))
 def test_weights_are_quantized_while_they_are_loaded(quantization: str, tmp_path: Path) -> None:
     plain = make_tiny_model("llama-biases", tmp_path / "plain")
     on_load = OnLoad(quantization)
@@ -59,7 +59,7 @@ def test_weights_are_quantized_while_they_are_loaded(quantization: str, tmp_path
             assert new.size == old.size and new.matrix.num_bytes < old.matrix.num_bytes / 3
             assert new.bias is not None and old.bias is not None and torch.equal(new.bias, old.bias)
             error = (new.matrix.dequantized() - old.weight).norm() / old.weight.norm()
-            assert 0 < error < {"fp8": 0.03, "int4": 0.12}[quantization]
+            assert 0 < error < {"fp8": 0.03, "fp8-block": 0.03, "int4": 0.12}[quantization]
             with pytest.raises(TypeError, match="a plain matrix is needed"):
                 new.weight  # noqa: B018
     backends = [load(plain), load(plain, on_load), load(plain, OnLoad(quantization, head=True))]

@@ -18,7 +18,7 @@ from runner_svc.weights.activation_rounding import (
     StaticRounding,
     TokenRounding,
 )
-from runner_svc.weights.fp8_matrix import Fp8Matrix, per_channel, to_fp8
+from runner_svc.weights.fp8_matrix import Fp8Matrix, per_channel, to_fp8, to_fp8_blocks
 from runner_svc.weights.int4_matrix import Int4Matrix, to_int4
 from runner_svc.weights.int4_packing import AWQ_ORDER, IN_ORDER, pack_pairs, pack_words, unpack_pairs, unpack_words
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
@@ -61,6 +61,7 @@ CASES: dict[str, Callable[[], Matrix]] = {
     "int4-packed-reordered": lambda: int4(48, 64, 64, zeros=False, order=True),
     "int4-packed-joined": lambda: joined([int4(32, 64, 32, order=True), int4(16, 64, 32, order=True)]),
     "to-fp8": lambda: to_fp8(torch.randn(37, 50)),
+    "to-fp8-blocks": lambda: to_fp8_blocks(torch.randn(37, 50), 16),
     "to-int4": lambda: to_int4(torch.randn(37, 50), 16),
     "joined": lambda: joined([fp8(20, 50, StaticRounding(0.01)), int4(9, 50, 16), PlainMatrix(torch.randn(8, 50))]),
 }
@@ -152,7 +153,7 @@ def test_rows_of_like_matrices_become_one(name: str) -> None:
     assert whole.num_bytes == first.num_bytes + second.num_bytes
     x = inputs(4, first.size[1])
     torch.testing.assert_close(whole.twin(x), torch.cat((first.twin(x), second.twin(x)), dim=1), rtol=0, atol=0)
-    stays_apart = "joined" in name or "reordered" in name or name in ("fp8-blocks", "fp8-flat-blocks")
+    stays_apart = "joined" in name or "reordered" in name or "blocks" in name
     assert isinstance(whole, JoinedMatrix) == stays_apart
 
 
