@@ -1,4 +1,4 @@
-// A block of fp8_product.cu: sizes, products of a warpgroup, shared memory, and what the kernel is told.
+// A block of fp8_product.cu: sizes, products of a warpgroup, shared memory, and the kernel's arguments.
 #pragma once
 
 #include "fp8_rounding.cuh"

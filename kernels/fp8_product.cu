@@ -33,13 +33,6 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
     }
 }
 
-// Brings weights to L2.
-__device__ __forceinline__ void prefetch_weights(const TensorMap* weights, const Problem& problem, int tile, int step) {
-    const int column = (problem.begin + step) * kColumns;
-    prefetch_tensor(weights, column, tile * kOutputs, 0);
-    if (kGated) prefetch_tensor(weights, column, problem.outputs + tile * kOutputs, 0);
-}
-
 __device__ __forceinline__ void copy_inputs(
     Shared shared, const TensorMap* inputs, const Problem& problem, int step, int stage) {
     if (!RESIDENT) {
@@ -49,6 +42,7 @@ __device__ __forceinline__ void copy_inputs(
 }
 
 // Called by one thread. The first stages get their weights before the wait for predecessors; weights alone never wait.
+// Where SPLIT is 1, blocks fill the GPU for several tiles, and successors would only compete until the last is copied.
 __device__ __forceinline__ void produce(
     Shared shared, const TensorMap* weights, const TensorMap* inputs, const Problem& problem) {
     const int first_tile = blockIdx.x / SPLIT, ahead = min(STAGES, problem.steps);
@@ -56,7 +50,6 @@ __device__ __forceinline__ void produce(
         barrier_expect(shared.full(i), kStageBytes);
         copy_weights(shared, weights, problem, first_tile, i, i);
     }
-    for (int i = ahead; i < min(ahead + PREFETCH, problem.steps); i++) prefetch_weights(weights, problem, first_tile, i);
     if (!RESIDENT) wait_for_predecessors();
     Ring<STAGES> ring(1);
     for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(shared, inputs, problem, i, i);
@@ -69,7 +62,7 @@ __device__ __forceinline__ void produce(
             copy_inputs(shared, inputs, problem, i, ring.stage);
         }
     }
-    if (RELEASE > 0) release_successors();
+    if (SPLIT == 1) release_successors();
 }
 
 // Adds a step's sums. `groups` has the scales of the step's inputs; `weight_scale` is that of the warp's rows.
@@ -184,7 +177,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     }
     if (threadIdx.x < TOKENS) tables.largest[threadIdx.x] = 0;
     __syncthreads();
-    if (RELEASE == 0 || (RELEASE == 2 && threadIdx.x / 32 != kWarps)) release_successors();
+    if (SPLIT > 1) release_successors();
     const int rank = SPLIT > 1 ? cluster_rank() : 0, steps = (width + kColumns - 1) / kColumns;
     const int begin = steps * rank / SPLIT, end = steps * (rank + 1) / SPLIT;
     const Problem problem{width, tiles, outputs, tokens, begin, end - begin};

@@ -43,13 +43,6 @@ __device__ __forceinline__ void copy_tensor(
         : "memory");
 }
 
-// Brings to L2 what copy_tensor would copy.
-__device__ __forceinline__ void prefetch_tensor(const TensorMap* map, int column, int row, int plane) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(column), "r"(row),
-                 "r"(plane)
-                 : "memory");
-}
-
 // Makes this thread's writes to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -44,6 +44,9 @@ CHECKED = ("qkv", "down")
 """Matrices with which bits are compared."""
 CHAINED = (1, 16, 64)
 """Rows of chains."""
+FEW_SHAPES = [(1, 2, 1), (1, 2, 2), (1, 2, 3), (1, 4, 2), (2, 2, 1)]
+MORE_SHAPES = [(2, 1, 1), (2, 2, 1), (1, 2, 2)]
+"""Warpgroups, steps in flight and blocks a multiprocessor, of up to 32 rows and of more."""
 STARTED = time.perf_counter()
 
 
@@ -107,39 +110,17 @@ def variants(matrix: Matrix, rows: int, grouped: bool, tune: bool) -> list[Fp8Va
     chosen = [Fp8Variant.choose(blocks, rows, matrix.out, matrix.width, grouped=grouped) for blocks in (1, 2)]
     if not tune:
         return list(dict.fromkeys(chosen))
-    steps, split = num_steps(matrix.width), chosen[0].split
-    base = replace(chosen[1], resident=False)
-    early, late, deep, deeper = ({"prefetch": p, "release": r} for p, r in ((0, 0), (0, 1), (8, 1), (16, 1)))
-    found = list(chosen)
-
-    def add(*changes: dict[str, int], **shape: int | bool) -> None:
-        found.extend(replace(base, **shape, **change) for change in changes)  # type: ignore[arg-type]
-
-    def with_split(split: int) -> dict[str, int]:
-        return {"split": split, "steps": -(-steps // split)}
-
-    if rows <= 16:
-        add(early, late, {"release": 2}, deep, deeper)
-        add(early, deep, blocks=3)
-        add(deep, batch=4)
-        if split == 1:
-            add(early, late, deep, blocks=1, share=2, groups=2)
-            if rows == 1:
-                add(early, late, deep, resident=True)
-        else:
-            add(deep, blocks=3, **with_split(2 * split))
-            add(deep, blocks=4, **with_split(2 * split))
-            add(deep, blocks=2, **with_split(split // 2))
-    elif rows <= 64:
-        add(early, late, deep)
-        add(early, late, deep, share=2)
-        add(deep, groups=1, blocks=2)
-        add(deep, groups=1, blocks=3)
-        if split > 1:
-            add(deep, late, **with_split(2 * split))
-            add(deep, share=2, **with_split(2 * split))
-    else:
-        add(early, late, deep)
+    found, steps = list(chosen), num_steps(matrix.width)
+    for split in (1, 2, 4, 8):
+        if not 96 <= matrix.out // 64 * split <= 600:
+            continue
+        base = replace(chosen[1], split=split, steps=-(-steps // split), resident=False)
+        shapes = (
+            [(1, 2, 1), (1, 2, 2), (1, 2, 3), (1, 4, 2), (2, 2, 1)] if rows <= 32 else [(2, 1, 1), (2, 2, 1), (1, 2, 2)]
+        )
+        for resident in (False, True) if split == 1 and rows <= 8 else (False,):
+            for groups, batch, blocks in shapes:
+                found.append(replace(base, groups=groups, batch=batch, blocks=blocks, resident=resident))
     return [each for each in dict.fromkeys(found) if each.stages >= max(3, each.batch)]
 
 
@@ -170,13 +151,13 @@ def compile_all(plan: Sequence[tuple[Matrix, int, bool, list[Fp8Variant]]], work
         if matrix.name in CHECKED:
             chosen = Fp8Variant.choose(2, rows, matrix.out, matrix.width, grouped=grouped)
             add("fp8_product", product_defines(matrix, chosen) | {"EPILOGUE": "EPILOGUE_STORE", "OUT": "float"})
-        for change in CHANGES if rows in CHAINED and not grouped else ():
-            for blocks in (1, 2) if rows <= 16 else (1,):
-                own = chained(blocks, change, rows, matrix.out, matrix.width, grouped=False)
-                add("fp8_product", product_defines(matrix, own))
         if rows in CHAINED and not grouped:
             old = SkinnyVariant.choose(2, rows, matrix.out, matrix.width)
-            fixed = {"EPILOGUE": EPILOGUES[matrix.kind], "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
+            fixed: dict[str, int | str] = {
+                "EPILOGUE": EPILOGUES[matrix.kind],
+                "OUT": "__nv_bfloat16",
+                "ACTIVATION": "silu",
+            }
             add("skinny_product", old.defines | fixed)
         threads = min(512, matrix.width // 16)
         vectors = -(-matrix.width // 16 // threads)
@@ -198,7 +179,7 @@ class Time:
 def describe(variant: Fp8Variant) -> str:
     kind = "resident" if variant.resident else "rounded before"
     shape = f"S{variant.split} g{variant.groups} b{variant.batch} x{variant.blocks} st{variant.stages:2}"
-    return f"{shape} p{variant.prefetch:2} r{variant.release} {kind}"
+    return f"{shape} {kind}"
 
 
 def timed(case: Case, found: Sequence[Fp8Variant], lines: list[str]) -> None:
@@ -238,47 +219,39 @@ def check_bits(matrix: Matrix, weight: Fp8Matrix, products: Fp8Products) -> str:
     return " ".join(str(int((out != outs[0]).sum())) for out in outs)
 
 
+def multiply_all(codes: Tensor, weights: Sequence[Fp8Matrix], scales: Sequence[Tensor], fast: bool) -> Tensor:
+    """Multiplies by torch with scales of x's rows and, if there are two, W's rows instead of one for all."""
+    for weight in weights:
+        columns = scales[0] if len(scales) == 1 else weight.scales.t()
+        out = torch._scaled_mm(
+            codes, weight.codes.t(), scales[-1], columns, out_dtype=BF16, use_fast_accum=fast
+        )  # fmt: skip
+    return out
+
+
 def time_torch(matrix: Matrix, weights: list[Fp8Matrix], all_rows: Sequence[int], lines: list[str]) -> None:
     """Times torch's products with scales of one and with scales of rows."""
     one = torch.ones((), device="cuda")
     for rows in all_rows:
         x = torch.randn(rows, matrix.width, device="cuda", dtype=BF16)
-        codes, scale = (x.float() / x.float().abs().amax(1, keepdim=True) * 448).to(torch.float8_e4m3fn), None
-        scale = (x.float().abs().amax(1, keepdim=True) / 448).contiguous()
-        exact = codes.float().double() @ weights[0].codes.float().double().t()
+        rounded = rounded_rows(rows, matrix.width, x.device)
+        stream = torch.cuda.current_stream().cuda_stream
+        Fp8Rows(EPS)(stream, ScaledRows(x, None), RoundingArguments.of(TokenRounding()), rounded)
+        factors = rounded.factors.unsqueeze(1)
+        exact = rounded.codes.float().double() @ weights[0].codes.float().double().t()
+        scaled = exact * factors.double() * weights[0].scales.double().t()
         cells = []
         for fast in (False, True):
-
-            def tensor_wise(use: Sequence[Fp8Matrix], fast: bool = fast) -> Tensor:
-                for weight in use:
-                    out = torch._scaled_mm(codes, weight.codes.t(), one, one, out_dtype=BF16, use_fast_accum=fast)
-                return out
-
-            def row_wise(use: Sequence[Fp8Matrix], fast: bool = fast) -> Tensor:
-                for weight in use:
-                    out = torch._scaled_mm(
-                        codes, weight.codes.t(), scale, weight.scales.t(), out_dtype=BF16, use_fast_accum=fast
-                    )
-                return out
-
-            scales = scale.double() * weights[0].scales.double().t()
-            for name, call, wanted in (("tensor", tensor_wise, exact), ("row", row_wise, exact * scales)):
-                try:
-                    error = float((call(weights[:1]).double() - wanted).norm() / wanted.norm())
-                    spent = graph_microseconds([partial(call, weights)], repeats=7) / len(weights)
-                    cells.append(f"{name}{'+' if fast else ''} {spent:6.1f} ({error:.1e})")
-                except Exception as fault:
-                    cells.append(f"{name} {str(fault)[:60]}")
+            for name, scales, wanted in (("tensor", [one], exact), ("row", [one, factors], scaled)):
+                error = multiply_all(rounded.codes, weights[:1], scales, fast).double() - wanted
+                launch = partial(multiply_all, rounded.codes, weights, scales, fast)
+                spent = graph_microseconds([launch], repeats=7) / len(weights)  # type: ignore[list-item]
+                cells.append(f"{name}{'+' if fast else ''} {spent:6.1f} ({float(error.norm() / wanted.norm()):.1e})")
         line = f"torch {matrix.name:8} {rows:5}: " + "  ".join(cells)
         print(line, flush=True)
         lines.append(line)
 
 
-def chained(blocks: int, change: dict[str, int], rows: int, out: int, width: int, *, grouped: bool) -> Fp8Variant:
-    return replace(Fp8Variant.choose(blocks, rows, out, width, grouped=grouped), **change)  # type: ignore[arg-type]
-
-
-CHANGES = [{"prefetch": p, "release": r} for p, r in ((0, 0), (0, 1), (8, 1), (16, 1))]
 CHAIN_SHAPES = [(6144, 4096, "store"), (4096, 4096, "add"), (28672, 4096, "gated"), (4096, 14336, "add")]
 
 
@@ -313,11 +286,9 @@ def time_chains(all_rows: Sequence[int], lines: list[str]) -> None:
                 x = products.add(stream, x, four[3], residual, norm, normed, sums)
 
         cells = []
-        for change in CHANGES:
-            for blocks in (1, 2) if rows <= 16 else (1,):
-                own = Fp8Products(EPS, "silu", partial(chained, blocks, change), overlap=True)
-                name = f"p{change['prefetch']} r{change['release']} x{blocks}"
-                cells.append(f"{name} {graph_microseconds([partial(run, own, quantized)], repeats=7) / layers:5.1f}")
+        for blocks in (1, 2):
+            own = Fp8Products(EPS, "silu", partial(Fp8Variant.choose, blocks), overlap=True)
+            cells.append(f"x{blocks} {graph_microseconds([partial(run, own, quantized)], repeats=7) / layers:5.1f}")
         old = SkinnyProducts(EPS, "silu", partial(SkinnyVariant.choose, 2), overlap=True)
         cells.append(f"bf16 x2 {graph_microseconds([partial(run, old, plain)], repeats=7) / layers:6.1f}")
         line = f"layer of four products, {rows:3} rows, us: " + "  ".join(cells)
@@ -331,15 +302,15 @@ def time_linear(matrix: Matrix, weights: list[Fp8Matrix], all_rows: Sequence[int
     cells = []
     for rows in all_rows:
         x = torch.randn(rows, matrix.width, device="cuda", dtype=BF16)
-        outputs = matrix.out // 2 if matrix.kind == "gated" else matrix.out
-        out = torch.empty(rows, outputs, device="cuda", dtype=BF16)
+        is_gated = matrix.kind == "gated" and linear.fits(weights[0])
+        out = torch.empty(rows, matrix.out // (1 + is_gated), device="cuda", dtype=BF16)
 
-        def run(x: Tensor = x, out: Tensor = out) -> None:
+        def run(x: Tensor = x, out: Tensor = out, is_gated: bool = is_gated) -> None:
             stream = torch.cuda.current_stream().cuda_stream
             for weight in weights:
-                if matrix.kind == "gated" and linear.fits(weight):
-                    linear(stream, x, weight, out)
-                elif matrix.kind != "gated":
+                if is_gated:
+                    linear(stream, x, weight, out, weight.rounding)
+                else:
                     linear.multiply(stream, x, weight, None, out)
 
         cells.append(f"{rows} {graph_microseconds([run], repeats=7) / len(weights):.1f}")

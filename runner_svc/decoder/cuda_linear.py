@@ -25,7 +25,7 @@ class CudaLinear:
         return self._launcher.adds(self.matrix)
 
     def takes(self, rows: int) -> Rounding | None:
-        """Returns the rounding of so many rows that it is best given quantized."""
+        """Returns the rounding of that number of rows that it is best given quantized."""
         return self._launcher.takes(self.matrix, rows)
 
     def multiply(self, stream: int, x: Rows, out: Tensor) -> None:

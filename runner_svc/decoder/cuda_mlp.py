@@ -31,7 +31,7 @@ class CudaMlp(Protocol):
     """An MLP of a layer."""
 
     def takes(self, rows: int) -> Rounding | None:
-        """Returns the rounding of so many rows that it is best given quantized; None: it takes numbers."""
+        """Returns the rounding of that number of rows that it is best given quantized; None: it takes numbers."""
 
     def __call__(self, stream: int, normed: Any, hidden: Hidden, activating: Activating) -> None:
         """Adds the MLP of `normed` [T, hidden_size], rows as `takes` says, to `hidden`; launches depend on T alone."""

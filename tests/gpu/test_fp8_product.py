@@ -79,7 +79,7 @@ def test_store(num_tokens: int, out: int, width: int, rounding: Rounding) -> Non
     assert fits(weight)
     actual = poisoned(num_tokens + 1, out + 8, torch.float32)
     Fp8Products(EPS, "silu").store(stream(), x, weight, actual[:num_tokens, 4 : out + 4])
-    assert_close(actual[:num_tokens, 4 : out + 4], twin(weight, x), 2e-3)
+    assert_close(actual[:num_tokens, 4 : out + 4], twin(weight, x), 5e-3)
     assert actual[num_tokens].isnan().all()
     assert actual[:, :4].isnan().all()
     assert actual[:, out + 4 :].isnan().all()

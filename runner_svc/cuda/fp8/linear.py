@@ -39,7 +39,7 @@ class Fp8Linear:
         return False
 
     def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
-        """Returns the matrix's rounding, if torch multiplies so many rows of codes."""
+        """Returns the matrix's rounding, if torch multiplies codes of that number of rows."""
         weight = fp8_matrix(matrix)
         return weight.rounding if rows > FEW and fits(matrix) and (_has_sums(weight) or _has_blocks(weight)) else None
 
@@ -124,14 +124,19 @@ def _has_blocks(weight: Fp8Matrix) -> bool:
 
 
 def _multiply_blocks(x: QuantizedRows, weight: Fp8Matrix) -> Tensor:
-    """Returns the product, bfloat16 [T, out]."""
-    recipe = torch.nn.functional.ScalingType
-    return torch.nn.functional.scaled_mm(
-        x.codes,
+    """Returns the product, bfloat16 [T, out]. Torch supports only multiples of 4 rows."""
+    recipe, rows = torch.nn.functional.ScalingType, len(x)
+    codes, scales = x.codes, x.scales.t()
+    if padding := -rows % 8:
+        codes = torch.nn.functional.pad(codes.view(torch.uint8), (0, 0, 0, padding)).view(codes.dtype)
+        scales = torch.nn.functional.pad(scales, (0, padding))
+    product = torch.nn.functional.scaled_mm(
+        codes,
         weight.codes.t(),
-        x.scales,
+        scales.contiguous().t(),
         recipe.BlockWise1x128,
         weight.scales.t(),
         recipe.BlockWise128x128,
         output_dtype=torch.bfloat16,
     )
+    return product[:rows]

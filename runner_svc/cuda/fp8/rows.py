@@ -24,7 +24,7 @@ _MAX_THREADS = 512
 
 @dataclass(frozen=True, slots=True)
 class RoundingArguments:
-    """What the kernels are told of a rounding."""
+    """The kernels' arguments for a rounding."""
 
     grouped: bool
     static: bool

@@ -19,6 +19,8 @@ _ENOUGH_BLOCKS = 128
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
 _FEWEST_STAGES = 4
+# Steps of a block above which a long ring is better than a second block.
+_LONG = 32
 # Up to this number, rows are rounded in the product.
 _FEWEST_ROWS = 2
 
@@ -54,9 +56,6 @@ class Fp8Variant:
     groups: int = 1
     batch: int = 2
     blocks: int = 2
-    share: int = 0
-    prefetch: int = 0
-    release: int = 0
 
     @classmethod
     def choose(
@@ -65,9 +64,10 @@ class Fp8Variant:
         """Returns the variant for x of `num_tokens` rows and W [num_rows, num_columns]."""
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
         split = split_of(num_rows, num_columns)
-        variant = cls(tokens, split, -(-num_steps(num_columns) // split), grouped, blocks=blocks)
+        steps = -(-num_steps(num_columns) // split)
         if tokens > 32:
-            return replace(variant, groups=2, batch=2 if tokens == 64 else 1, blocks=1)
+            return cls(tokens, split, steps, grouped, groups=2, batch=2 if tokens == 64 else 1, blocks=1)
+        variant = cls(tokens, split, steps, grouped, blocks=1 if split > 1 and steps > _LONG else blocks)
         resident = replace(variant, resident=True)
         return resident if split == 1 and num_tokens <= _FEWEST_ROWS and resident.stages >= _FEWEST_STAGES else variant
 
@@ -95,9 +95,7 @@ class Fp8Variant:
     @property
     def stages(self) -> int:
         """Stages per block, as many as fit, with two barriers of 8 bytes each; fewer than 1 if nothing fits."""
-        return min(
-            _MAX_STAGES, (_SHARED_BYTES // (self.share or self.blocks) - self._fixed_bytes) // (self._stage_bytes + 16)
-        )
+        return min(_MAX_STAGES, (_SHARED_BYTES // self.blocks - self._fixed_bytes) // (self._stage_bytes + 16))
 
     @property
     def shared_bytes(self) -> int:
@@ -110,12 +108,10 @@ class Fp8Variant:
         return {
             "TOKENS": self.tokens,
             "SPLIT": self.split,
-            "STEPS": self.steps,
+            "STEPS": self.steps if self.resident or self.grouped else 1,  # otherwise it does not matter
             "GROUPED": int(self.grouped),
             "RESIDENT": int(self.resident),
             "GROUPS": self.groups,
             "BATCH": self.batch,
             "STAGES": self.stages,
-            "PREFETCH": self.prefetch,
-            "RELEASE": self.release,
         }

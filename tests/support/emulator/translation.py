@@ -60,7 +60,6 @@ _STATEMENTS = (
     (r"bar\.sync %0, %1", "emulator::meet_named({0}, {1})"),
     (r"bar\.sync", "emulator::meet_named({0}, 128)"),
     (r"bar\.arrive %0, %1", "emulator::arrive_named({0}, {1})"),
-    (r"cp\.async\.bulk\.prefetch", _NOTHING),
     (r"fence\.|wgmma\.fence|setmaxnreg|griddepcontrol", _NOTHING),
     (r"mma\.sync.*\.bf16\.", "emulator::multiply_fragments(emulator::kBf16, {all})"),
     (r"mma\.sync.*\.f16\.", "emulator::multiply_fragments(emulator::kF16, {all})"),
