@@ -1,0 +1,95 @@
+"""Starts a runner with empty caches and again with warm ones, and prints the seconds of each phase.
+
+    python -m bench.startup --shape llama-3.1-8b --folder /dev/shm/model --seconds 105
+
+Writes a random checkpoint of the shape, which stays in the page cache, unless the folder exists. Needs no scheduler:
+the runner is ended once it is ready. `--reading` also reads the weights in several ways, without a runner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.common.random_model import ALL_SHAPES
+
+_EVENTS = (
+    "timings of an earlier start are used",
+    "the timings are kept for the next start",
+    "loaded the kernels",
+    "measured the steps",
+    "started",
+)
+
+
+def start(folder: Path, cache: Path, flags: list[str], until_at: float) -> dict[str, Any]:
+    """Starts a runner until it is ready; returns the fields of the line about its phases, or {} without one."""
+    command = [sys.executable, "-m", "runner_svc.main", "--model", str(folder), "--cache-dir", str(cache)]
+    command += ["--link", "tcp://127.0.0.1:1", "--log-format", "json", *flags]
+    began_at = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found: dict[str, Any] = {}
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.startswith("{"):
+            print(f"  {line.rstrip()[:300]}", flush=True)
+            continue
+        fields = json.loads(line)
+        event = fields.pop("event", "")
+        if event in _EVENTS or fields.get("level") in ("warning", "error"):
+            shown = {name: value for name, value in fields.items() if name not in ("timestamp", "level")}
+            print(f"  {event}: {shown}", flush=True)
+        if event == "started":
+            found = fields
+        if event == "ready":
+            print(f"  ready after {time.monotonic() - began_at:.2f} s", flush=True)
+            break
+        if time.monotonic() > until_at:
+            print(f"  no time is left; last line: {event}", flush=True)
+            break
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/roster-model"))
+    parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
+    parser.add_argument("--warm", type=int, default=2, help="starts with warm caches")
+    parser.add_argument("--reading", action="store_true", help="read the weights in several ways, too")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    parser.add_argument("flags", nargs="*", help="of the runner, behind --")
+    arguments = parser.parse_args()
+    until_at = time.monotonic() + arguments.seconds
+    if not (arguments.folder / "config.json").exists():
+        from bench.startup.random_checkpoint import write_checkpoint
+
+        began_at = time.monotonic()
+        total = write_checkpoint(arguments.shape, arguments.folder)
+        print(f"{arguments.shape}: {total / 1e9:.1f} GB written in {time.monotonic() - began_at:.1f} s", flush=True)
+    with tempfile.TemporaryDirectory() as cache:
+        for number in range(1 + arguments.warm):
+            print(f"start with {'warm' if number else 'empty'} caches:", flush=True)
+            start(arguments.folder, Path(cache), arguments.flags, until_at)
+    if arguments.reading:
+        from bench.startup.reading import WAYS, time_ways
+
+        time_ways(arguments.folder, WAYS, until_at - 5)
+    if not arguments.keep:
+        shutil.rmtree(arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
