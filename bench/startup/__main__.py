@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pstats
 import shutil
 import subprocess
 import sys
@@ -29,9 +30,13 @@ _EVENTS = (
 )
 
 
-def start(folder: Path, cache: Path, flags: list[str], until_at: float) -> dict[str, Any]:
-    """Starts a runner until it is ready; returns the fields of the line about its phases, or {} without one."""
-    command = [sys.executable, "-m", "runner_svc.main", "--model", str(folder), "--cache-dir", str(cache)]
+def start(folder: Path, cache: Path, flags: list[str], until_at: float, profile: Path | None = None) -> dict[str, Any]:
+    """Starts a runner until it is ready; returns the fields of the line about its phases, or {} without one.
+
+    `profile`: a file for a profile of its main thread.
+    """
+    profiler = ["-m", "cProfile", "-o", str(profile)] if profile is not None else []
+    command = [sys.executable, *profiler, "-m", "runner_svc.main", "--model", str(folder), "--cache-dir", str(cache)]
     command += ["--link", "tcp://127.0.0.1:1", "--log-format", "json", *flags]
     began_at = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -56,10 +61,20 @@ def start(folder: Path, cache: Path, flags: list[str], until_at: float) -> dict[
             break
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(20)
     except subprocess.TimeoutExpired:
         process.kill()
     return found
+
+
+def print_profile(profile: Path) -> None:
+    """Prints the functions that took most time, by themselves and with what they called."""
+    stats = pstats.Stats(str(profile))
+    for order, count in (("tottime", 16), ("cumtime", 60)):
+        for key in stats.sort_stats(order).fcn_list[:count]:  # type: ignore[attr-defined]
+            _, calls, own, whole, _ = stats.stats[key]  # type: ignore[attr-defined]
+            file = "/".join(Path(key[0]).parts[-2:])
+            print(f"  {order} {own:6.2f} {whole:6.2f} s {calls:7} {file}:{key[1]} {key[2][:60]}", flush=True)
 
 
 def main() -> None:
@@ -69,6 +84,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
     parser.add_argument("--warm", type=int, default=2, help="starts with warm caches")
     parser.add_argument("--reading", action="store_true", help="read the weights in several ways, too")
+    parser.add_argument("--profile", action="store_true", help="start once more, with a profile")
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     parser.add_argument("flags", nargs="*", help="of the runner, behind --")
     arguments = parser.parse_args()
@@ -79,14 +95,18 @@ def main() -> None:
         began_at = time.monotonic()
         total = write_checkpoint(arguments.shape, arguments.folder)
         print(f"{arguments.shape}: {total / 1e9:.1f} GB written in {time.monotonic() - began_at:.1f} s", flush=True)
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as scratch:
+        cache, profile = Path(scratch) / "cache", Path(scratch) / "profile"
         for number in range(1 + arguments.warm):
             print(f"start with {'warm' if number else 'empty'} caches:", flush=True)
-            start(arguments.folder, Path(cache), arguments.flags, until_at)
-    if arguments.reading:
-        from bench.startup.reading import WAYS, time_ways
+            start(arguments.folder, cache, arguments.flags, until_at)
+        if arguments.reading:
+            from bench.startup.reading import WAYS, time_ways
 
-        time_ways(arguments.folder, WAYS, until_at - 5)
+            time_ways(arguments.folder, WAYS, until_at - 5)
+        if arguments.profile and time.monotonic() < until_at - 15:
+            start(arguments.folder, cache, arguments.flags, until_at, profile)
+            print_profile(profile)
     if not arguments.keep:
         shutil.rmtree(arguments.folder)
 

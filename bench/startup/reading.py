@@ -17,7 +17,7 @@ from runner_svc.model.folder.config_file import read_config
 
 MAPPED = (0, 0)
 """In place of threads and bytes of a piece: a memory map, copied by torch."""
-WAYS: tuple[tuple[int, int], ...] = ((8, 4), (4, 4), (16, 4), (8, 16), (12, 2), MAPPED)
+WAYS: tuple[tuple[int, int], ...] = ((8, 4), (16, 4), (8, 16), (4, 8), MAPPED)
 """Threads, and MiB of a piece."""
 
 
