@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES
 
 _EVENTS = (
@@ -89,6 +90,8 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="of the runner, behind --")
     arguments = parser.parse_args()
     until_at = time.monotonic() + arguments.seconds
+    if "cpu" not in arguments.flags:
+        require_gpu()
     if not (arguments.folder / "config.json").exists():
         from bench.startup.random_checkpoint import write_checkpoint
 
