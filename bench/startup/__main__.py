@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from bench.common.on_gpu import require_gpu
-from bench.common.random_model import ALL_SHAPES
+from bench.common.random_model import ALL_SHAPES, write_folder
+from bench.startup.random_checkpoint import write_checkpoint
 
 _EVENTS = (
     "timings of an earlier start are used",
@@ -68,6 +70,14 @@ def start(folder: Path, cache: Path, flags: list[str], until_at: float, profile:
     return found
 
 
+def wait_for(writing: threading.Thread) -> None:
+    """Waits for the checkpoint, if it is being written."""
+    if writing.is_alive():
+        began_at = time.monotonic()
+        writing.join()
+        print(f"waited {time.monotonic() - began_at:.1f} s for the checkpoint", flush=True)
+
+
 def print_profile(profile: Path) -> None:
     """Prints the functions that took most time, by themselves and with what they called."""
     stats = pstats.Stats(str(profile))
@@ -86,23 +96,30 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=2, help="starts with warm caches")
     parser.add_argument("--reading", action="store_true", help="read the weights in several ways, too")
     parser.add_argument("--profile", action="store_true", help="start once more, with a profile")
+    parser.add_argument(
+        "--quick", action="store_true", help="first start with weights made up, while the checkpoint is written"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     parser.add_argument("flags", nargs="*", help="of the runner, behind --")
     arguments = parser.parse_args()
     until_at = time.monotonic() + arguments.seconds
     if "cpu" not in arguments.flags:
-        require_gpu()
-    if not (arguments.folder / "config.json").exists():
-        from bench.startup.random_checkpoint import write_checkpoint
-
-        began_at = time.monotonic()
-        total = write_checkpoint(arguments.shape, arguments.folder)
-        print(f"{arguments.shape}: {total / 1e9:.1f} GB written in {time.monotonic() - began_at:.1f} s", flush=True)
+        require_gpu(kernels=False)
+    is_new = not (arguments.folder / "config.json").exists()
+    if is_new:
+        write_folder(arguments.shape, arguments.folder)
+    writing = threading.Thread(target=write_checkpoint, args=(arguments.shape, arguments.folder))
+    if is_new:
+        writing.start()
+    if not arguments.quick:
+        wait_for(writing)
     with tempfile.TemporaryDirectory() as scratch:
         cache, profile = Path(scratch) / "cache", Path(scratch) / "profile"
         for number in range(1 + arguments.warm):
             print(f"start with {'warm' if number else 'empty'} caches:", flush=True)
-            start(arguments.folder, cache, arguments.flags, until_at)
+            made_up = ["--weights", "random"] if arguments.quick and not number else []
+            start(arguments.folder, cache, [*made_up, *arguments.flags], until_at)
+            wait_for(writing)
         if arguments.reading:
             from bench.startup.reading import WAYS, time_ways
 

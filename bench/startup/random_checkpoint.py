@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.common.random_model import ALL_SHAPES, write_folder
+from bench.common.random_model import ALL_SHAPES
 from runner_svc.model.checkpoint.expected_tensors import expected_tensors
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.checkpoint_files import INDEX_FILE
@@ -22,8 +22,7 @@ _RANDOM = 1 << 26
 
 
 def write_checkpoint(shape: str, folder: Path) -> int:
-    """Writes the folder of a shape (a key of `ALL_SHAPES`); returns the bytes of its weights."""
-    write_folder(shape, folder)
+    """Writes the weights of a shape (a key of `ALL_SHAPES`) into its folder; returns their bytes."""
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     tensors = dict(expected_tensors(config, "model.", ()))
     if config.tied_embeddings:

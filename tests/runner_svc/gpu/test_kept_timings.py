@@ -12,6 +12,7 @@ from runner_svc import service
 from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.startup import step_costs
+from runner_svc.startup.step_costs import Step
 from runner_svc.timings.timings_file import TimingsFile
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
@@ -59,7 +60,7 @@ def answer(backend: CudaBackend) -> list[int]:
 
 
 def test_a_second_start_times_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_costs, "steps_to_measure", lambda hello: step_costs_of(hello)[:2])
+    monkeypatch.setattr(step_costs, "steps_to_measure", lambda hello: [Step(1, 8), Step(0, 0, 16)])
     monkeypatch.setattr(step_costs, "GPU_SECONDS", 60.0)
     runners, graphs, devices, told, answers = [], [], [], [], []
     for _ in range(2):
@@ -81,9 +82,6 @@ def test_a_second_start_times_nothing(folder: Path, tmp_path: Path, monkeypatch:
         ["steps were measured at an earlier start"],
     ]
     assert answers[0] == answers[1]
-
-
-step_costs_of = step_costs.steps_to_measure
 
 
 def test_timings_of_other_sizes_are_measured_again(folder: Path, tmp_path: Path) -> None:
