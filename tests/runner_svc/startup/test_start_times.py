@@ -1,4 +1,4 @@
-"""A start's seconds are told by phase, from the start of the process."""
+"""The seconds of a start are logged by phase, from the start of the process."""
 
 from __future__ import annotations
 
