@@ -65,7 +65,7 @@ def _time(folder: Path, config: ModelConfig, name: str) -> None:
     wrong = [
         stored
         for stored, read in (
-            (config.names.head, loaded.head),
+            (config.names.head, getattr(loaded.head, "weight", loaded.head)),
             ("model.layers.0.self_attn.v_proj", layers[0].qkv.weight[-config.num_kv_heads * config.head_dim :]),
             (f"model.layers.{config.num_layers - 1}.mlp.down_proj", layers[-1].mlp.down.weight),
         )
