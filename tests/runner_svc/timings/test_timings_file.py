@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,20 @@ def test_only_news_are_written_and_over_the_old(tmp_path: Path) -> None:
     again.timings.step_costs = [[1, 256, 0, 0, 1]]
     again.keep()
     assert opened(tmp_path)[0] == StartTimings(step_costs=[[1, 256, 0, 0, 1]])
+
+
+def test_runners_that_start_at_once_read_whole_files(tmp_path: Path) -> None:
+    def start(number: int) -> None:
+        for turn in range(20):
+            file = TimingsFile(tmp_path, KEY)
+            assert len(file.timings.step_costs or []) in (0, 500)
+            file.timings.step_costs = [[number, turn, 0, 0, 1 + place] for place in range(500)]
+            file.keep()
+
+    with capture_logs() as lines, ThreadPoolExecutor(3) as runners:
+        list(runners.map(start, (1, 2, 3)))
+    assert {line["log_level"] for line in lines} == {"info"}
+    assert [path.suffix for path in (tmp_path / "timings").iterdir()] == [".json"]
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
