@@ -25,7 +25,7 @@ from runner_svc.model.folder.config_file import read_config
 from runner_svc.weights.model_weights import MlpWeights
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
-from tests.support.parity import FLOAT32, Parity, Precision
+from tests.support.parity import FLOAT32, ROUNDED, Parity
 from tests.support.thoroughness import choice
 from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS, make_tiny_model
 from tests.support.tiny_quantized import KINDS, make_tiny_quantized
@@ -35,9 +35,6 @@ INTERLEAVED = ("cohere", "glm")
 """Their rows of queries and keys are moved, and those of blocks can't be."""
 IN_CI = ("compressed-fp8-token", "auto-fp8-static", "gptq-reordered")
 MAX_TOKENS = 10
-# Activations that lie between two numbers of e4m3 may be rounded either way, by the last bit of a sum. The CPU's
-# product with int4 weights is in bfloat16.
-ROUNDED = Precision(torch.float32, 0.15, 0.3, relative=True, few=3, rate=0.1)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.read import METHODS, read_quantization
 from runner_svc.model.quantization.selection import Globs, Left, Targets
 from runner_svc.model.quantization.stored_fp8 import Activations, Scales, StoredFp8
+from runner_svc.model.quantization.stored_gguf import StoredGguf
 from runner_svc.model.quantization.stored_int4 import StoredAwq, StoredGptq, StoredPacked
 
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
@@ -37,6 +38,12 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 AUTO = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"], "kv_cache_scheme": None}
+
+GGUF = {
+    "quant_method": "gguf-blocks",
+    "version": 1,
+    "modules": {"Q4_K": ["model.layers.0.mlp.up_proj"], "Q6_K": ["model.layers.3.mlp.up_proj"]},
+}
 
 READ: dict[str, tuple[dict[str, Any], Any]] = {
     "compressed, token": (compressed("float-quantized", FP8, TOKEN), StoredFp8(Scales.CHANNEL, Activations.TOKEN)),
@@ -68,6 +75,7 @@ READ: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "awq": (AWQ, StoredAwq(128, False)),
     "gptq": (GPTQ, StoredGptq(128, True, 1, True)),
+    "gguf": (GGUF, StoredGguf("Q6_K")),
     "gptq v2": (
         {**GPTQ, "group_size": -1, "checkpoint_format": "gptq_v2", "desc_act": False, "sym": False, "lm_head": False},
         StoredGptq(None, False, 2, False),
@@ -99,6 +107,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**MODELOPT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8, "input_activations": TENSOR}}},
         "config_groups.g.weights.strategy' 'channel'",
     ),
+    ({**GGUF, "version": 2}, "version' 2"),
+    ({**GGUF, "modules": {"IQ1_S": []}}, "modules.IQ1_S"),
+    ({**GGUF, "modules": {"Q4_K": [3]}}, "modules.Q4_K' to be a list of strings"),
     ({**GPTQ, "bits": 8}, "bits' 8"),
     ({**GPTQ, "bits": True}, "bits' True"),
     ({**GPTQ, "group_size": 16}, "group_size' 16"),
