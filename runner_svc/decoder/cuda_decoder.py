@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
+from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace, with_plain_experts
 from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -82,7 +82,7 @@ class CudaDecoder:
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings
-        self.layers: Sequence[LayerWeights] = list(weights.layers)
+        self.layers: Sequence[LayerWeights] = [with_plain_experts(layer, self.dtype) for layer in weights.layers]
         self.config = replace(config, sinks=tuple(layer.sinks for layer in self.layers))
         self.norm_weight = weights.norm
         self.head = weights.head

@@ -9,6 +9,8 @@ a kernel for the activation. `mlp` is the counterpart on the CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,6 +28,7 @@ from runner_svc.interface.expert_launchers import (
 from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
+from runner_svc.weights.model_weights import LayerWeights
 
 # Rows of an expert, on average, from which tiles are faster.
 _TILES_FROM = 16
@@ -62,8 +65,10 @@ class CudaExpertMlp:
         launchers: ExpertLaunchers,
         space: ExpertSpace,
     ) -> None:
+        """Raises TypeError for experts that are quantized: see `with_plain_experts`."""
         self._config = config
         self._weights = weights
+        self._gate_up, self._down = weights.gate_up.weight, weights.down.weight
         self._launchers = launchers
         self._space = space
         router = weights.router
@@ -167,15 +172,15 @@ class CudaExpertMlp:
         lone: LoneRow | None = None,
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
-        weights, space, pairs = self._weights, self._space, len(plan.pairs)
+        space, pairs = self._space, len(plan.pairs)
         x, is_sorted = normed, len(normed) > FEW_ROWS
         if is_sorted:
             x = space.rows[:pairs]
             self._launchers.rows.gather(stream, normed, plan, x)
         activated = space.activated[:pairs]
-        bias = weights.gate_up_bias
-        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
-        product.store(stream, activated, weights.down, plan, space.rows[:pairs], lone)
+        bias = self._weights.gate_up_bias
+        product.gated(stream, x, self._gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
+        product.store(stream, activated, self._down, plan, space.rows[:pairs], lone)
         return space.rows[:pairs]
 
     def _grouped(self, stream: int, normed: Tensor, plan: ExpertPlan) -> Tensor:
@@ -183,9 +188,9 @@ class CudaExpertMlp:
         weights, pairs = self._weights, len(plan.pairs)
         x, activated = self._space.rows[:pairs], self._space.activated[:pairs]
         self._launchers.rows.gather(stream, normed, plan, x)
-        gate_up = grouped_product(x, weights.gate_up, plan.ends)
+        gate_up = grouped_product(x, self._gate_up, plan.ends)
         self._launchers.rows.activate(stream, gate_up, weights.gate_up_bias, plan, activated)
-        return grouped_product(activated, weights.down, plan.ends)
+        return grouped_product(activated, self._down, plan.ends)
 
     def _shared(self, stream: int, normed: Tensor) -> Tensor:
         """Returns the rows [T, hidden_size] of the expert that computes every row, without its gate."""
@@ -196,6 +201,17 @@ class CudaExpertMlp:
         activation(stream, gate_up, activated)
         weights.down.multiply(activated, self._space.shared[:rows])
         return self._space.shared[:rows]
+
+
+def with_plain_experts(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
+    """Returns the layer with its quantized experts as plain ones, which the kernels read; itself if it has none.
+
+    Activations that a format rounds are then not rounded.
+    """
+    if not isinstance(layer.mlp, ExpertWeights):
+        return layer
+    gate_up, down = layer.mlp.gate_up.dequantized(dtype), layer.mlp.down.dequantized(dtype)
+    return replace(layer, mlp=replace(layer.mlp, gate_up=gate_up, down=down))
 
 
 def multiply_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -275,8 +275,12 @@ KINDS: dict[str, Kind] = {
 }
 
 
+_LEFT_KEYS = {"compressed-tensors": "ignore", "fp8": "modules_to_not_convert", "awq": "modules_to_not_convert"}
+"""Where a `quantization_config` names modules that stay plain, by `quant_method`."""
+
+
 def _is_left(kind: str, module: str) -> bool:
-    if "layers" not in module or "norm" in module:
+    if "layers" not in module or "norm" in module or module.endswith("gate"):
         return True
     left = "layers.1.mlp.down_proj" if kind.startswith(("compressed", "packed")) else KINDS[kind].left
     return left in module
@@ -286,9 +290,10 @@ def make_tiny_quantized(kind: str, family: str, folder: Path, seed: int = 0, **s
     """Returns the folder of a quantized model, and transformers' model in float32 that computes the same."""
     plain = make_tiny_model(family, folder / "plain", seed, **sizes)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
-    tensors, numbers, rounds = {}, {}, {}
+    tensors, numbers, rounds, routers = {}, {}, {}, []
     for name, tensor in load_file(plain / "model.safetensors").items():
         module = name.removesuffix(".weight")
+        routers += [module] * module.endswith("gate")
         if tensor.dim() != 2 or _is_left(kind, module):
             tensors[name] = numbers[name] = tensor
             continue
@@ -300,7 +305,11 @@ def make_tiny_quantized(kind: str, family: str, folder: Path, seed: int = 0, **s
     save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     config = json.loads((plain / "config.json").read_text())
-    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": KINDS[kind].config}))
+    own = dict(KINDS[kind].config)
+    if routers:
+        key = _LEFT_KEYS[own["quant_method"]]
+        own[key] = [*own.get(key, []), *routers]
+    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": own}))
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     for name, module in model.named_modules():
         if name in rounds:

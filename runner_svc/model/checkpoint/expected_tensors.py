@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from runner_svc.model.checkpoint.expected_experts import expected_experts
-from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, quantized_matrices, with_formats
+from runner_svc.model.checkpoint.quantized_matrices import Quantized, quantized_matrices, with_formats
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -27,7 +27,7 @@ HARMLESS_TENSORS: tuple[tuple[str, str], ...] = (
 """Patterns of names that transformers does not read either, each with the reason."""
 
 
-def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, QuantizedMatrix]:
+def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Quantized]:
     """Returns the quantized matrices by module.
 
     Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read.

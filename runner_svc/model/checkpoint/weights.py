@@ -20,7 +20,7 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.layer_reader import LayerReader
-from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, matrix_reader
+from runner_svc.model.checkpoint.quantized_matrices import Quantized, matrix_reader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
@@ -115,7 +115,7 @@ def _check_quantization(config: ModelConfig, quantization: str) -> None:
     log.info("the weights are quantized while they are loaded", quantization=quantization)
 
 
-def _log_formats(config: ModelConfig, matrices: Mapping[str, QuantizedMatrix]) -> None:
+def _log_formats(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
     if config.quantization is None:
         return
     counts = Counter(matrix.format.name for matrix in matrices.values())

@@ -13,6 +13,8 @@ from runner_svc.weights.matrix import Cuts, Matrix
 
 GROUP = 32
 """Columns of a scale."""
+NOT_A_NUMBER = 255
+"""The scale that stands for NaN."""
 _BIAS = 127
 _MOST = 12
 """The largest number, 6, times two."""
@@ -23,7 +25,7 @@ class Mxfp4Matrix(GroupedMatrix):
     """W[o, i] = e2m1(code[o, i]) * 2 ** (scales[o, i // 32] - 127)."""
 
     codes: Tensor  # uint8 [out, in / 2]: an even column in the low four bits, the next one in the high ones
-    scales: Tensor  # uint8 [out, in / 32]; 255, which stands for NaN, is refused by readers
+    scales: Tensor  # uint8 [out, in / 32]; readers refuse `NOT_A_NUMBER`
 
     @property
     def format(self) -> str:

@@ -13,6 +13,7 @@ from runner_svc.model.quantization.selection import Globs, Left, Targets
 from runner_svc.model.quantization.stored_fp8 import Activations, Scales, StoredFp8
 from runner_svc.model.quantization.stored_gguf import StoredGguf
 from runner_svc.model.quantization.stored_int4 import StoredAwq, StoredGptq, StoredPacked
+from runner_svc.model.quantization.stored_mxfp4 import StoredMxfp4
 
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True, "observer": None}
@@ -44,6 +45,8 @@ GGUF = {
     "version": 1,
     "modules": {"Q4_K": ["model.layers.0.mlp.up_proj"], "Q6_K": ["model.layers.3.mlp.up_proj"]},
 }
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
 READ: dict[str, tuple[dict[str, Any], Any]] = {
     "compressed, token": (compressed("float-quantized", FP8, TOKEN), StoredFp8(Scales.CHANNEL, Activations.TOKEN)),
@@ -93,6 +96,19 @@ def test_the_layers_have_the_format_and_the_head_is_plain(name: str) -> None:
     assert bool(quantization.notes) == (name == "compressed, dynamic tensor")
 
 
+def test_only_experts_are_in_mxfp4() -> None:
+    quantization = read_quantization({**MXFP4, "modules_to_not_convert": ["model.layers.2.mlp.experts"]})
+    assert quantization is not None
+    for module, is_there in (
+        ("model.layers.1.mlp.experts.gate_up_proj", True),
+        ("model.layers.1.mlp.experts.down_proj", True),
+        ("model.layers.2.mlp.experts.down_proj", False),
+        ("model.layers.1.mlp.router", False),
+        ("model.layers.1.self_attn.q_proj", False),
+    ):
+        assert quantization.format_of(module) == (StoredMxfp4() if is_there else None)
+
+
 def test_no_quantization() -> None:
     assert read_quantization(None) is None
 
@@ -107,6 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**MODELOPT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8, "input_activations": TENSOR}}},
         "config_groups.g.weights.strategy' 'channel'",
     ),
+    ({**MXFP4, "dequantize": True}, "dequantize' True"),
     ({**GGUF, "version": 2}, "version' 2"),
     ({**GGUF, "modules": {"IQ1_S": []}}, "modules.IQ1_S"),
     ({**GGUF, "modules": {"Q4_K": [3]}}, "modules.Q4_K' to be a list of strings"),
@@ -219,4 +236,4 @@ def test_names_of_modules() -> None:
 
 
 def test_every_method_is_tested() -> None:
-    assert {raw["quant_method"] for raw, _ in READ.values()} == METHODS.keys()
+    assert {raw["quant_method"] for raw in (MXFP4, *(raw for raw, _ in READ.values()))} == METHODS.keys()
