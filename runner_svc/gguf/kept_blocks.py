@@ -11,17 +11,21 @@ KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q
 """Types of blocks that are computed with as they are; others are dequantized."""
 MOST_PLAIN_WEIGHTS = 2**28
 """Layers with at most as many weights are dequantized whatever they are stored as: small models gain nothing."""
+HEAD = "lm_head"
 METHOD, VERSION = "gguf-blocks", 1
 """What `quantization_config` says. Increase the version when blocks or names change."""
 
 
 def with_kept_blocks(targets: Iterable[Target]) -> list[Target]:
-    """Returns the targets; if their layers have more than `MOST_PLAIN_WEIGHTS`, those of known blocks as stored."""
+    """Returns the targets; if their layers have more than `MOST_PLAIN_WEIGHTS`, matrices of known blocks as stored.
+
+    Embeddings are looked up in, and stay plain.
+    """
     targets = list(targets)
     matrices = [target for target in targets if ".layers." in target.name and len(target.shape) == 2]
     if sum(target.shape[0] * target.shape[1] for target in matrices) <= MOST_PLAIN_WEIGHTS:
         return targets
-    names = {target.name for target in matrices}
+    names = {target.name for target in matrices} | {f"{HEAD}.weight"}
     return [target.as_blocks(KEPT_TYPES) if target.name in names else target for target in targets]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
 from runner_svc.decoder.mlp import ExpertMlp, route
+from runner_svc.gpu.loading import check_experts
 from runner_svc.model.checkpoint.servable import why_not
+from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.fp8_matrix import to_fp8
@@ -109,6 +113,17 @@ def test_each_expert_rounds_its_own_rows(kind: str) -> None:
     order = torch.randperm(128)
     for moved, matrix in zip(gate_up.reordered(order).matrices, gate_up.matrices, strict=True):
         assert torch.equal(moved.dequantized(), matrix.dequantized()[order])
+
+
+def test_experts_that_a_gpu_has_no_room_for_are_refused(tmp_path: Path) -> None:
+    folder, _ = make_tiny_mxfp4(tmp_path, num_hidden_layers=1)
+    config = ModelConfig.from_hugging_face(read_config(folder))
+    assert config.experts is not None
+    needed = 2 * 6 * 3 * config.experts.width * config.hidden_size
+    check_experts(config, torch.bfloat16, needed)
+    check_experts(replace(config, quantization=None), torch.bfloat16, 0)
+    with pytest.raises(UnsupportedModel, match=r"quantized \(mxfp4\), and a GPU computes experts in bfloat16 so far"):
+        check_experts(config, torch.bfloat16, needed - 1)
 
 
 def test_routers_and_gates_are_not_quantized(tmp_path: Path) -> None:
