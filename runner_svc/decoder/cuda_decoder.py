@@ -98,7 +98,7 @@ class CudaDecoder:
         self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
-        self._positions = weights.positions
+        self._positions, self.kv_scales = weights.positions, weights.kv_scales
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
         self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
 
@@ -142,7 +142,8 @@ class CudaDecoder:
     @property
     def weights(self) -> ModelWeights:
         """The weights, from which another decoder of the same model can be made."""
-        return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers), self._positions)
+        layers = iter(self.layers)
+        return ModelWeights(self.embeddings, self.head, self.norm_weight, layers, self._positions, self.kv_scales)
 
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
+from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.checkpoint.quantized_matrices import Quantized, matrix_reader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.folder.file_samples import sample_bytes
+from runner_svc.model.quantization.stored_format import StoredTensors
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
@@ -101,6 +103,7 @@ def load_weights(
         norm=reader.norm(config.names.norm, config.norm),
         layers=_layers(reader, progress),
         positions=reader.positions(),
+        kv_scales=read_kv_scales(config, base, StoredTensors(checkpoint.tensors, read_exact)),
     )
 
 
@@ -125,6 +128,8 @@ def _log_formats(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None
         return
     counts = Counter(matrix.format.name for matrix in matrices.values())
     log.info("the checkpoint is quantized", method=config.quantization.method, matrices=dict(counts))
+    if config.quantization.has_kv_scales:
+        log.info("the checkpoint has scales of a KV cache in FP8, which kv_cache_dtype fp8_e4m3 uses")
     for note in config.quantization.notes:
         log.warning(f"activations are quantized otherwise: {note}")
 

@@ -74,6 +74,8 @@ class Quantization:
     """Modules that are not quantized, whatever the rules say."""
     notes: tuple[str, ...] = ()
     """What is computed otherwise than the checkpoint asks, for the log."""
+    has_kv_scales: bool = False
+    """Whether each layer has a scale of its keys and one of its values, for a KV cache in FP8."""
 
     def format_of(self, module: str) -> StoredFormat | None:
         """Returns the format of a module's matrix by the module's name; None if it is not quantized."""

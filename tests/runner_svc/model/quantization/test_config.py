@@ -109,6 +109,18 @@ def test_only_experts_are_in_mxfp4() -> None:
         assert quantization.format_of(module) == (StoredMxfp4() if is_there else None)
 
 
+def test_scales_of_a_kv_cache() -> None:
+    for raw, is_there in (
+        (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme=TENSOR), True),
+        (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme=None), False),
+        ({**MODELOPT, "kv_cache_quant_algo": "FP8"}, True),
+        ({**MODELOPT, "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, True),
+        (MODELOPT, False),
+    ):
+        quantization = read_quantization(raw)
+        assert quantization is not None and quantization.has_kv_scales == is_there
+
+
 def test_no_quantization() -> None:
     assert read_quantization(None) is None
 
@@ -117,7 +129,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "quant_method"),
     ({"quant_method": "bitsandbytes"}, "'bitsandbytes', which is not supported; supported: compressed-tensors"),
     ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo' 'NVFP4'"),
-    ({**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ({**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme.type"),
+    ({**MODELOPT, "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo' 'INT8'"),
+    ({**AUTO, "kv_cache_scheme": "static"}, "scales of the KV cache are read from checkpoints of compressed-tensors"),
     ({**MODELOPT, "config_groups": {"g": {"weights": FP8, "input_activations": TENSOR}}}, "config_groups.g.targets"),
     (
         {**MODELOPT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8, "input_activations": TENSOR}}},
@@ -150,7 +164,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (compressed("float-quantized", FP8, {**TOKEN, "symmetric": False}), "symmetric' False"),
     (compressed("float-quantized", FP8, {**TOKEN, "type": "int"}), "type' 'int'"),
     (compressed("float-quantized", {**FP8, "dynamic": True}), "weights.dynamic' True"),
-    (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+    (
+        compressed("float-quantized", FP8, TOKEN, kv_cache_scheme={"num_bits": 4, "type": "float"}),
+        "kv_cache_scheme.num_bits' 4",
+    ),
+    (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme={**TENSOR, "dynamic": True}), "kv_cache_scheme.dynamic"),
     (compressed("float-quantized", FP8, TOKEN, transform_config={"x": 1}), "rotated"),
     (compressed("float-quantized", FP8, TOKEN, group={"output_activations": TOKEN}), "output_activations"),
     (compressed("float-quantized", FP8, TOKEN, group={"zeros": 1}), "config_groups.group_0.zeros"),
