@@ -119,7 +119,7 @@ class CudaLaunchers(StepLaunchers):
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, self._dtype),
+            prepare=partial(prepared, dtype=self._dtype),
         )
 
     def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:

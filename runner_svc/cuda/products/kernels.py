@@ -79,13 +79,13 @@ KERNELS: Mapping[type[Matrix], MatrixKernels] = {
 }
 
 
-def prepared(dtype: torch.dtype, matrix: Matrix) -> Matrix:
+def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Matrix:
     """Returns the matrix in the layout that its kernels read; itself if it is in one.
 
     `dtype` is the type that is computed in, of what becomes plain.
     """
     if isinstance(matrix, JoinedMatrix):
-        parts = [prepared(dtype, part) for part in matrix.parts]
+        parts = [prepared(part, dtype) for part in matrix.parts]
         are_plain = all(isinstance(part, PlainMatrix) for part in parts)
         return joined(parts) if are_plain else JoinedMatrix(tuple(parts))
     kernels = KERNELS.get(type(matrix), MatrixKernels())

@@ -7,40 +7,21 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
 
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
 from runner_svc.gguf import kept_blocks
-from runner_svc.gguf.kept_blocks import KEPT_TYPES
 from runner_svc.model.checkpoint.servable import why_not
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.model.quantization import gguf_method
-from tests.support.gguf_bytes import GgufFile, random_blocks
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
+from tests.support.mixed_gguf import mixed_gguf
 from tests.support.parity import FLOAT32, ROUNDED, Parity
 from tests.support.thoroughness import choice
-from tests.support.tiny_gguf import load_back, tiny_gguf, tiny_model
 
-SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 MAX_TOKENS = 8
-
-
-def mixed(architecture: str, rng: random.Random) -> tuple[GgufFile, Any]:
-    """Returns a file with matrices of all kept types, an unknown and a plain one, and the model that it holds."""
-    model = tiny_model(architecture, **SIZES)
-    file = tiny_gguf(architecture, model)
-    types = [*KEPT_TYPES, "IQ4_NL", "F32"]
-    for name, tensor in file.tensors.items():
-        if len(tensor.shape) == 2 and name.startswith("blk."):
-            kind = GGMLQuantizationType[types.pop(rng.randrange(len(types))) if types else rng.choice(KEPT_TYPES)]
-            if kind.name != "F32":
-                file.tensors[name] = random_blocks(np.random.default_rng(rng.randrange(2**32)), kind, tensor.shape)
-    load_back(architecture, model, file)
-    return file, model
 
 
 @pytest.mark.parametrize("architecture", choice(["llama", "qwen2", "phi3", "gemma2"], in_ci=["llama"]))
@@ -49,12 +30,12 @@ def test_greedy_tokens(architecture: str, tmp_path: Path, monkeypatch: pytest.Mo
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    file, model = mixed(architecture, rng)
+    file, model = mixed_gguf(architecture, rng)
     folder = converted_folder(file.write(tmp_path / "mixed.gguf"), tmp_path / "cache", no_progress)
     assert why_not(folder) is None
     prompts = [[rng.randrange(model.config.vocab_size) for _ in range(length)] for length in (5, 40)]
     sizes: dict[str, Any] = {"num_blocks": 32, "block_size": 16, "num_slots": 2, "max_step_tokens": 64}
-    for case in ("plain", "kept", "host"):
+    for case in choice(["plain", "kept", "host"], in_ci=rng.sample(["plain", "kept", "host"], 2)):
         monkeypatch.setattr(cpu_decoder, "MAX_PLAIN_WEIGHTS", 2**28 if case == "plain" else 0)
         if case == "host":
             backend: Any = host_backend(folder, **sizes)
@@ -67,7 +48,7 @@ def test_greedy_tokens(architecture: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_small_models_become_plain(tmp_path: Path) -> None:
-    file, _ = mixed("llama", random.Random(0))
+    file, _ = mixed_gguf("llama", random.Random(0))
     folder = converted_folder(file.write(tmp_path / "mixed.gguf"), tmp_path / "cache", no_progress)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     assert kept_blocks.MOST_PLAIN_WEIGHTS == cpu_decoder.MAX_PLAIN_WEIGHTS

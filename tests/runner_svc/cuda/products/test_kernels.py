@@ -31,14 +31,14 @@ def test_every_class_of_blocks_becomes_plain() -> None:
 @pytest.mark.parametrize("kinds", [("Q4_K",), ("Q8_0", "Q6_K"), ("Q4_K", "Q4_K", "Q5_1")])
 def test_blocks_become_one_plain_matrix(kinds: tuple[str, ...]) -> None:
     parts = [blocks(kind) for kind in kinds]
-    made = prepared(torch.bfloat16, joined(parts))
+    made = prepared(joined(parts))
     assert isinstance(made, PlainMatrix)
     assert torch.equal(made.weight, torch.cat([part.dequantized() for part in parts]).bfloat16())
 
 
 def test_other_parts_stay_what_they_are() -> None:
     other = to_fp8(torch.randn(16, 256))
-    made = prepared(torch.bfloat16, joined([blocks("Q4_K"), other]))
+    made = prepared(joined([blocks("Q4_K"), other]), torch.float16)
     assert isinstance(made, JoinedMatrix)
-    assert isinstance(made.parts[0], PlainMatrix) and made.parts[0].weight.dtype is torch.bfloat16
+    assert isinstance(made.parts[0], PlainMatrix) and made.parts[0].weight.dtype is torch.float16
     assert torch.equal(made.parts[1].dequantized(), other.dequantized())
