@@ -16,7 +16,7 @@ from runner_svc.weights.matrix import Matrix, Product
 
 # Rows up to which torch's product with int4 weights is faster than one with dequantized tiles, by the products that a
 # matrix takes.
-_FEW_ROWS = {1: 64, 2: 24}
+_FEW_ROWS = {1: 128, 2: 16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,8 @@ from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
 from runner_svc.gguf import kept_blocks
 from runner_svc.model.checkpoint.servable import why_not
+from runner_svc.model.decoder_choice import not_by_transformers
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.model.quantization import gguf_method
 from tests.support.greedy_driver import RandomDriver
@@ -33,6 +35,7 @@ def test_greedy_tokens(architecture: str, tmp_path: Path, monkeypatch: pytest.Mo
     file, model = mixed_gguf(architecture, rng)
     folder = converted_folder(file.write(tmp_path / "mixed.gguf"), tmp_path / "cache", no_progress)
     assert why_not(folder) is None
+    assert "set decoder to 'auto'" in str(not_by_transformers(read_config(folder)))
     prompts = [[rng.randrange(model.config.vocab_size) for _ in range(length)] for length in (5, 40)]
     sizes: dict[str, Any] = {"num_blocks": 32, "block_size": 16, "num_slots": 2, "max_step_tokens": 64}
     for case in choice(["plain", "kept", "host"], in_ci=rng.sample(["plain", "kept", "host"], 2)):
