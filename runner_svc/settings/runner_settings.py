@@ -87,10 +87,11 @@ class RunnerSettings(ServiceSettings):
         "transformers' forward pass over Roster's cache and attention.",
         json_schema_extra=tuning("a model's answers are to be compared between the two"),
     )
-    quantization: Literal["none", "fp8", "int4"] = Field(
+    quantization: Literal["none", "fp8", "fp8-block", "int4"] = Field(
         "none",
         description="Quantizes the layers' matrices of a plain checkpoint while it is loaded. "
-        "fp8: a scale for each row, and for each token. int4: groups of 128, 64 or 32 columns, rounded to nearest "
+        "fp8: a scale for each row, and for each token. fp8-block: scales for blocks of 128 x 128, and for each token "
+        "and 128 columns. int4: groups of 128, 64 or 32 columns, rounded to nearest "
         "without calibration, so that checkpoints made by GPTQ or AWQ answer better.",
         json_schema_extra=tuning("a model's weights take too much memory"),
     )

@@ -54,6 +54,23 @@ def tiled_product(
     return product
 
 
+def bfloat16_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns y = x W^T for W [out, in] in bfloat16, which halves what a product reads.
+
+    A CPU that multiplies bfloat16 (AVX-512 or AMX) rounds x and y to it, from which y errs by about 0.3%, and is faster
+    than with float32. Others convert some rows at a time to float32.
+    """
+    if not has_bfloat16():
+        return tiled_product(weight.shape[0], lambda begin, end: weight[begin:end], lambda x: x, None)
+    return lambda x: functional.linear(x.to(torch.bfloat16), weight).to(x.dtype)
+
+
+def has_bfloat16() -> bool:
+    """Returns whether the CPU has instructions for products in bfloat16."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Nibbles:
     """A matrix of 4-bit numbers: (codes - 8) * scales + offsets."""

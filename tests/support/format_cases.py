@@ -14,7 +14,7 @@ from runner_svc.weights.activation_rounding import (
     StaticRounding,
     TokenRounding,
 )
-from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8
+from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8, to_fp8_blocks
 from runner_svc.weights.int4_matrix import Int4Matrix, to_int4
 from runner_svc.weights.int4_packing import pack_pairs
 from runner_svc.weights.matrix import Matrix, joined
@@ -66,6 +66,7 @@ FORMATS: dict[str, Make] = {
     "int4-32-reordered": lambda out, width, device: int4(out, width, device, 32, order=True),
     "int4-whole-columns": lambda out, width, device: int4(out, width, device, width, zeros=False),
     "to-fp8": lambda out, width, device: to_fp8(torch.randn(out, width, device=device)),
+    "to-fp8-blocks": lambda out, width, device: to_fp8_blocks(torch.randn(out, width, device=device)),
     "to-int4": lambda out, width, device: to_int4(torch.randn(out, width, device=device), 128),
     "joined": lambda out, width, device: joined(
         [

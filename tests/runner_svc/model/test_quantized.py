@@ -19,6 +19,7 @@ from runner_svc.decoder import cpu_decoder
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.model.checkpoint.servable import why_not
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.weights import cpu_products
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
@@ -63,6 +64,7 @@ def test_greedy_tokens(kind: str, backend: str, tmp_path: Path, monkeypatch: pyt
     print(f"seed {seed}, {family}")
     if rng.random() < 0.5:
         monkeypatch.setattr(cpu_decoder, "MAX_PLAIN_WEIGHTS", 0)
+        monkeypatch.setattr(cpu_products, "has_bfloat16", lambda: False)  # whose errors grow in tiny models
     sizes = KERNEL_SIZES[family] if backend == "host" else {}
     folder, model = make_tiny_quantized(kind, family, tmp_path, seed, **sizes)
     is_rounded = "fp8" in kind or kind in ("fbgemm", "modelopt") or cpu_decoder.MAX_PLAIN_WEIGHTS == 0
