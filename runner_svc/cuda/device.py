@@ -26,6 +26,11 @@ class GpuDevice:
         self._stream = torch.cuda.Stream(self.device)
         self._graph_pool = torch.cuda.graph_pool_handle()
 
+    @property
+    def memory(self) -> int:
+        """Bytes of the GPU, whatever is in use."""
+        return torch.cuda.mem_get_info(self.device)[1]
+
     @contextmanager
     def stream(self) -> Iterator[int]:
         """Makes the stream the current one of this thread; yields its handle."""

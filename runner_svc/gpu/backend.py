@@ -26,7 +26,7 @@ from runner_svc.decoder.hidden import Hidden
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs
-from runner_svc.gpu.kv_scales import calibrated_scales
+from runner_svc.gpu.kv_scales import calibrated_scales, stated_scales
 from runner_svc.gpu.masked_rows import CudaMaskedRows
 from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
 from runner_svc.gpu.profiling_batch import largest_batch
@@ -112,7 +112,7 @@ class CudaBackend:
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
-            scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
+            scales = self._kv_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
             self._graphs, self._mixed_graphs = self._captured(progress)
@@ -314,7 +314,10 @@ class CudaBackend:
     def _mixed_replay(self, bucket: int | None) -> Replay | None:
         return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
 
-    def _calibrated_scales(self, progress: Progress) -> Tensor:
+    def _kv_scales(self, progress: Progress) -> Tensor:
+        """Returns the checkpoint's scales of an FP8 cache, or calibrated ones."""
+        if isinstance(self._decoder, CudaDecoder) and (stated := self._decoder.kv_scales) is not None:
+            return stated_scales(stated, self._decoder.config.num_kv_heads).to(self._device.device)
         progress("calibrating the FP8 cache", 0.0)
         max_tokens = min(self.max_step_tokens, self._sizes.context_length)
         assert isinstance(self._decoder, CudaDecoder), "FP8 caches are refused for others"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -118,7 +119,7 @@ class CudaLaunchers(StepLaunchers):
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=prepared,
+            prepare=partial(prepared, dtype=self._dtype),
         )
 
     def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:

@@ -23,6 +23,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
@@ -94,6 +95,7 @@ def _own(
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
     else:
+        check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
     launchers = CudaLaunchers(config, dtype)
     model = _described(name, folder, config, dtype, cache_folder, options)
@@ -108,6 +110,20 @@ def _own(
         progress,
         _kept_timings(cache_folder, raw, dtype, options),
     )
+
+
+def check_experts(config: ModelConfig, dtype: torch.dtype, memory: int) -> None:
+    """Raises UnsupportedModel for quantized experts that take more than `memory` bytes as plain numbers in `dtype`."""
+    if config.quantization is None or config.experts is None:
+        return
+    experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
+    count = sum(3 * each.num_experts * each.width * config.hidden_size for each in experts)
+    if count * dtype.itemsize > memory:
+        raise UnsupportedModel(
+            f"The model is quantized ({config.quantization.method}), and a GPU computes experts in "
+            f"{str(dtype).removeprefix('torch.')} so far, which take {count * dtype.itemsize / 2**30:.0f} GiB of its "
+            f"{memory / 2**30:.0f}: use a GPU with more memory, or set device to 'cpu'."
+        )
 
 
 def _transformers(

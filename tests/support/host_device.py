@@ -101,7 +101,7 @@ class HostLaunchers:
             norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
             activation=HostActivation(config.activation, config.layers[0].mlp.gated),
             linear=LinearProducts({}),
-            gated=HostGated(config.activation),
+            gated=HostGated(config.activation) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
             experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,

@@ -19,7 +19,10 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher
 from runner_svc.interface.products.skinny_launchers import ProductLauncher
-from runner_svc.weights.matrix import JoinedMatrix, Matrix
+from runner_svc.weights.blocks.gguf_matrix import GgufMatrix
+from runner_svc.weights.blocks.int8_matrix import Int8Matrix
+from runner_svc.weights.blocks.mxfp4_matrix import Mxfp4Matrix
+from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 
@@ -48,6 +51,8 @@ class MatrixKernels:
     """Any number of rows."""
     gated: Callable[[ProductSettings], GatedLauncher | None] | None = None
     """Any number of rows, gate and up with the activation."""
+    as_plain: bool = False
+    """Plain numbers take its place: the class has no kernels yet, and its own methods dequantize at every step."""
     few_rows: Callable[[ProductSettings, int], ProductLauncher | None] | None = None
     """Up to 128 rows. The second argument is the number of blocks per multiprocessor, by which variants are timed."""
 
@@ -68,15 +73,25 @@ def _plain_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher |
 
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
+    GgufMatrix: MatrixKernels(as_plain=True),
+    Int8Matrix: MatrixKernels(as_plain=True),
+    Mxfp4Matrix: MatrixKernels(as_plain=True),
 }
 
 
-def prepared(matrix: Matrix) -> Matrix:
-    """Returns the matrix in the layout that its kernels read; itself if it is in one."""
+def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Matrix:
+    """Returns the matrix in the layout that its kernels read; itself if it is in one.
+
+    `dtype` is the type that is computed in, of what becomes plain.
+    """
     if isinstance(matrix, JoinedMatrix):
-        return JoinedMatrix(tuple(prepared(part) for part in matrix.parts))
-    prepare = KERNELS.get(type(matrix), MatrixKernels()).prepare
-    return matrix if prepare is None else prepare(matrix)
+        parts = [prepared(part, dtype) for part in matrix.parts]
+        are_plain = all(isinstance(part, PlainMatrix) for part in parts)
+        return joined(parts) if are_plain else JoinedMatrix(tuple(parts))
+    kernels = KERNELS.get(type(matrix), MatrixKernels())
+    if kernels.as_plain:
+        return PlainMatrix(matrix.dequantized().to(dtype))
+    return matrix if kernels.prepare is None else kernels.prepare(matrix)
 
 
 def linear_launchers(settings: ProductSettings) -> dict[type[Matrix], LinearLauncher]:

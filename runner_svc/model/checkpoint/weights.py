@@ -20,13 +20,15 @@ from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
+from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
-from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, matrix_reader
+from runner_svc.model.checkpoint.quantized_matrices import Quantized, matrix_reader
 from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.folder.file_samples import sample_bytes
+from runner_svc.model.quantization.stored_format import StoredTensors
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
@@ -107,9 +109,11 @@ def load_weights(
         raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
     used_head = LinearWeights(on_load.head_matrix(head))
     norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
+    scales = read_kv_scales(config, base, StoredTensors(checkpoint.tensors, read_exact))
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
-    return ModelWeights(embeddings, used_head, norm, layers=_layers(reader, progress, opened), positions=positions)
+    layers = _layers(reader, progress, opened)
+    return ModelWeights(embeddings, used_head, norm, layers=layers, positions=positions, kv_scales=scales)
 
 
 def check_on_load(config: ModelConfig, on_load: OnLoad) -> None:
@@ -128,11 +132,13 @@ def check_on_load(config: ModelConfig, on_load: OnLoad) -> None:
         )
 
 
-def _log_formats(config: ModelConfig, matrices: Mapping[str, QuantizedMatrix]) -> None:
+def _log_formats(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
     if config.quantization is None:
         return
     counts = Counter(matrix.format.name for matrix in matrices.values())
     log.info("the checkpoint is quantized", method=config.quantization.method, matrices=dict(counts))
+    if config.quantization.has_kv_scales:
+        log.info("the checkpoint has scales of a KV cache in FP8, which kv_cache_dtype fp8_e4m3 uses")
     for note in config.quantization.notes:
         log.warning(f"activations are quantized otherwise: {note}")
 

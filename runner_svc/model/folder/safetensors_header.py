@@ -20,7 +20,7 @@ _MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of an element of each dtype that plain weights may have."""
-CODE_BYTES = {"F8_E4M3": 1, "I32": 4, "I64": 8}
+CODE_BYTES = {"F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
 """The same of dtypes that only quantized weights have."""
 _BYTES = ELEMENT_BYTES | CODE_BYTES
 
