@@ -1,0 +1,337 @@
+// Products of a few rows with a matrix of 4-bit numbers, out = x W^T, for Hopper (sm_90a): each byte of the weights is
+// read once, with the operations before and after the product fused.
+//
+// W's rows are the product's 64-row operand and x's rows, up to TOKENS, its columns (out^T = W x^T). A warpgroup turns
+// its codes into whole numbers, code - zero, exact in bfloat16, in the registers of the product's A operand. The sums of
+// a group of columns are multiplied by its scales in float32 when they are added to the total: weights are not rounded.
+//
+// The columns of a tile of 64 rows are divided into S = SPLIT * PARTS parts, the same for any number of tokens: PARTS
+// warpgroups of each of the SPLIT blocks of a cluster. Each part's sums are added ascending, and the parts in order: the
+// bits of a row's result depend on the matrix alone, not on the rows beside it. A block has ROW_GROUPS tiles at a time,
+// which share x. One thread copies pieces of 128 columns through a ring of stages.
+//
+// The kernel is launched while its predecessor runs (programmatic dependent launch). Weights do not depend on the
+// predecessor, so the ring is filled with them at once: only x waits.
+//
+// Macros: those of int4_tile.cuh and product_ends.cuh; TOKENS, 8, 16, 32, 64 or 128; ROW_GROUPS; PARTS; SPLIT, 1, 2, 4
+// or 8; STAGES; BLOCKS of a multiprocessor.
+
+#include "int4_tile.cuh"
+#include "product_ends.cuh"
+#include "wgmma.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr int kWarpgroups = ROW_GROUPS * PARTS;
+constexpr int kConsumers = kWarpgroups * 128;
+constexpr int kThreads = kConsumers + 64;  // with a warp that copies and one that reads the scales of x's rows
+constexpr int kTeam = PARTS * 128;         // the threads of a tile
+constexpr int kPlaneBytes = TOKENS * 128;  // of 64 columns of x
+constexpr int kInputBytes = 2 * kPlaneBytes;
+constexpr int kSums = TOKENS / 2;
+constexpr int kChunk = GROUP < 64 || TOKENS >= 64 ? 32 : 64;  // columns whose numbers are in registers at a time
+constexpr int kChunks = kStep / kChunk;
+constexpr int kFragments = kChunk / 16;
+using Product = Wgmma<__nv_bfloat16, kSums>;
+
+// Shared memory: the rings of x and of weights, sums [ROW_GROUPS][PARTS][TOKENS][kPitch], scales [TOKENS], a full and an
+// empty barrier for each stage.
+struct Shared {
+    char* bytes;
+    unsigned base;
+
+    static constexpr int kWeights = STAGES * PARTS * kInputBytes;
+    static constexpr int kSumsPlace = kWeights + STAGES * kWarpgroups * kTileBytes;
+    static constexpr int kScalesPlace = kSumsPlace + kWarpgroups * kSumBytes;
+    static constexpr int kBarriers = kScalesPlace + TOKENS * 4;
+
+    __device__ __forceinline__ explicit Shared(char* bytes) : bytes(bytes), base(shared_address(bytes)) {}
+    __device__ __forceinline__ unsigned inputs(int stage, int part) const {
+        return base + (stage * PARTS + part) * kInputBytes;
+    }
+    // Place of the tile of warpgroup `owner`.
+    __device__ __forceinline__ int weights(int stage, int owner) const {
+        return kWeights + (stage * kWarpgroups + owner) * kTileBytes;
+    }
+    __device__ __forceinline__ char* sums(int owner) const { return bytes + kSumsPlace + owner * kSumBytes; }
+    __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(bytes + kScalesPlace); }
+    __device__ __forceinline__ unsigned full(int stage) const { return base + kBarriers + stage * 16; }
+    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
+};
+
+struct Problem {
+    int steps;  // of kStep columns of W
+    int tiles;  // of kOutputs outputs
+    int up;     // where gated, the half tile of W with the first row of up
+    int rank;   // of this block in its cluster
+
+    __device__ __forceinline__ int begin(int part) const { return steps * (rank * PARTS + part) / (SPLIT * PARTS); }
+    __device__ __forceinline__ int length(int part) const { return begin(part + 1) - begin(part); }
+    // Stages of a tile, of which a part may leave the last one unused.
+    __device__ __forceinline__ int longest() const {
+        int most = 0;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) most = max(most, length(part));
+        return most;
+    }
+};
+
+// One thread, which fills the ring.
+struct Producer {
+    Shared shared;
+    const char* matrix;
+    const TensorMap* inputs;
+    Problem problem;
+
+    // The first stages get their weights before the wait for predecessors.
+    __device__ __forceinline__ void produce() const {
+        const int longest = problem.longest(), first = blockIdx.x / SPLIT * ROW_GROUPS;
+        const int ahead = min(STAGES, longest);
+        for (int i = 0; i < ahead; i++) copy_weights(first, i, i);
+        wait_for_predecessors();
+        for (int i = 0; i < ahead; i++) copy_inputs(i, i);
+        Ring<STAGES> ring(1);
+        for (int i = 0; i < ahead; i++) ring.advance();
+        int done = ahead;
+        for (int tile = first; tile < problem.tiles; tile += gridDim.x / SPLIT * ROW_GROUPS, done = 0) {
+            for (int i = done; i < longest; i++, ring.advance()) {
+                barrier_wait(shared.empty(ring.stage), ring.parity);
+                copy_weights(tile, i, ring.stage);
+                copy_inputs(i, ring.stage);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ void copy_weights(int first, int step, int stage) const {
+        const int present = min(ROW_GROUPS, problem.tiles - first);
+        int parts = 0;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) parts += step < problem.length(part);
+        barrier_expect(shared.full(stage), parts * (present * kTileBytes + kInputBytes));
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            if (step >= problem.length(part)) continue;
+            const int place = problem.begin(part) + step;
+            for (int row_group = 0; row_group < present; row_group++) {
+                copy_tile(first + row_group, place, shared.base + shared.weights(stage, row_group * PARTS + part),
+                          shared.full(stage));
+            }
+        }
+    }
+    __device__ __forceinline__ void copy_tile(int tile, int step, unsigned target, unsigned full) const {
+        if (kGated) {
+            copy_bytes(target, half(tile, step), kHalfBytes, full);
+            copy_bytes(target + kHalfBytes, half(problem.up + tile, step), kHalfBytes, full);
+        } else {
+            copy_bytes(target, half(2 * tile, step), kTileBytes, full);
+        }
+    }
+    __device__ __forceinline__ const char* half(int index, int step) const {
+        const long long tile = static_cast<long long>(index / 2) * problem.steps + step;
+        return matrix + tile * kTileBytes + index % 2 * kHalfBytes;
+    }
+    __device__ __forceinline__ void copy_inputs(int step, int stage) const {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            if (step >= problem.length(part)) continue;
+            const int plane = 2 * (problem.begin(part) + step);
+            copy_tensor(shared.inputs(stage, part), inputs, 0, 0, plane, shared.full(stage));
+        }
+    }
+};
+
+// A pair of bfloat16 differences.
+__device__ __forceinline__ unsigned minus(unsigned pair, unsigned other) {
+    unsigned difference;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(pair), "r"(other));
+    return difference;
+}
+
+// Two codes of a word, those at bits 0 and 16, as bfloat16 128 + code. The compiler makes two instructions of it.
+__device__ __forceinline__ unsigned raised(unsigned word) {
+    unsigned pair;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(0x43004300));  // and, or
+    return pair;
+}
+
+// One of the warpgroups that multiply.
+struct Consumer {
+    Shared shared;
+    Problem problem;
+    Ends ends;
+    Ring<STAGES> ring;
+    int owner;  // number of this warpgroup, the same in a warp for the compiler too: row_group * PARTS + part
+    int part = owner % PARTS;
+    int row_group = owner / PARTS;
+    LanePlaces places{static_cast<int>(threadIdx.x / 32 % 4), static_cast<int>(threadIdx.x % 32)};
+
+    __device__ __forceinline__ void consume() {
+        const int first = blockIdx.x / SPLIT * ROW_GROUPS;
+        for (int tile = first; tile < problem.tiles; tile += gridDim.x / SPLIT * ROW_GROUPS) {
+            float total[kSums];
+            multiply(total);
+            store_sums(total);
+#if SPLIT > 1
+            cluster_sync();
+#else
+            if (tile == first) meet(1, kConsumers + 32);  // scales
+            else meet(2 + row_group, kTeam);
+#endif
+            const TileSums sums{shared.sums(row_group * PARTS)};
+            if (tile + row_group < problem.tiles) {
+                end_tile(sums, shared.scales(), ends, tile + row_group, threadIdx.x % kTeam, kTeam);
+            }
+            if (SPLIT == 1) meet(2 + row_group, kTeam);
+        }
+    }
+
+private:
+    static __device__ __forceinline__ void meet(int name, int threads) {
+        asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+    }
+
+    __device__ __forceinline__ const char* tile_in(int stage) const { return shared.bytes + shared.weights(stage, owner); }
+
+    // The numbers of a chunk of a tile's columns: code - zero.
+    __device__ __forceinline__ void load(unsigned (&a)[kFragments][4], const char* tile, int chunk) const {
+        const auto words = load_codes<kFragments>(tile + places.codes, chunk * kChunk);
+        const auto zeros = load_zeros(tile + places.zeros, chunk * kChunk / GROUP);
+        const unsigned zero[2] = {(zeros[0] | 0x4300u) * 0x10001u, (zeros[1] | 0x4300u) * 0x10001u};
+#pragma unroll
+        for (int f = 0; f < kFragments; f++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                a[f][i] = minus(raised(words[f] >> 4 * i), zero[i % 2]);
+                asm volatile("" : "+r"(a[f][i]));  // before the next wait or fence
+            }
+        }
+    }
+
+    // Multiplies this warpgroup's columns of a tile.
+    __device__ __forceinline__ void multiply(float (&total)[kSums]) {
+        unsigned a[2][kFragments][4];
+        float sums[kSums];
+        const unsigned b = matrix_descriptor(shared.inputs(0, part), 16);
+        const int own = problem.length(part), longest = problem.longest();
+#pragma unroll
+        for (int i = 0; i < kSums; i++) total[i] = 0.0f;
+        if (own > 0) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            load(a[0], tile_in(ring.stage), 0);
+        }
+        for (int step = 0; step < own; step++) {
+            const int stage = ring.stage;
+            const char* tile = tile_in(stage);
+            const unsigned place = b + stage * (PARTS * kInputBytes >> 4);
+            ring.advance();
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; chunk++) {
+                const bool begins = chunk * kChunk % GROUP == 0, ends_group = (chunk + 1) * kChunk % GROUP == 0;
+                float scale[2];
+                if (ends_group) read_group_scales(scale, tile, chunk * kChunk / GROUP);
+                wgmma_fence();
+#pragma unroll
+                for (int f = 0; f < kFragments; f++) {
+                    const int column = chunk * kChunk + f * 16;
+                    const unsigned x = place + column / 64 * (kPlaneBytes >> 4) + column % 64 / 8;
+                    Product::multiply(sums, a[chunk % 2][f], x, !begins || f > 0);
+                }
+                wgmma_commit();
+                if (!begins) wgmma_wait<1>();  // the chunk before has been multiplied: its registers are free
+                if (chunk + 1 < kChunks) {
+                    load(a[(chunk + 1) % 2], tile, chunk + 1);
+                } else if (step + 1 < own) {
+                    barrier_wait(shared.full(ring.stage), ring.parity);
+                    load(a[0], tile_in(ring.stage), 0);
+                }
+                if (ends_group) {
+                    wgmma_wait<0>();
+                    Product::pin(sums);
+#pragma unroll
+                    for (int i = 0; i < kSums; i++) total[i] = fmaf(sums[i], scale[i / 2 % 2], total[i]);
+                }
+            }
+            release(stage);
+        }
+        for (int step = own; step < longest; step++, ring.advance()) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            release(ring.stage);
+        }
+    }
+
+    __device__ __forceinline__ void read_group_scales(float (&scale)[2], const char* tile, int group) const {
+        const auto stored = load_scales(tile + places.scales, group);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            scale[i] = to_float(stored[i]);
+            asm volatile("" : "+f"(scale[i]));  // before the products are issued
+        }
+    }
+
+    __device__ __forceinline__ void release(int stage) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty(stage));
+    }
+
+    // Stores the sums of this warpgroup's rows in shared memory, [token][row].
+    __device__ __forceinline__ void store_sums(const float (&total)[kSums]) const {
+        float* sums = reinterpret_cast<float*>(shared.sums(owner));
+        const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, token = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[(j * 8 + token + i % 2) * kPitch + row + i / 2 * 8] = total[4 * j + i];
+        }
+    }
+};
+
+// matrix: tiles of W; inputs: planes of 64 columns of x in boxes of TOKENS rows and two planes, of which the first
+// `tokens` rows are used. With SPLIT > 1 the grid has a cluster for every ROW_GROUPS tiles.
+extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, BLOCKS) int4_product(
+    const __grid_constant__ TensorMap inputs, const char* matrix, const float* squares, int num_squares,
+    float inverse_width, float eps, OUT* out, const __nv_bfloat16* bias, __nv_bfloat16* residual,
+    const __nv_bfloat16* norm_weight, float* new_squares, int steps, int tiles, int outputs, int pitch, int tokens) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    const Shared shared(shared_bytes);
+    if (threadIdx.x == kConsumers) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(shared.full(i), 1);
+            barrier_init(shared.empty(i), kConsumers / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    release_successors();
+    int rank = 0;
+#if SPLIT > 1
+    rank = cluster_rank();
+#endif
+    const Problem problem{steps, tiles, outputs / kHalfRows, rank};
+    const Ends ends{squares,     num_squares, inverse_width, eps,   out,   bias,
+                    residual, norm_weight, new_squares,   outputs, pitch, tokens};
+    const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
+    if (warp < kConsumers / 32) {
+        wait_for_predecessors();  // the residual stream is read at the end
+        Consumer{shared, problem, ends, Ring<STAGES>(0), warp / 4}.consume();
+    } else if (warp == kConsumers / 32) {
+        if (threadIdx.x % 32 == 0) Producer{shared, matrix, &inputs, problem}.produce();
+        __syncwarp();
+#if SPLIT > 1
+        cluster_sync();
+#endif
+    } else {
+        read_scales(shared.scales(), ends);
+        __syncwarp();
+#if SPLIT > 1
+        cluster_sync();
+#else
+        asm volatile("bar.arrive %0, %1;" ::"r"(1), "r"(kConsumers + 32) : "memory");
+#endif
+    }
+#if SPLIT > 1
+    cluster_sync();  // others may still read this block's sums
+#endif
+}
+
+#endif

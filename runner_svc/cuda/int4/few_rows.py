@@ -1,0 +1,132 @@
+"""Launches kernels/int4_product.cu, which multiplies up to 128 rows by a matrix of 4-bit numbers. Only for Hopper.
+
+Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`; x is bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.activation import ACTIVATIONS
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
+from runner_svc.cuda.tensor_map import PLANE, heads_map
+from runner_svc.interface.skinny_launchers import ScaledRows
+
+Choose = Callable[[int, int, int, int], Int4Variant]
+"""Returns the variant for rows of x, tiles of W's rows and of its columns, and bytes of a tile."""
+
+_TWO_BLOCKS = partial(Int4Variant.choose, 2)
+_MAX_MAPS = 4096
+
+
+class Int4Products:
+    """The products of one model; x has up to 128 rows."""
+
+    def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
+        """`choose` selects variants. Raises KeyError for an unknown activation."""
+        self._eps = eps
+        self._choose = choose
+        self._activation = ACTIVATIONS[activation]
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+        self._map = lru_cache(_MAX_MAPS)(_input_map)
+
+    def store(
+        self, stream: int, x: ScaledRows, matrix: PackedInt4Matrix, out: Tensor, bias: Tensor | None = None
+    ) -> None:
+        """Computes out = norm(x) W^T + b; `out` is [T, out], bfloat16 or float32."""
+        self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias)
+
+    def launch(
+        self,
+        stream: int,
+        epilogue: str,
+        x: ScaledRows,
+        matrix: PackedInt4Matrix,
+        out: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        norm_weight: Tensor | None = None,
+        new_squares: Tensor | None = None,
+    ) -> None:
+        """Launches one of the kernel's epilogues."""
+        rows = x.rows if matrix.order is None else x.rows[:, matrix.order]
+        num_tokens, width = rows.shape
+        tiles, steps, tile_bytes = matrix.tiles.shape
+        variant = self._choose(num_tokens, tiles, steps, tile_bytes)
+        self._kernel(variant, epilogue, out.dtype, matrix.group, matrix.scale_dtype, matrix.has_zeros)(
+            stream,
+            variant.grid(tiles, num_multiprocessors()),
+            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens),
+            matrix.tiles.data_ptr(),
+            _address(x.squares),
+            len(x.squares) if x.squares is not None else 0,
+            1.0 / width,
+            self._eps,
+            out.data_ptr(),
+            _address(bias),
+            _address(residual),
+            _address(norm_weight),
+            _address(new_squares),
+            steps,
+            tiles,
+            out.shape[1],
+            out.stride(0),
+            num_tokens,
+        )
+
+    def _compile(
+        self,
+        variant: Int4Variant,
+        epilogue: str,
+        out: torch.dtype,
+        group: int,
+        scale: torch.dtype,
+        has_zeros: bool,
+    ) -> Kernel:
+        defines = product_defines(variant, epilogue, self._activation, out, group, scale, has_zeros)
+        return Kernel(
+            load("int4_product", defines),
+            "int4_product",
+            # map of x; matrix; squares, number, 1 / width, eps; out, bias, residual, norm, squares; steps, tiles,
+            # outputs, stride of out, tokens
+            "128sPPiffPPPPPiiiii",
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
+            overlap=self._overlap,
+        )
+
+
+def product_defines(
+    variant: Int4Variant,
+    epilogue: str,
+    activation: str,
+    out: torch.dtype,
+    group: int,
+    scale: torch.dtype,
+    has_zeros: bool,
+) -> dict[str, int | str]:
+    """Returns the source's macros."""
+    return variant.defines | {
+        "EPILOGUE": epilogue,
+        "OUT": DTYPE_DEFINES[out],
+        "ACTIVATION": activation,
+        "GROUP": group,
+        "SCALE": DTYPE_DEFINES[scale],
+        "ZEROS": int(has_zeros),
+    }
+
+
+def _address(tensor: Tensor | None) -> int:
+    return tensor.data_ptr() if tensor is not None else 0
+
+
+def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, stride, (box_rows, 2))
