@@ -1,8 +1,8 @@
 """Checks and times products of few rows with 4-bit matrices: `python -m bench.products.int4 [--tune]`.
 
-For each matrix of an 8B model and each number of rows, a CUDA graph multiplies by copies of the matrix in turn, so that L2
-holds none of them; launches overlap, as in a step. TB/s count the bytes of codes and scales. `--tune` times the variants
-of the kernel and then whole layers with the fastest.
+For each matrix of an 8B model and each number of rows, a CUDA graph multiplies by copies of the matrix in turn, so that
+L2 holds none of them; launches overlap, as in a step. TB/s count the bytes of codes and scales. `--tune` times the
+variants of the kernel and then whole layers with the fastest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHAPES = (
     Shape("gate-up", 28672, 4096, GATED),
     Shape("down", 4096, 14336, ADD),
 )
-FEW = ((1, 1, 4), (1, 2, 2), (1, 2, 3), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 1), (4, 1, 1))
+FEW = ((1, 1, 4), (1, 2, 2), (1, 2, 3), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1))
 """Row groups, parts and blocks for up to 32 rows."""
 FORMS = {
     8: FEW,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix
+from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map

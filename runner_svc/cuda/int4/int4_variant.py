@@ -1,4 +1,4 @@
-"""Selects a product's variant of kernels/int4_product.cu: how W is divided among warpgroups. Plain arithmetic, no CUDA."""
+"""Selects a variant of kernels/int4_product.cu: how W is divided among warpgroups. Plain arithmetic, no CUDA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PITCH = 68
 class Int4Variant:
     """Products of up to `tokens` rows by blocks of `row_groups` tiles, whose columns have `parts * split` parts.
 
-    Each of the `parts` is a warpgroup of a block, and each of the `split` a block of a cluster. Their product depends on
+    Each of the `parts` is a warpgroup of a block, and each of the `split` a block of a cluster. Their number depends on
     the matrix alone, so that the order of additions does.
     """
 
