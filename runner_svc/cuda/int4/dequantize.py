@@ -1,0 +1,49 @@
+"""Launches kernels/int4_dequantize.cu: a 4-bit matrix as 16-bit numbers, for products of many rows. On any GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load
+
+COLUMNS = 8
+"""The number of columns of every matrix is a multiple of it."""
+_THREADS = 128
+
+
+class Dequantize:
+    """Writes matrices in one 16-bit type."""
+
+    def __init__(self, dtype: torch.dtype, *, overlap: bool = False) -> None:
+        self._dtype = dtype
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+
+    def __call__(self, stream: int, matrix: PackedInt4Matrix, out: Tensor) -> None:
+        """Fills `out` [rows, columns], contiguous, with W; columns stay in the matrix's own order."""
+        tiles, steps, _ = matrix.tiles.shape
+        self._kernel(matrix.group, matrix.scale_dtype, matrix.has_zeros)(
+            stream, tiles * steps, matrix.tiles.data_ptr(), out.data_ptr(), steps, matrix.rows, matrix.columns
+        )
+
+    def _compile(self, group: int, scale: torch.dtype, has_zeros: bool) -> Kernel:
+        defines = dequantize_defines(self._dtype, group, scale, has_zeros)
+        # matrix, out; steps, rows, columns
+        return Kernel(load("int4_dequantize", defines), "int4_dequantize", "PPiii", _THREADS, overlap=self._overlap)
+
+
+def dequantize_defines(
+    dtype: torch.dtype, group: int, scale: torch.dtype, has_zeros: bool
+) -> dict[str, int | str]:
+    """Returns the source's macros."""
+    return {
+        "SCALAR": DTYPE_DEFINES[dtype],
+        "GROUP": group,
+        "SCALE": DTYPE_DEFINES[scale],
+        "ZEROS": int(has_zeros),
+    }
