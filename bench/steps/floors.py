@@ -35,7 +35,7 @@ def products_ms(
                 torch.mm(activated, layer.mlp.down.weight.t())
             else:
                 torch.mm(hidden, layer.mlp.router.weight.t())
-        torch.mm(hidden[:sampled], weights.head.t())
+        torch.mm(hidden[:sampled], weights.head.weight.t())
 
     return graph_microseconds([launch]) / 1e3
 

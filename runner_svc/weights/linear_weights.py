@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from runner_svc.weights.matrix import Matrix
-from runner_svc.weights.plain_matrix import PlainMatrix
+from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,26 +24,15 @@ class LinearWeights:
         return cls(PlainMatrix(weight), bias)
 
     @property
-    def plain_weight(self) -> Tensor | None:
-        """The plain matrix; None for another format."""
-        return self.matrix.weight if isinstance(self.matrix, PlainMatrix) else None
-
-    @property
     def weight(self) -> Tensor:
-        """The plain matrix, for kernels that read no other format. Raises TypeError for another format."""
-        if (weight := self.plain_weight) is None:
-            raise TypeError(f"a plain matrix is needed, not one in {self.matrix.format}")
-        return weight
+        """The plain matrix, for what reads no other format. Raises TypeError for another format."""
+        return plain_tensor(self.matrix)
 
     @property
     def size(self) -> tuple[int, int]:
         """Columns of y, and columns of x."""
         return self.matrix.size
 
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Fills `out` [rows, out] with y, for x [rows, in] in the type that is computed in."""
-        self.matrix.multiply(x, self.bias, out)
-
-    def add(self, x: Tensor, total: Tensor, factor: float) -> None:
-        """Adds factor * y to `total` [rows, out], in place."""
-        self.matrix.add(x, self.bias, total, factor)
+    def mapped(self, change: Callable[[Matrix], Matrix]) -> LinearWeights:
+        """Returns those with another matrix."""
+        return LinearWeights(change(self.matrix), self.bias)

@@ -84,6 +84,11 @@ class Matrix(ABC):
         """Returns x W^T, float32 [rows, out]: the definition of the product, with sums in float64."""
         return (self.rounded(x).double() @ self.dequantized().double().t()).float()
 
+    @property
+    def can_add(self) -> bool:
+        """Whether `add` is one launch on a GPU."""
+        return False
+
     def product(self, bias: Tensor | None, *, keep_plain: bool) -> Product:
         """Returns y = x W^T + b on the CPU, for few rows and for many.
 

@@ -54,9 +54,22 @@ class PlainMatrix(Matrix):
     def product(self, bias: Tensor | None, *, keep_plain: bool) -> Product:
         return plain_product(self.weight, bias, keep_plain=keep_plain)
 
+    @property
+    def can_add(self) -> bool:
+        return True
+
     def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """Fills `out` [rows, out] with x W^T + b, for x and out in the weights' type."""
-        if bias is None:
+        """Fills `out` [rows, out] with x W^T + b. x is converted to the weights' type if that is float32.
+
+        `out` is in the weights' type or, on a GPU, in float32: the sums are float32 anyway.
+        """
+        if x.dtype is not self.weight.dtype and self.weight.dtype is torch.float32:
+            x = x.float()
+        if out.dtype is not self.weight.dtype:
+            torch.mm(x, self.weight.t(), out_dtype=out.dtype, out=out)
+            if bias is not None:
+                out.add_(bias)
+        elif bias is None:
             torch.mm(x, self.weight.t(), out=out)
         else:
             torch.addmm(bias, x, self.weight.t(), out=out)
@@ -66,3 +79,10 @@ class PlainMatrix(Matrix):
         total.addmm_(x, self.weight.t(), alpha=factor)
         if bias is not None:
             total.add_(bias, alpha=factor)
+
+
+def plain_tensor(matrix: Matrix) -> Tensor:
+    """Returns the numbers of a plain matrix. Raises TypeError for another format."""
+    if not isinstance(matrix, PlainMatrix):
+        raise TypeError(f"a plain matrix is needed, not one in {matrix.format}")
+    return matrix.weight

@@ -34,7 +34,9 @@ def random_weights(
     has_positions = config.model.position_offset is not None
     return ModelWeights(
         embeddings=embeddings,
-        head=embeddings if config.tied_embeddings else make.matrix(config.vocab_size, config.hidden_size),
+        head=LinearWeights.plain(
+            embeddings if config.tied_embeddings else make.matrix(config.vocab_size, config.hidden_size)
+        ),
         norm=make.ones(config.hidden_size, config.norm),
         layers=layers(),
         positions=make.matrix(config.context_length, config.hidden_size) if has_positions else None,

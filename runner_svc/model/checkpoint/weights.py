@@ -25,6 +25,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.folder.file_samples import sample_bytes
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 from runner_svc.weights.on_load import ON_LOAD
 
@@ -94,7 +95,7 @@ def load_weights(
     )
     return ModelWeights(
         embeddings=embeddings,
-        head=head,
+        head=LinearWeights.plain(head),
         norm=reader.norm(config.names.norm, config.norm),
         layers=_layers(reader, progress),
         positions=reader.positions(),
