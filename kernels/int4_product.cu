@@ -33,6 +33,7 @@ constexpr int kChunk = GROUP < 64 || TOKENS >= 64 ? 32 : 64;  // columns whose n
 constexpr int kChunks = kStep / kChunk;
 constexpr int kFragments = kChunk / 16;
 using Product = Wgmma<__nv_bfloat16, kSums>;
+static_assert(STAGES >= 2, "a warpgroup waits for the next stage before it releases its own");
 
 // Shared memory: the rings of x and of weights, sums [ROW_GROUPS][PARTS][TOKENS][kPitch], scales [TOKENS], a full and an
 // empty barrier for each stage.

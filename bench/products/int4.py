@@ -8,6 +8,7 @@ variants of the kernel and then whole layers with the fastest.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
+from runner_svc.cuda.int4.dequantize import Dequantize
 from runner_svc.cuda.int4.few_rows import Int4Products, product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
 from runner_svc.cuda.module import load
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.int4_packing import pack_pairs
 
@@ -40,18 +42,18 @@ class Shape:
 
 
 SHAPES = (
-    Shape("qkv", 6144, 4096, STORE),
-    Shape("output", 4096, 4096, ADD),
     Shape("gate-up", 28672, 4096, GATED),
     Shape("down", 4096, 14336, ADD),
+    Shape("qkv", 6144, 4096, STORE),
+    Shape("output", 4096, 4096, ADD),
 )
 FEW = ((1, 1, 4), (1, 2, 2), (1, 2, 3), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1))
 """Row groups, parts and blocks for up to 32 rows."""
 FORMS = {
     8: FEW,
-    16: FEW,
+    16: ((1, 1, 4), (1, 2, 2), (2, 1, 2), (2, 2, 1)),
     32: ((1, 2, 2), (2, 1, 2), (2, 2, 1), (4, 1, 1)),
-    64: ((1, 2, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1), (2, 1, 2)),
+    64: ((1, 2, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2)),
     128: ((2, 1, 1), (1, 2, 1), (1, 1, 1), (1, 1, 2)),
 }
 TOTALS = {"qkv": (2, 4, 8), "output": (4, 8), "gate-up": (1, 2), "down": (4, 8)}
@@ -176,14 +178,14 @@ def check_bits() -> None:
         rows = ScaledRows(x[: variant.tokens], None)
         products.launch(torch.cuda.current_stream().cuda_stream, STORE, rows, weight, out)
         found.append(out[:8])
-    print("same bits", [torch.equal(found[0], one) for one in found[1:]])
+    print("same bits", [torch.equal(found[0], one) for one in found[1:]], flush=True)
 
 
 BITS = (
     Int4Variant(8, 1, 2, 2, 2, 4224),
     Int4Variant(16, 4, 1, 4, 1, 4224),
     Int4Variant(32, 2, 2, 2, 1, 4224),
-    Int4Variant(64, 1, 4, 1, 1, 4224),
+    Int4Variant(64, 2, 2, 2, 1, 4224),
     Int4Variant(128, 2, 1, 4, 1, 4224),
 )
 
@@ -262,10 +264,29 @@ def compile_all(keys: Sequence[Key]) -> None:
     print(f"compiled {len(unique)} kernels in {time.monotonic() - begin:.0f} s", flush=True)
 
 
+def time_dequantization(work: Work) -> None:
+    """Prints whether it is right, and its time for the gate-up matrix."""
+    matrix = random_matrix(576, 704, 64, True, F16, False)
+    weight = packed(matrix)
+    assert weight is not None
+    stream, small = torch.cuda.current_stream().cuda_stream, torch.empty(576, 704, device="cuda", dtype=BF16)
+    Dequantize(BF16)(stream, weight, small)
+    is_right = torch.equal(small, matrix.dequantized().to(BF16))
+    weights, write = work.weights["gate-up"], Dequantize(BF16)
+    out = torch.empty(28672, 4096, device="cuda", dtype=BF16)
+    replay = captured(lambda: [write(torch.cuda.current_stream().cuda_stream, weight, out) for weight in weights])
+    print(f"dequantized: {is_right}, {median_microseconds(replay, 5, 2) / len(weights):.1f} us gate-up", flush=True)
+
+
 def tune(rows: Sequence[int], layers: int) -> None:
     """Times all variants, and layers of the fastest."""
+    begin = time.monotonic()
     work, bandwidth = Work(layers), copy_bandwidth()
-    print(f"copy {bandwidth:.2f} TB/s", flush=True)
+    print(f"copy {bandwidth:.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
+    try:
+        time_dequantization(work)
+    except Exception as error:
+        print("FAILED dequantization", str(error)[:200], flush=True)
     for tokens in rows:
         chosen = {}
         box = next(box for box in FORMS if box >= tokens)
@@ -301,17 +322,21 @@ def print_layer(work: Work, chosen: dict[str, Int4Variant], tokens: int, layers:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--rows", nargs="+", type=int, default=[8, 16, 64, 128])
+    parser.add_argument("--checks", type=int, default=len(CHECKS))
+    parser.add_argument("--rows", nargs="+", type=int, default=[8, 64, 128, 16])
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=600.0)
     arguments = parser.parse_args()
-    keys = [one.key for one in CHECKS] + [(variant, STORE, F32, 128, BF16, False) for variant in BITS]
+    keys = [one.key for one in CHECKS[: arguments.checks]] + [
+        (variant, STORE, F32, 128, BF16, False) for variant in BITS
+    ]
     if arguments.tune:
         for tokens in arguments.rows:
             box = next(box for box in FORMS if box >= tokens)
             for shape in SHAPES:
                 keys += [(one, shape.epilogue, BF16, 128, BF16, False) for one in variants(shape, box, 4224)]
     compile_all(keys)
-    for one in CHECKS:
+    for one in CHECKS[: arguments.checks]:
         try:
             check(one)
         except Exception as error:

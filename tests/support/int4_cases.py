@@ -10,7 +10,7 @@ from torch import Tensor
 from runner_svc.cuda.int4.few_rows import Int4Products
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.int4_packing import pack_pairs
 

@@ -17,7 +17,7 @@ from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.skinny_launchers import ScaledRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows
 
 Choose = Callable[[int, int, int, int], Int4Variant]
 """Returns the variant for rows of x, tiles of W's rows and of its columns, and bytes of a tile."""
