@@ -29,7 +29,8 @@ constexpr int kTeam = PARTS * 128;         // the threads of a tile
 constexpr int kPlaneBytes = TOKENS * 128;  // of 64 columns of x
 constexpr int kInputBytes = 2 * kPlaneBytes;
 constexpr int kSums = TOKENS / 2;
-constexpr int kChunk = GROUP < 64 || TOKENS >= 64 ? 32 : 64;  // columns whose numbers are in registers at a time
+constexpr bool kFewRegisters = TOKENS >= 64 || kWarpgroups * BLOCKS >= 8;
+constexpr int kChunk = GROUP < 64 || kFewRegisters ? 32 : 64;  // columns whose numbers are in registers at a time
 constexpr int kChunks = kStep / kChunk;
 constexpr int kFragments = kChunk / 16;
 using Product = Wgmma<__nv_bfloat16, kSums>;

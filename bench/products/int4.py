@@ -47,16 +47,16 @@ SHAPES = (
     Shape("qkv", 6144, 4096, STORE),
     Shape("output", 4096, 4096, ADD),
 )
-FEW = ((1, 1, 4), (1, 2, 2), (1, 2, 3), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1))
+FEW = ((1, 1, 4), (1, 2, 2), (1, 2, 3), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 1, 1))
 """Row groups, parts and blocks for up to 32 rows."""
 FORMS = {
     8: FEW,
-    16: ((1, 1, 4), (1, 2, 2), (2, 1, 2), (2, 2, 1)),
+    16: ((1, 1, 4), (1, 2, 2), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 1)),
     32: ((1, 2, 2), (2, 1, 2), (2, 2, 1), (4, 1, 1)),
     64: ((1, 2, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2)),
     128: ((2, 1, 1), (1, 2, 1), (1, 1, 1), (1, 1, 2)),
 }
-TOTALS = {"qkv": (2, 4, 8), "output": (4, 8), "gate-up": (1, 2), "down": (4, 8)}
+TOTALS = {"qkv": (2, 4), "output": (4, 8), "gate-up": (1, 2), "down": (4, 8)}
 
 
 def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Int4Variant]:
@@ -226,8 +226,12 @@ class Work:
         """Returns microseconds of a product."""
         products = Int4Products(1e-5, "silu", lambda *sizes: variant, overlap=True)
         weights = self.weights[shape.name]
-        replay = captured(lambda: [self.launch(products, shape, weight, tokens) for weight in weights])
-        return median_microseconds(replay, repeats=7, warm_up=2) / len(weights)
+
+        def run() -> None:
+            for weight in weights:
+                self.launch(products, shape, weight, tokens)
+
+        return median_microseconds(captured(run), repeats=7, warm_up=2) / len(weights)
 
     def layer_time(self, chosen: dict[str, Int4Variant], tokens: int, layers: int) -> float:
         """Returns microseconds of a layer's four products, one after another."""
@@ -274,8 +278,14 @@ def time_dequantization(work: Work) -> None:
     is_right = torch.equal(small, matrix.dequantized().to(BF16))
     weights, write = work.weights["gate-up"], Dequantize(BF16)
     out = torch.empty(28672, 4096, device="cuda", dtype=BF16)
-    replay = captured(lambda: [write(torch.cuda.current_stream().cuda_stream, weight, out) for weight in weights])
-    print(f"dequantized: {is_right}, {median_microseconds(replay, 5, 2) / len(weights):.1f} us gate-up", flush=True)
+
+    def run() -> None:
+        for weight in weights:
+            write(torch.cuda.current_stream().cuda_stream, weight, out)
+
+    print(
+        f"dequantized: {is_right}, {median_microseconds(captured(run), 5, 2) / len(weights):.1f} us gate-up", flush=True
+    )
 
 
 def tune(rows: Sequence[int], layers: int) -> None:
@@ -327,6 +337,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
     arguments = parser.parse_args()
+    faulthandler.dump_traceback_later(arguments.seconds, exit=True)
     keys = [one.key for one in CHECKS[: arguments.checks]] + [
         (variant, STORE, F32, 128, BF16, False) for variant in BITS
     ]
