@@ -2,7 +2,7 @@
 // read once, with the operations before and after the product fused.
 //
 // W's rows are the product's 64-row operand and x's rows, up to TOKENS, its columns (out^T = W x^T). A warpgroup turns
-// its codes into whole numbers, code - zero, exact in bfloat16, in the registers of the product's A operand. The sums of
+// its codes into whole numbers, code - zero, exact in 16 bits, in the registers of the product's A operand. The sums of
 // a group of columns are multiplied by its scales in float32 when they are added to the total: weights are not rounded.
 //
 // The columns of a tile of 64 rows are divided into S = SPLIT * PARTS parts, the same for any number of tokens: PARTS
@@ -16,6 +16,7 @@
 // Macros: those of int4_tile.cuh and product_ends.cuh; TOKENS, 8, 16, 32, 64 or 128; ROW_GROUPS; PARTS; SPLIT, 1, 2, 4
 // or 8; STAGES; BLOCKS of a multiprocessor.
 
+#include "int4_codes.cuh"
 #include "int4_tile.cuh"
 #include "product_ends.cuh"
 #include "wgmma.cuh"
@@ -33,7 +34,7 @@ constexpr bool kFewRegisters = TOKENS >= 64 || kWarpgroups * BLOCKS >= 8;
 constexpr int kChunk = GROUP < 64 || kFewRegisters ? 32 : 64;  // columns whose numbers are in registers at a time
 constexpr int kChunks = kStep / kChunk;
 constexpr int kFragments = kChunk / 16;
-using Product = Wgmma<__nv_bfloat16, kSums>;
+using Product = Wgmma<SCALAR, kSums>;
 static_assert(STAGES >= 2, "a warpgroup waits for the next stage before it releases its own");
 
 // Shared memory: the rings of x and of weights, sums [ROW_GROUPS][PARTS][TOKENS][kPitch], scales [TOKENS], a full and an
@@ -143,20 +144,6 @@ private:
     }
 };
 
-// A pair of bfloat16 differences.
-__device__ __forceinline__ unsigned minus(unsigned pair, unsigned other) {
-    unsigned difference;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(pair), "r"(other));
-    return difference;
-}
-
-// Two codes of a word, those at bits 0 and 16, as bfloat16 128 + code. The compiler makes two instructions of it.
-__device__ __forceinline__ unsigned raised(unsigned word) {
-    unsigned pair;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(0x43004300));  // and, or
-    return pair;
-}
-
 // One of the warpgroups that multiply.
 struct Consumer {
     Shared shared;
@@ -199,12 +186,12 @@ private:
     __device__ __forceinline__ void load(unsigned (&a)[kFragments][4], const char* tile, int chunk) const {
         const auto words = load_codes<kFragments>(tile + places.codes, chunk * kChunk);
         const auto zeros = load_zeros(tile + places.zeros, chunk * kChunk / GROUP);
-        const unsigned zero[2] = {(zeros[0] | 0x4300u) * 0x10001u, (zeros[1] | 0x4300u) * 0x10001u};
+        const unsigned zero[2] = {raised_twice<SCALAR>(zeros[0]), raised_twice<SCALAR>(zeros[1])};
 #pragma unroll
         for (int f = 0; f < kFragments; f++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                a[f][i] = minus(raised(words[f] >> 4 * i), zero[i % 2]);
+                a[f][i] = minus<SCALAR>(raised<SCALAR>(words[f] >> 4 * i), zero[i % 2]);
                 asm volatile("" : "+r"(a[f][i]));  // before the next wait or fence
             }
         }
@@ -292,8 +279,8 @@ private:
 // `tokens` rows are used. With SPLIT > 1 the grid has a cluster for every ROW_GROUPS tiles.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, BLOCKS) int4_product(
     const __grid_constant__ TensorMap inputs, const char* matrix, const float* squares, int num_squares,
-    float inverse_width, float eps, OUT* out, const __nv_bfloat16* bias, __nv_bfloat16* residual,
-    const __nv_bfloat16* norm_weight, float* new_squares, int steps, int tiles, int outputs, int pitch, int tokens) {
+    float inverse_width, float eps, OUT* out, const SCALAR* bias, SCALAR* residual,
+    const SCALAR* norm_weight, float* new_squares, int steps, int tiles, int outputs, int pitch, int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared(shared_bytes);
     if (threadIdx.x == kConsumers) {

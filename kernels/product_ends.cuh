@@ -3,7 +3,7 @@
 //
 // RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
 //
-// Macros: TOKENS; SPLIT, blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
+// Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
 // ACTIVATION, for EPILOGUE_GATED.
 #pragma once
 
@@ -32,9 +32,9 @@ struct Ends {
     float inverse_width;  // 1 / (number of elements of a row of x)
     float eps;
     OUT* out;                          // [tokens, outputs], its rows apart by `pitch`
-    const __nv_bfloat16* bias;         // [rows of W], or null
-    __nv_bfloat16* residual;           // [tokens, outputs]
-    const __nv_bfloat16* norm_weight;  // [outputs]
+    const SCALAR* bias;         // [rows of W], or null
+    SCALAR* residual;           // [tokens, outputs]
+    const SCALAR* norm_weight;  // [outputs]
     float* new_squares;                // [tiles, kSquaresPitch]
     int outputs;                       // columns of `out`
     int pitch;                         // elements between rows of `out`
@@ -96,11 +96,11 @@ private:
 };
 
 __device__ __forceinline__ void scale_and_add(
-    Vector<float, 4>& values, float scale, const __nv_bfloat16* bias, long long column) {
+    Vector<float, 4>& values, float scale, const SCALAR* bias, long long column) {
 #pragma unroll
     for (int j = 0; j < 4; j++) values[j] *= scale;
     if (bias == nullptr) return;
-    const auto added = load_vector<__nv_bfloat16, 4>(bias + column);
+    const auto added = load_vector<SCALAR, 4>(bias + column);
 #pragma unroll
     for (int j = 0; j < 4; j++) values[j] += to_float(added[j]);
 }
@@ -119,11 +119,11 @@ __device__ __forceinline__ float end_quad(
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
     const long long place = token * static_cast<long long>(ends.outputs) + column;
-    auto residual = load_vector<__nv_bfloat16, 4>(ends.residual + place);
-    const auto weight = load_vector<__nv_bfloat16, 4>(ends.norm_weight + column);
+    auto residual = load_vector<SCALAR, 4>(ends.residual + place);
+    const auto weight = load_vector<SCALAR, 4>(ends.norm_weight + column);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        residual[j] = from_float<__nv_bfloat16>(to_float(residual[j]) + values[j]);
+        residual[j] = from_float<SCALAR>(to_float(residual[j]) + values[j]);
         const float rounded = to_float(residual[j]);
         squares += rounded * rounded;
         values[j] = rounded * to_float(weight[j]);

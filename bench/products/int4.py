@@ -251,7 +251,7 @@ def compile_one(key: Key) -> str:
     """Compiles a kernel into CuPy's cache; returns an error."""
     variant, epilogue, out, group, scale, zeros = key
     try:
-        load("int4_product", product_defines(variant, epilogue, "silu", out, group, scale, zeros))
+        load("int4_product", product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
     except Exception as error:
         return f"{key}: {error}"
     return ""

@@ -51,6 +51,7 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
+    "int4": Group(("int4_product", "int4_dequantize"), ("test_int4_product",), shards=2, but_not="14336 or 28672"),
     "experts": Group(
         (
             "expert_activate",

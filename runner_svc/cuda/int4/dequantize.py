@@ -37,9 +37,7 @@ class Dequantize:
         return Kernel(load("int4_dequantize", defines), "int4_dequantize", "PPiii", _THREADS, overlap=self._overlap)
 
 
-def dequantize_defines(
-    dtype: torch.dtype, group: int, scale: torch.dtype, has_zeros: bool
-) -> dict[str, int | str]:
+def dequantize_defines(dtype: torch.dtype, group: int, scale: torch.dtype, has_zeros: bool) -> dict[str, int | str]:
     """Returns the source's macros."""
     return {
         "SCALAR": DTYPE_DEFINES[dtype],

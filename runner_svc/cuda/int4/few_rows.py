@@ -1,6 +1,6 @@
 """Launches kernels/int4_product.cu, which multiplies up to 128 rows by a matrix of 4-bit numbers. Only for Hopper.
 
-Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`; x is bfloat16.
+Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix
+from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.products.skinny_launchers import ScaledRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
+from runner_svc.weights.matrix import Matrix
 
 Choose = Callable[[int, int, int, int], Int4Variant]
 """Returns the variant for rows of x, tiles of W's rows and of its columns, and bytes of a tile."""
@@ -27,37 +28,82 @@ _MAX_MAPS = 4096
 
 
 class Int4Products:
-    """The products of one model; x has up to 128 rows."""
+    """The products of one model, which computes in `dtype`; x has up to 128 rows.
 
-    def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
+    In float16 only `store` is of use, without a norm's factor: rows that wait for it could exceed the range.
+    """
+
+    def __init__(
+        self,
+        eps: float,
+        activation: str,
+        choose: Choose = _TWO_BLOCKS,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        overlap: bool = False,
+    ) -> None:
         """`choose` selects variants. Raises KeyError for an unknown activation."""
         self._eps = eps
         self._choose = choose
         self._activation = ACTIVATIONS[activation]
+        self._dtype = dtype
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_input_map)
 
-    def store(
-        self, stream: int, x: ScaledRows, matrix: PackedInt4Matrix, out: Tensor, bias: Tensor | None = None
-    ) -> None:
-        """Computes out = norm(x) W^T + b; `out` is [T, out], bfloat16 or float32."""
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether the kernel supports this matrix."""
+        return (
+            isinstance(matrix, PackedInt4Matrix)
+            and matrix.rows % TILE_ROWS == 0  # of which half are gate and half up
+            and matrix.columns % PLANE == 0
+        )
+
+    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+        """Computes out = norm(x) W^T + b; `out` is [T, out], in the model's type or float32.
+
+        The stride of its rows is a multiple of 4.
+        """
         self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias)
+
+    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
+        self.launch(stream, "EPILOGUE_GATED", x, matrix, out)
+        return ScaledRows(out, None)
+
+    def add(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        sums: TileSums,
+    ) -> ScaledRows:
+        """Computes residual += norm(x) W^T and out = residual * norm_weight; the next norm's factor is left to `sums`.
+
+        `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
+        """
+        squares = sums.squares[: -(-matrix.size[0] // TILE_ROWS)]
+        self.launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, None, residual, norm_weight, squares)
+        return ScaledRows(out, squares)
 
     def launch(
         self,
         stream: int,
         epilogue: str,
         x: ScaledRows,
-        matrix: PackedInt4Matrix,
+        matrix: Matrix,
         out: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
     ) -> None:
-        """Launches one of the kernel's epilogues."""
-        rows = x.rows if matrix.order is None else x.rows[:, matrix.order]
+        """Launches the kernel with one of its epilogues. Raises TypeError for a matrix in another layout."""
+        matrix = packed_tiles(matrix)
+        rows = matrix.gathered(x.rows)
         num_tokens, width = rows.shape
         tiles, steps, tile_bytes = matrix.tiles.shape
         variant = self._choose(num_tokens, tiles, steps, tile_bytes)
@@ -91,7 +137,7 @@ class Int4Products:
         scale: torch.dtype,
         has_zeros: bool,
     ) -> Kernel:
-        defines = product_defines(variant, epilogue, self._activation, out, group, scale, has_zeros)
+        defines = product_defines(variant, epilogue, self._activation, self._dtype, out, group, scale, has_zeros)
         return Kernel(
             load("int4_product", defines),
             "int4_product",
@@ -108,6 +154,7 @@ def product_defines(
     variant: Int4Variant,
     epilogue: str,
     activation: str,
+    dtype: torch.dtype,
     out: torch.dtype,
     group: int,
     scale: torch.dtype,
@@ -116,6 +163,7 @@ def product_defines(
     """Returns the source's macros."""
     return variant.defines | {
         "EPILOGUE": epilogue,
+        "SCALAR": DTYPE_DEFINES[dtype],
         "OUT": DTYPE_DEFINES[out],
         "ACTIVATION": activation,
         "GROUP": group,

@@ -66,10 +66,9 @@ class PackedInt4Matrix(Matrix):
     def beneath(self, others: list[Matrix]) -> None:
         return None
 
-    @property
-    def in_order(self) -> bool:
-        """Whether its columns are in x's order."""
-        return self.order is None
+    def gathered(self, x: Tensor) -> Tensor:
+        """Returns x [rows, in] with its columns in the order of the tiles."""
+        return x if self.order is None else x[:, self.order]
 
     def dequantized(self) -> Tensor:
         """Returns the columns in the order in which x has them; takes several times the memory of the result."""
@@ -132,6 +131,13 @@ def packed(matrix: Int4Matrix) -> PackedInt4Matrix | None:
         matrix.order,
         matrix.format,
     )
+
+
+def packed_tiles(matrix: Matrix) -> PackedInt4Matrix:
+    """Returns the matrix itself. Raises TypeError for one in another layout."""
+    if not isinstance(matrix, PackedInt4Matrix):
+        raise TypeError(f"a matrix of packed 4-bit numbers is needed, not one in {matrix.format}")
+    return matrix
 
 
 def _kernel_group(group: int, columns: int) -> int | None:

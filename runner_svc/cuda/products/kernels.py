@@ -12,6 +12,11 @@ from functools import partial
 
 import torch
 
+from runner_svc.cuda.int4.any_rows import Int4Linear
+from runner_svc.cuda.int4.dequantize import COLUMNS
+from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -19,6 +24,7 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher
 from runner_svc.interface.products.skinny_launchers import ProductLauncher
+from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.matrix import JoinedMatrix, Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix
 
@@ -66,8 +72,30 @@ def _plain_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher |
     return SkinnyProducts(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 
+def _pack_int4(matrix: Matrix) -> Matrix:
+    if not isinstance(matrix, Int4Matrix) or matrix.size[1] % COLUMNS:
+        return matrix
+    return packed(matrix) or matrix
+
+
+def _int4_linear(settings: ProductSettings) -> LinearLauncher:
+    few_rows = None
+    if is_hopper():
+        few_rows = Int4Products(settings.eps, settings.activation, dtype=settings.dtype, overlap=settings.overlap)
+    return Int4Linear(settings.dtype, few_rows, overlap=settings.overlap)
+
+
+def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    choose = partial(Int4Variant.choose, blocks)
+    return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
+
+
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
+    Int4Matrix: MatrixKernels(prepare=_pack_int4),
+    PackedInt4Matrix: MatrixKernels(linear=_int4_linear, few_rows=_int4_few_rows),
 }
 
 
