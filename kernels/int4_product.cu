@@ -14,7 +14,7 @@
 // predecessor, so the ring is filled with them at once: only x waits.
 //
 // Macros: those of int4_tile.cuh and product_ends.cuh; TOKENS, 8, 16, 32, 64 or 128; ROW_GROUPS; PARTS; SPLIT, 1, 2, 4
-// or 8; STAGES; BLOCKS of a multiprocessor.
+// or 8; STAGES; BLOCKS of a multiprocessor; PREFETCHED, stages behind those of the ring that are brought into L2 at once.
 
 #include "int4_codes.cuh"
 #include "int4_tile.cuh"
@@ -105,22 +105,47 @@ struct Producer {
         }
     }
 
+    // By another thread: brings the stages behind the first ones into L2.
+    __device__ __forceinline__ void prefetch() const {
+        const int longest = problem.longest(), first = blockIdx.x / SPLIT * ROW_GROUPS;
+        int left = PREFETCHED, done = min(STAGES, longest);
+        for (int tile = first; tile < problem.tiles && left > 0; tile += gridDim.x / SPLIT * ROW_GROUPS, done = 0) {
+            for (int i = done; i < longest && left > 0; i++, left--) {
+                for_tiles(tile, i, [&](int row_tile, int step, int) {
+                    if (kGated) {
+                        prefetch_bytes(half(row_tile, step), kHalfBytes);
+                        prefetch_bytes(half(problem.up + row_tile, step), kHalfBytes);
+                    } else {
+                        prefetch_bytes(half(2 * row_tile, step), kTileBytes);
+                    }
+                });
+            }
+        }
+    }
+
 private:
+    // Calls `act` with tile, step and warpgroup for each tile of W that a stage has.
+    template <typename Act>
+    __device__ __forceinline__ void for_tiles(int first, int stage_step, Act act) const {
+        const int present = min(ROW_GROUPS, problem.tiles - first);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            if (stage_step >= problem.length(part)) continue;
+            for (int row_group = 0; row_group < present; row_group++) {
+                act(first + row_group, problem.begin(part) + stage_step, row_group * PARTS + part);
+            }
+        }
+    }
+
     __device__ __forceinline__ void copy_weights(int first, int step, int stage) const {
         const int present = min(ROW_GROUPS, problem.tiles - first);
         int parts = 0;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) parts += step < problem.length(part);
         barrier_expect(shared.full(stage), parts * (present * kTileBytes + kInputBytes));
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            if (step >= problem.length(part)) continue;
-            const int place = problem.begin(part) + step;
-            for (int row_group = 0; row_group < present; row_group++) {
-                copy_tile(first + row_group, place, shared.base + shared.weights(stage, row_group * PARTS + part),
-                          shared.full(stage));
-            }
-        }
+        for_tiles(first, step, [&](int tile, int place, int owner) {
+            copy_tile(tile, place, shared.base + shared.weights(stage, owner), shared.full(stage));
+        });
     }
     __device__ __forceinline__ void copy_tile(int tile, int step, unsigned target, unsigned full) const {
         if (kGated) {
@@ -299,17 +324,20 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     const Problem problem{steps, tiles, outputs / kHalfRows, rank};
     const Ends ends{squares,     num_squares, inverse_width, eps,   out,   bias,
                     residual, norm_weight, new_squares,   outputs, pitch, tokens};
+    const Producer producer{shared, matrix, &inputs, problem};
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kConsumers / 32) {
         wait_for_predecessors();  // the residual stream is read at the end
         Consumer{shared, problem, ends, Ring<STAGES>(0), warp / 4}.consume();
     } else if (warp == kConsumers / 32) {
-        if (threadIdx.x % 32 == 0) Producer{shared, matrix, &inputs, problem}.produce();
+        if (threadIdx.x % 32 == 0) producer.produce();
         __syncwarp();
 #if SPLIT > 1
         cluster_sync();
 #endif
     } else {
+        if (PREFETCHED > 0 && threadIdx.x % 32 == 0) producer.prefetch();
+        __syncwarp();
         read_scales(shared.scales(), ends);
         __syncwarp();
 #if SPLIT > 1

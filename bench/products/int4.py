@@ -47,27 +47,36 @@ SHAPES = (
     Shape("qkv", 6144, 4096, STORE),
     Shape("output", 4096, 4096, ADD),
 )
-FEW = ((1, 1, 4), (1, 2, 2), (1, 2, 3), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 1, 1))
-"""Row groups, parts and blocks for up to 32 rows."""
 FORMS = {
-    8: FEW,
-    16: ((1, 1, 4), (1, 2, 2), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 1)),
-    32: ((1, 2, 2), (2, 1, 2), (2, 2, 1), (4, 1, 1)),
-    64: ((1, 2, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (2, 1, 2)),
-    128: ((2, 1, 1), (1, 2, 1), (1, 1, 1), (1, 1, 2)),
+    8: (
+        *((1, 1, 4, 0, 0), (1, 1, 4, 0, 16), (1, 2, 2, 0, 0), (1, 2, 2, 0, 16), (1, 2, 2, 1, 16), (1, 2, 3, 0, 16)),
+        *((1, 4, 1, 0, 0), (1, 4, 2, 0, 0), (1, 4, 2, 0, 16), (1, 4, 2, 1, 16), (1, 4, 2, 1, 0), (2, 1, 2, 0, 16)),
+        *((2, 2, 2, 0, 0), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (2, 2, 1, 0, 16), (4, 1, 2, 1, 16), (4, 1, 1, 0, 0)),
+    ),
+    16: ((1, 2, 2, 0, 16), (1, 4, 2, 0, 16), (1, 4, 2, 1, 16), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (2, 1, 2, 0, 16)),
+    32: ((1, 2, 2, 0, 16), (2, 1, 2, 0, 16), (2, 2, 1, 0, 16), (4, 1, 1, 0, 0)),
+    64: (
+        *((1, 2, 1, 0, 0), (2, 1, 1, 0, 0), (2, 1, 1, 0, 8), (2, 2, 1, 0, 0), (2, 2, 1, 0, 8), (4, 1, 1, 0, 0)),
+        *((4, 1, 1, 0, 8), (2, 1, 2, 0, 0), (2, 1, 2, 0, 8), (2, 1, 2, 1, 8)),
+    ),
+    128: ((2, 1, 1, 0, 0), (2, 1, 1, 0, 8), (1, 2, 1, 0, 0), (1, 1, 1, 0, 8), (1, 1, 2, 0, 0), (1, 1, 2, 0, 8)),
 }
-TOTALS = {"qkv": (2, 4), "output": (4, 8), "gate-up": (1, 2), "down": (4, 8)}
+"""Row groups, parts, blocks, launched blocks and prefetched stages."""
+TOTALS = {"qkv": (2, 4), "output": (4, 8), "gate-up": (1, 2, 4), "down": (4, 8)}
 
 
 def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Int4Variant]:
     """Returns the variants that are worth timing."""
     found = []
-    for row_groups, parts, blocks in FORMS[tokens]:
+    for row_groups, parts, blocks, launched, prefetched in FORMS[tokens]:
         for total in TOTALS[shape.name]:
-            if total % parts == 0 and total // parts <= 8:
-                variant = Int4Variant(tokens, row_groups, parts, total // parts, blocks, tile_bytes)
-                if variant.stages >= 2:
-                    found.append(variant)
+            split = total // parts
+            is_large = shape.name == "gate-up"
+            if total % parts or split > 8 or (split > 1 if is_large else launched):
+                continue
+            variant = Int4Variant(tokens, row_groups, parts, split, blocks, tile_bytes, launched, prefetched)
+            if variant.stages >= 2:
+                found.append(variant)
     return found
 
 
@@ -298,7 +307,7 @@ def tune(rows: Sequence[int], layers: int) -> None:
     except Exception as error:
         print("FAILED dequantization", str(error)[:200], flush=True)
     for tokens in rows:
-        chosen = {}
+        chosen: dict[str, dict[str, Int4Variant]] = {}
         box = next(box for box in FORMS if box >= tokens)
         for shape in SHAPES:
             weight, times = work.weights[shape.name][0], {}
@@ -308,32 +317,38 @@ def tune(rows: Sequence[int], layers: int) -> None:
                 except Exception as error:
                     print("FAILED", variant, str(error)[:200], flush=True)
             ordered = sorted(times, key=lambda variant: times[variant])
-            chosen[shape.name] = ordered[0]
+            for kind, present in (("any", ordered), ("kept", [one for one in ordered if not one.prefetched])):
+                chosen.setdefault(kind, {})[shape.name] = present[0]
+            ahead = [one for one in ordered if one.prefetched]
+            chosen.setdefault("prefetched", {})[shape.name] = (ahead or ordered)[0]
             shown = " ".join(
-                f"{one.row_groups}.{one.parts}.{one.split}/{one.blocks} {times[one]:.1f}" for one in ordered
+                f"{one.row_groups}.{one.parts}.{one.split}/{one.blocks}.{one.launched}p{one.prefetched} {us:.1f}"
+                for one, us in sorted(times.items(), key=lambda item: item[1])[:10]
             )
             rate = weight.tiles.numel() / times[ordered[0]] / 1e6
             print(f"T {tokens:3} {shape.name:7} {rate:.2f} TB/s {rate / bandwidth:4.0%}: {shown}", flush=True)
-        for fewer in (1, tokens) if tokens == 8 else (tokens,):
+        for kind, fewer in [(kind, fewer) for kind in chosen for fewer in ((1, 8) if tokens == 8 else (tokens,))]:
             try:
-                print_layer(work, chosen, fewer, layers, bandwidth)
+                print_layer(work, kind, chosen[kind], fewer, layers, bandwidth)
             except Exception as error:
                 print("FAILED layer", str(error)[:200], flush=True)
 
 
-def print_layer(work: Work, chosen: dict[str, Int4Variant], tokens: int, layers: int, bandwidth: float) -> None:
+def print_layer(
+    work: Work, kind: str, chosen: dict[str, Int4Variant], tokens: int, layers: int, bandwidth: float
+) -> None:
     """Prints the time of a layer's products."""
     microseconds = work.layer_time(chosen, tokens, layers)
     size = sum(work.weights[shape.name][0].tiles.numel() for shape in SHAPES)
     rate = size / microseconds / 1e6
-    print(f"T {tokens:3} layer {microseconds:.1f} us {rate:.2f} TB/s {rate / bandwidth:4.0%}", flush=True)
+    print(f"T {tokens:3} layer {kind} {microseconds:.1f} us {rate:.2f} TB/s {rate / bandwidth:4.0%}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--checks", type=int, default=len(CHECKS))
-    parser.add_argument("--rows", nargs="+", type=int, default=[8, 64, 128, 16])
+    parser.add_argument("--rows", nargs="+", type=int, default=[8, 64, 128])
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
     arguments = parser.parse_args()

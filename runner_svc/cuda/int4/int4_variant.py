@@ -29,6 +29,10 @@ class Int4Variant:
     split: int
     blocks: int  # of a multiprocessor
     tile_bytes: int
+    launched: int = 0
+    """Blocks of a multiprocessor that share all tiles; 0: `blocks`. With fewer, the next product starts early."""
+    prefetched: int = 0
+    """Stages behind those in shared memory that are brought into L2 before the predecessors have ended."""
 
     @classmethod
     def choose(cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int) -> Int4Variant:
@@ -82,12 +86,13 @@ class Int4Variant:
             "SPLIT": self.split,
             "BLOCKS": self.blocks,
             "STAGES": self.stages,
+            "PREFETCHED": self.prefetched,
         }
 
     def grid(self, tiles: int, multiprocessors: int) -> int:
         """Returns the number of blocks for W of `tiles` rows of tiles."""
         rows = -(-tiles // self.row_groups)
-        return rows * self.split if self.split > 1 else min(rows, self.blocks * multiprocessors)
+        return rows * self.split if self.split > 1 else min(rows, (self.launched or self.blocks) * multiprocessors)
 
 
 def total_parts(tiles: int, steps: int) -> int:
