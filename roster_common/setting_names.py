@@ -54,6 +54,7 @@ SETTINGS = frozenset(
         "prefix_sharing",
         "profile",
         "quantization",
+        "quantize_head",
         "retention_requests",
         "retention_s",
         "runner_id",

@@ -28,12 +28,13 @@ from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
 from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.sampling.sampler import SampledRows, Sampler
+from runner_svc.weights.on_load import NOTHING, OnLoad
 
 log = structlog.get_logger()
 
@@ -80,18 +81,18 @@ class TorchBackend:
         num_slots: int,
         max_step_tokens: int,
         decoder: DecoderSetting = "auto",
-        quantization: str = "none",
+        on_load: OnLoad = NOTHING,
     ) -> TorchBackend:
-        """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `quantization`.
+        """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
         Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
         """
         folder = model_folder(name, cache_folder, progress)
-        loaded = load_decoder(folder, decoder, progress, quantization)
-        version = weights_fingerprint(folder, torch.float32, quantization)
+        loaded = load_decoder(folder, decoder, progress, on_load)
+        version = weights_fingerprint(folder, torch.float32, on_load)
         model = describe_model(name, folder, loaded.config, version, cache_folder)
         if isinstance(loaded.config, ModelConfig):
-            model.weight_formats = weight_formats(loaded.config, quantization)
+            model.weight_formats = weight_formats(loaded.config, on_load)
         return cls(
             model,
             loaded,
@@ -197,7 +198,7 @@ class TorchBackend:
         return scored
 
 
-def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, quantization: str = "none") -> ServedDecoder:
+def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_load: OnLoad = NOTHING) -> ServedDecoder:
     """Loads the model of `folder` into the decoder that `choose_decoder` chooses; see `load_weights`.
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
@@ -205,13 +206,10 @@ def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, quanti
     raw = read_config(folder)
     choice = choose_decoder(raw, asked)
     if choice.config is not None:
-        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, quantization)
+        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, on_load)
         return Decoder(choice.config, weights)
-    if quantization != "none":
-        raise UnsupportedModel(
-            "Weights are quantized for Roster's own decoder only, which does not compute this model: set quantization "
-            f"to 'none'. {choice.why_not_own}"
-        )
+    if on_load.name:
+        raise UnsupportedModel(not_quantized(choice.why_not_own))
     from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
 
     try:

@@ -83,9 +83,9 @@ class Fp8Matrix(Matrix):
 
 def to_fp8(weight: Tensor) -> Fp8Matrix:
     """Quantizes W [out, in] per channel by rounding to nearest, with activations per token."""
-    largest = weight.float().abs().amax(dim=1, keepdim=True)
-    scales = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
-    return Fp8Matrix(to_e4m3(weight.float() / scales), scales, TokenRounding())
+    numbers = weight.float()
+    scales = (numbers.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    return Fp8Matrix(to_e4m3(numbers / scales), scales, TokenRounding())
 
 
 def per_channel(scale: Tensor, rows: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Which matrices of a checkpoint are quantized, in which format, and which tensors they have; needs no torch.
 
-Heads, experts and routers, and matrices that are stored [in, out], must be plain so far.
+Tied heads, experts and routers, and matrices that are stored [in, out], must be plain so far.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _tables(config: ModelConfig, base: str) -> tuple[str, str]:
 
 def _plain_modules(config: ModelConfig, base: str, tensors: Container[str]) -> dict[str, str]:
     """Returns the modules that must be plain, each with what it is."""
-    found = {config.names.head: "heads"}
+    found = {config.names.head: "a head that is tied to the embeddings"} if config.tied_embeddings else {}
     for index, layer in enumerate(config.layers):
         if isinstance(layer.mlp, ExpertsConfig):
             prefix = f"{base}{config.names.layers}.{index}"

@@ -23,6 +23,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.weights.model_weights import MlpWeights
+from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.parity import FLOAT32, Parity, Precision
@@ -48,10 +49,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(folder: Path, quantization: str = "none") -> TorchBackend:
+def load(folder: Path, on_load: OnLoad = NOTHING) -> TorchBackend:
     sizes: dict[str, Any] = {"num_blocks": 80, "block_size": 8, "num_slots": 4, "max_step_tokens": 128}
     return TorchBackend.load(
-        str(folder), cache_folder=folder / "unused", progress=no_progress, quantization=quantization, **sizes
+        str(folder), cache_folder=folder / "unused", progress=no_progress, on_load=on_load, **sizes
     )
 
 
@@ -92,7 +93,7 @@ def test_moved_rows_of_blocks_are_refused(tmp_path: Path) -> None:
     [
         ("gptq", {"desc_act": True, "group_size": 64}, "'model.layers.0.self_attn.q_proj.qzeros' is"),
         ("packed", {"ignore": ["lm_head"]}, "no tensor 'model.layers.1.mlp.down_proj.weight_packed'"),
-        ("compressed-fp8-token", {"ignore": []}, "'lm_head' is quantized"),
+        ("compressed-fp8-token", {"ignore": []}, "'lm_head.weight' has dtype"),
         (
             "compressed-fp8-token",
             {"ignore": ["lm_head", "re:.*mlp"]},
@@ -139,7 +140,7 @@ def test_weights_are_quantized_while_they_are_loaded(quantization: str, kind: st
     cpu = torch.device("cpu")
     layers = zip(
         load_weights(plain, config, torch.float32, cpu, no_progress).layers,
-        load_weights(plain, config, torch.float32, cpu, no_progress, quantization).layers,
+        load_weights(plain, config, torch.float32, cpu, no_progress, OnLoad(quantization)).layers,
         strict=True,
     )
     for before, after in layers:
@@ -156,7 +157,7 @@ def test_weights_are_quantized_while_they_are_loaded(quantization: str, kind: st
             assert 0 < error < {"fp8": 0.03, "int4": 0.12}[quantization]
             with pytest.raises(TypeError, match="a plain matrix is needed"):
                 new.weight  # noqa: B018
-    backends = [load(plain), load(plain, quantization)]
+    backends = [load(plain), load(plain, OnLoad(quantization))]
     versions = [backend.model.weights_version for backend in backends]
     assert versions[0] != versions[1]
     assert [backend.model.weight_formats for backend in backends] == ["", f"{quantization} on load"]
@@ -165,13 +166,13 @@ def test_weights_are_quantized_while_they_are_loaded(quantization: str, kind: st
     quantized, _ = make_tiny_quantized(kind, "llama", tmp_path / "quantized")
     assert "groups of 32" in load(quantized).model.weight_formats or "FP8" in load(quantized).model.weight_formats
     with pytest.raises(UnsupportedModel, match="quantized already"):
-        load(quantized, quantization)
+        load(quantized, OnLoad(quantization))
 
 
 def test_experts_are_not_quantized_yet(tmp_path: Path) -> None:
     folder = make_tiny_model("qwen3-moe", tmp_path / "experts")
     with pytest.raises(UnsupportedModel, match="has experts"):
-        load(folder, "fp8")
+        load(folder, OnLoad("fp8"))
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = KINDS["awq"].config
     (folder / "config.json").write_text(json.dumps(config))
