@@ -275,21 +275,33 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def _is_left(kind: str, module: str) -> bool:
+def _is_left(kind: str, module: str, has_head: bool) -> bool:
+    if module == "lm_head":
+        return not has_head
     if "layers" not in module or "norm" in module:
         return True
     left = "layers.1.mlp.down_proj" if kind.startswith(("compressed", "packed")) else KINDS[kind].left
     return left in module
 
 
-def make_tiny_quantized(kind: str, family: str, folder: Path, seed: int = 0, **sizes: Any) -> tuple[Path, Any]:
+def _with_head(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the `quantization_config` of a checkpoint whose head is quantized too. Raises KeyError if it can't be."""
+    if config["quant_method"] == "gptq":
+        return config | {"lm_head": True}
+    name = {"compressed-tensors": "ignore", "modelopt": "exclude_modules"}[config["quant_method"]]
+    return config | {name: [module for module in config[name] if module != "lm_head"]}
+
+
+def make_tiny_quantized(
+    kind: str, family: str, folder: Path, seed: int = 0, *, has_head: bool = False, **sizes: Any
+) -> tuple[Path, Any]:
     """Returns the folder of a quantized model, and transformers' model in float32 that computes the same."""
     plain = make_tiny_model(family, folder / "plain", seed, **sizes)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
     tensors, numbers, rounds = {}, {}, {}
     for name, tensor in load_file(plain / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if tensor.dim() != 2 or _is_left(kind, module):
+        if tensor.dim() != 2 or _is_left(kind, module, has_head):
             tensors[name] = numbers[name] = tensor
             continue
         matrix = KINDS[kind].quantize(tensor)
@@ -300,7 +312,8 @@ def make_tiny_quantized(kind: str, family: str, folder: Path, seed: int = 0, **s
     save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     config = json.loads((plain / "config.json").read_text())
-    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": KINDS[kind].config}))
+    said = _with_head(KINDS[kind].config) if has_head else KINDS[kind].config
+    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     for name, module in model.named_modules():
         if name in rounds:

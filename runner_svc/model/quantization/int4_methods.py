@@ -48,13 +48,13 @@ def read_gptq(keys: QuantizationKeys) -> Quantization:
         reordered=keys.take("desc_act", bool, default=False),
     )
     keys.only("pack_dtype", "int32", default="int32")
-    keys.absent("lm_head", "the head is quantized")
+    has_head = keys.take("lm_head", bool, default=False)
     keys.absent("is_marlin_format", "the weights are laid out for another program's kernels")
     keys.absent("dynamic", "modules have settings of their own")
     keys.absent("modules_in_block_to_quantize", "only some modules are quantized")
     keys.harmless(_HARMLESS_IN_GPTQ)
     keys.finish()
-    return Quantization("gptq", (Rule(EVERY, stored),), (head(),))
+    return Quantization("gptq", (Rule(EVERY, stored),), () if has_head else (head(),))
 
 
 def _version(keys: QuantizationKeys) -> int:

@@ -18,11 +18,7 @@ from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.model.checkpoint.servable import why_not
-from runner_svc.model.checkpoint.weights import load_weights
-from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.folder.config_file import read_config
-from runner_svc.weights.model_weights import MlpWeights
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
@@ -131,42 +127,6 @@ def test_values_whose_meaning_is_unclear_are_refused(tmp_path: Path) -> None:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(UnsupportedModel, match=named):
             load(folder)
-
-
-@pytest.mark.parametrize(("quantization", "kind"), [("fp8", "compressed-fp8-token"), ("int4", "packed")])
-def test_weights_are_quantized_while_they_are_loaded(quantization: str, kind: str, tmp_path: Path) -> None:
-    plain = make_tiny_model("llama-biases", tmp_path / "plain")
-    config = ModelConfig.from_hugging_face(read_config(plain))
-    cpu = torch.device("cpu")
-    layers = zip(
-        load_weights(plain, config, torch.float32, cpu, no_progress).layers,
-        load_weights(plain, config, torch.float32, cpu, no_progress, OnLoad(quantization)).layers,
-        strict=True,
-    )
-    for before, after in layers:
-        assert isinstance(before.mlp, MlpWeights) and isinstance(after.mlp, MlpWeights)
-        for old, new in (
-            (before.qkv, after.qkv),
-            (before.output, after.output),
-            (before.mlp.gate_up, after.mlp.gate_up),
-            (before.mlp.down, after.mlp.down),
-        ):
-            assert new.size == old.size and new.matrix.num_bytes < old.matrix.num_bytes / 3
-            assert new.bias is not None and old.bias is not None and torch.equal(new.bias, old.bias)
-            error = (new.matrix.dequantized() - old.weight).norm() / old.weight.norm()
-            assert 0 < error < {"fp8": 0.03, "int4": 0.12}[quantization]
-            with pytest.raises(TypeError, match="a plain matrix is needed"):
-                new.weight  # noqa: B018
-    backends = [load(plain), load(plain, OnLoad(quantization))]
-    versions = [backend.model.weights_version for backend in backends]
-    assert versions[0] != versions[1]
-    assert [backend.model.weight_formats for backend in backends] == ["", f"{quantization} on load"]
-    rng = random.Random(1)
-    assert len(RandomDriver(backends[1], rng).generate([[1, 2, 3]], 4, 2)[0]) == 4
-    quantized, _ = make_tiny_quantized(kind, "llama", tmp_path / "quantized")
-    assert "groups of 32" in load(quantized).model.weight_formats or "FP8" in load(quantized).model.weight_formats
-    with pytest.raises(UnsupportedModel, match="quantized already"):
-        load(quantized, OnLoad(quantization))
 
 
 def test_experts_are_not_quantized_yet(tmp_path: Path) -> None:
