@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runner_svc.cuda.int4.dequantize import Dequantize
 from runner_svc.cuda.int4.few_rows import Int4Products
-from runner_svc.cuda.int4.packed_matrix import packed_tiles
+from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed_tiles
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.matrix import Matrix
@@ -31,6 +31,7 @@ class Int4Linear:
         self._dequantize = Dequantize(dtype, overlap=overlap)
         # The last is the largest. Captured graphs may still use the others.
         self._spaces: list[Tensor] = []
+        self._compiled: set[tuple[object, ...]] = set()
 
     def adds(self, matrix: Matrix) -> bool:
         """Returns False."""
@@ -44,21 +45,32 @@ class Int4Linear:
         if isinstance(x, QuantizedRows):
             raise TypeError("products of 4-bit matrices take no quantized rows")
         matrix = packed_tiles(matrix)
-        few_rows = self._few_rows
-        if few_rows is not None and len(x) <= MOST_ROWS and few_rows.fits(matrix):
-            for begin in range(0, len(x), MAX_ROWS):
-                rows = slice(begin, begin + MAX_ROWS)
-                few_rows.store(stream, ScaledRows(x[rows], None), matrix, out[rows], bias)
+        few_rows = self._few_rows if self._few_rows is not None and self._few_rows.fits(matrix) else None
+        self._compile(matrix, few_rows, out.dtype)
+        if few_rows is None or len(x) > MOST_ROWS:
+            weight = self._space(matrix.rows * matrix.columns, x.device).view(matrix.size)
+            self._dequantize(stream, matrix, weight)
+            PlainMatrix(weight).multiply(matrix.gathered(x), bias, out)
             return
-        weight = self._space(matrix.rows * matrix.columns, x.device).view(matrix.size)
-        self._dequantize(stream, matrix, weight)
-        PlainMatrix(weight).multiply(matrix.gathered(x), bias, out)
+        for begin in range(0, len(x), MAX_ROWS):
+            rows = slice(begin, begin + MAX_ROWS)
+            few_rows.store(stream, ScaledRows(x[rows], None), matrix, out[rows], bias, as_most=len(x) > MAX_ROWS)
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
         """Adds to `total` [T, out]; raises as `multiply`."""
         product = torch.empty_like(total)
         self.multiply(stream, x, matrix, bias, product)
         total.add_(product, alpha=factor)
+
+    def _compile(self, matrix: PackedInt4Matrix, few_rows: Int4Products | None, out: torch.dtype) -> None:
+        """Compiles the kernels for steps of any size when such a matrix is first multiplied, at start-up."""
+        key = (matrix.tiles.shape, matrix.group, matrix.scale_dtype, matrix.has_zeros, out)
+        if key in self._compiled:
+            return
+        self._compiled.add(key)
+        self._dequantize.compile(matrix)
+        if few_rows is not None:
+            few_rows.compile_most(matrix, out)
 
     def _space(self, size: int, device: torch.device) -> Tensor:
         if not self._spaces or self._spaces[-1].numel() < size:

@@ -31,6 +31,10 @@ class Dequantize:
             stream, tiles * steps, matrix.tiles.data_ptr(), out.data_ptr(), steps, matrix.rows, matrix.columns
         )
 
+    def compile(self, matrix: PackedInt4Matrix) -> None:
+        """Compiles the kernel for such a matrix, so that no step waits for it."""
+        self._kernel(matrix.group, matrix.scale_dtype, matrix.has_zeros)
+
     def _compile(self, group: int, scale: torch.dtype, has_zeros: bool) -> Kernel:
         defines = dequantize_defines(self._dtype, group, scale, has_zeros)
         # matrix, out; steps, rows, columns

@@ -17,7 +17,7 @@ from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, pack
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 
 Choose = Callable[[int, int, int, int], Int4Variant]
@@ -59,12 +59,26 @@ class Int4Products:
             and matrix.columns % PLANE == 0
         )
 
-    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+    def store(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        out: Tensor,
+        bias: Tensor | None = None,
+        *,
+        as_most: bool = False,
+    ) -> None:
         """Computes out = norm(x) W^T + b; `out` is [T, out], in the model's type or float32.
 
-        The stride of its rows is a multiple of 4.
+        The stride of its rows is a multiple of 4. With `as_most` the kernel is that of 128 rows.
         """
-        self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias)
+        self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias, as_most=as_most)
+
+    def compile_most(self, matrix: PackedInt4Matrix, out: torch.dtype) -> None:
+        """Compiles the kernel that `store` launches with `as_most`, so that no step waits for it."""
+        variant = self._choose(MAX_ROWS, *matrix.tiles.shape)
+        self._kernel(variant, "EPILOGUE_STORE", out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
 
     def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
@@ -100,13 +114,15 @@ class Int4Products:
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
+        *,
+        as_most: bool = False,
     ) -> None:
         """Launches the kernel with one of its epilogues. Raises TypeError for a matrix in another layout."""
         matrix = packed_tiles(matrix)
         rows = matrix.gathered(x.rows)
         num_tokens, width = rows.shape
         tiles, steps, tile_bytes = matrix.tiles.shape
-        variant = self._choose(num_tokens, tiles, steps, tile_bytes)
+        variant = self._choose(MAX_ROWS if as_most else num_tokens, tiles, steps, tile_bytes)
         self._kernel(variant, epilogue, out.dtype, matrix.group, matrix.scale_dtype, matrix.has_zeros)(
             stream,
             variant.grid(tiles, num_multiprocessors()),
