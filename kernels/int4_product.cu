@@ -8,18 +8,23 @@
 // The columns of a tile of 64 rows are divided into S = SPLIT * PARTS parts, the same for any number of tokens: PARTS
 // warpgroups of each of the SPLIT blocks of a cluster. Each part's sums are added ascending, and the parts in order: the
 // bits of a row's result depend on the matrix alone, not on the rows beside it. A block has ROW_GROUPS tiles at a time,
-// which share x. One thread copies pieces of 128 columns through a ring of stages.
+// which share x; SHARERS blocks with the same columns copy x for each other. One thread copies pieces of 128 columns through a ring of stages.
 //
 // The kernel is launched while its predecessor runs (programmatic dependent launch). Weights do not depend on the
 // predecessor, so the ring is filled with them at once: only x waits.
 //
 // Macros: those of int4_tile.cuh and product_ends.cuh; TOKENS, 8, 16, 32, 64 or 128; ROW_GROUPS; PARTS; SPLIT, 1, 2, 4
-// or 8; STAGES; BLOCKS of a multiprocessor; PREFETCHED, stages behind those of the ring that are brought into L2 at once.
+// or 8; SHARERS, 1 or 2; STAGES; BLOCKS of a multiprocessor; PREFETCHED, stages behind those of the ring that are brought into L2 at once.
 
 #include "int4_codes.cuh"
 #include "int4_tile.cuh"
 #include "product_ends.cuh"
 #include "wgmma.cuh"
+
+#define CLUSTER (SPLIT * SHARERS)
+#if CLUSTER > 1
+#include "hopper_cluster.cuh"
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -66,10 +71,15 @@ struct Problem {
     int steps;  // of kStep columns of W
     int tiles;  // of kOutputs outputs
     int up;     // where gated, the half tile of W with the first row of up
-    int rank;   // of this block in its cluster
+    int rank;   // of this block among those that split its columns
+    int sharer;  // of this block among those that share x
 
     __device__ __forceinline__ int begin(int part) const { return steps * (rank * PARTS + part) / (SPLIT * PARTS); }
     __device__ __forceinline__ int length(int part) const { return begin(part + 1) - begin(part); }
+    // The first tiles of a cluster; this block has those from `own` on.
+    __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER * (SHARERS * ROW_GROUPS); }
+    __device__ __forceinline__ int stride() const { return gridDim.x / CLUSTER * (SHARERS * ROW_GROUPS); }
+    __device__ __forceinline__ int own(int clusters_first) const { return clusters_first + sharer * ROW_GROUPS; }
     // Stages of a tile, of which a part may leave the last one unused.
     __device__ __forceinline__ int longest() const {
         int most = 0;
@@ -88,18 +98,17 @@ struct Producer {
 
     // The first stages get their weights before the wait for predecessors.
     __device__ __forceinline__ void produce() const {
-        const int longest = problem.longest(), first = blockIdx.x / SPLIT * ROW_GROUPS;
-        const int ahead = min(STAGES, longest);
-        for (int i = 0; i < ahead; i++) copy_weights(first, i, i);
+        const int longest = problem.longest(), ahead = min(STAGES, longest);
+        for (int i = 0; i < ahead; i++) copy_weights(problem.own(problem.first()), i, i);
         wait_for_predecessors();
         for (int i = 0; i < ahead; i++) copy_inputs(i, i);
         Ring<STAGES> ring(1);
         for (int i = 0; i < ahead; i++) ring.advance();
         int done = ahead;
-        for (int tile = first; tile < problem.tiles; tile += gridDim.x / SPLIT * ROW_GROUPS, done = 0) {
+        for (int tile = problem.first(); tile < problem.tiles; tile += problem.stride(), done = 0) {
             for (int i = done; i < longest; i++, ring.advance()) {
                 barrier_wait(shared.empty(ring.stage), ring.parity);
-                copy_weights(tile, i, ring.stage);
+                copy_weights(problem.own(tile), i, ring.stage);
                 copy_inputs(i, ring.stage);
             }
         }
@@ -107,11 +116,11 @@ struct Producer {
 
     // By another thread: brings the stages behind the first ones into L2.
     __device__ __forceinline__ void prefetch() const {
-        const int longest = problem.longest(), first = blockIdx.x / SPLIT * ROW_GROUPS;
+        const int longest = problem.longest();
         int left = PREFETCHED, done = min(STAGES, longest);
-        for (int tile = first; tile < problem.tiles && left > 0; tile += gridDim.x / SPLIT * ROW_GROUPS, done = 0) {
+        for (int tile = problem.first(); tile < problem.tiles && left > 0; tile += problem.stride(), done = 0) {
             for (int i = done; i < longest && left > 0; i++, left--) {
-                for_tiles(tile, i, [&](int row_tile, int step, int) {
+                for_tiles(problem.own(tile), i, [&](int row_tile, int step, int) {
                     if (kGated) {
                         prefetch_bytes(half(row_tile, step), kHalfBytes);
                         prefetch_bytes(half(problem.up + row_tile, step), kHalfBytes);
@@ -127,7 +136,7 @@ private:
     // Calls `act` with tile, step and warpgroup for each tile of W that a stage has.
     template <typename Act>
     __device__ __forceinline__ void for_tiles(int first, int stage_step, Act act) const {
-        const int present = min(ROW_GROUPS, problem.tiles - first);
+        const int present = max(0, min(ROW_GROUPS, problem.tiles - first));
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             if (stage_step >= problem.length(part)) continue;
@@ -138,7 +147,7 @@ private:
     }
 
     __device__ __forceinline__ void copy_weights(int first, int step, int stage) const {
-        const int present = min(ROW_GROUPS, problem.tiles - first);
+        const int present = max(0, min(ROW_GROUPS, problem.tiles - first));
         int parts = 0;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) parts += step < problem.length(part);
@@ -164,7 +173,14 @@ private:
         for (int part = 0; part < PARTS; part++) {
             if (step >= problem.length(part)) continue;
             const int plane = 2 * (problem.begin(part) + step);
+#if SHARERS > 1
+            // One plane for both blocks, each of which copies the other.
+            const unsigned ranks = (1u << problem.rank) | (1u << (problem.rank + SPLIT));
+            copy_tensor_to(ranks, shared.inputs(stage, part) + problem.sharer * kPlaneBytes, inputs, 0, 0,
+                           plane + problem.sharer, shared.full(stage));
+#else
             copy_tensor(shared.inputs(stage, part), inputs, 0, 0, plane, shared.full(stage));
+#endif
         }
     }
 };
@@ -181,21 +197,19 @@ struct Consumer {
     LanePlaces places{static_cast<int>(threadIdx.x / 32 % 4), static_cast<int>(threadIdx.x % 32)};
 
     __device__ __forceinline__ void consume() {
-        const int first = blockIdx.x / SPLIT * ROW_GROUPS;
-        for (int tile = first; tile < problem.tiles; tile += gridDim.x / SPLIT * ROW_GROUPS) {
+        for (int tile = problem.first(); tile < problem.tiles; tile += problem.stride()) {
             float total[kSums];
             multiply(total);
             store_sums(total);
 #if SPLIT > 1
             cluster_sync();
 #else
-            if (tile == first) meet(1, kConsumers + 32);  // scales
+            if (tile == problem.first()) meet(1, kConsumers + 32);  // scales
             else meet(2 + row_group, kTeam);
 #endif
             const TileSums sums{shared.sums(row_group * PARTS)};
-            if (tile + row_group < problem.tiles) {
-                end_tile(sums, shared.scales(), ends, tile + row_group, threadIdx.x % kTeam, kTeam);
-            }
+            const int own = problem.own(tile) + row_group;
+            if (own < problem.tiles) end_tile(sums, shared.scales(), ends, own, threadIdx.x % kTeam, kTeam);
             if (SPLIT == 1) meet(2 + row_group, kTeam);
         }
     }
@@ -285,7 +299,12 @@ private:
 
     __device__ __forceinline__ void release(int stage) const {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty(stage));
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(shared.empty(stage));
+#if SHARERS > 1
+            barrier_arrive_at(shared.empty(stage), problem.rank + (1 - problem.sharer) * SPLIT);
+#endif
+        }
     }
 
     // Stores the sums of this warpgroup's rows in shared memory, [token][row].
@@ -300,9 +319,9 @@ private:
     }
 };
 
-// matrix: tiles of W; inputs: planes of 64 columns of x in boxes of TOKENS rows and two planes, of which the first
-// `tokens` rows are used. With SPLIT > 1 the grid has a cluster for every ROW_GROUPS tiles.
-extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, BLOCKS) int4_product(
+// matrix: tiles of W; inputs: planes of 64 columns of x in boxes of TOKENS rows, of which the first `tokens` are used, and
+// of two planes, or of one with two sharers. With SPLIT > 1 the grid has a cluster for every ROW_GROUPS * SHARERS tiles.
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kThreads, BLOCKS) int4_product(
     const __grid_constant__ TensorMap inputs, const char* matrix, const float* squares, int num_squares,
     float inverse_width, float eps, OUT* out, const SCALAR* bias, SCALAR* residual,
     const SCALAR* norm_weight, float* new_squares, int steps, int tiles, int outputs, int pitch, int tokens) {
@@ -311,17 +330,21 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     if (threadIdx.x == kConsumers) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), kConsumers / 32);
+            barrier_init(shared.empty(i), SHARERS * kConsumers / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+#if SHARERS > 1
+    cluster_sync();  // others may copy into this block, and arrive at its barriers
+#else
     __syncthreads();
-    release_successors();
-    int rank = 0;
-#if SPLIT > 1
-    rank = cluster_rank();
 #endif
-    const Problem problem{steps, tiles, outputs / kHalfRows, rank};
+    release_successors();
+    int sharer = 0;
+#if SHARERS > 1
+    sharer = cluster_rank() / SPLIT;
+#endif
+    const Problem problem{steps, tiles, outputs / kHalfRows, split_rank(), sharer};
     const Ends ends{squares,     num_squares, inverse_width, eps,   out,   bias,
                     residual, norm_weight, new_squares,   outputs, pitch, tokens};
     const Producer producer{shared, matrix, &inputs, problem};
@@ -346,8 +369,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
         asm volatile("bar.arrive %0, %1;" ::"r"(1), "r"(kConsumers + 32) : "memory");
 #endif
     }
-#if SPLIT > 1
-    cluster_sync();  // others may still read this block's sums
+#if CLUSTER > 1
+    cluster_sync();  // others may still read this block's sums, copy into it or arrive at its barriers
 #endif
 }
 

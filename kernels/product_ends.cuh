@@ -3,7 +3,7 @@
 //
 // RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
 //
-// Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
+// Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, adjacent blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
 // ACTIVATION, for EPILOGUE_GATED.
 #pragma once
 
@@ -24,6 +24,12 @@ constexpr int kOutputs = kGated ? 32 : 64;  // of a tile, per token
 constexpr int kQuads = kOutputs / 4;
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
 constexpr int kSquaresPitch = 128;
+#if SPLIT > 1
+// Rank of this block among those that split its columns.
+__device__ __forceinline__ int split_rank() { return cluster_rank() % SPLIT; }
+#else
+__device__ __forceinline__ int split_rank() { return 0; }
+#endif
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
 struct Ends {
@@ -83,6 +89,7 @@ private:
 #if SPLIT > 1
         unsigned address = shared_address(place);
         Vector<float, 4> value;
+        rank += cluster_rank() - split_rank();
         asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
         asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
@@ -139,10 +146,7 @@ __device__ __forceinline__ float end_quad(
 // Writes this block's tokens of a tile, by `threads` threads in whole warps, of which this one is `thread`.
 __device__ __forceinline__ void end_tile(
     const TileSums& sums, const float* scales, const Ends& ends, int tile, int thread, int threads) {
-    int first_token = 0;
-#if SPLIT > 1
-    first_token = cluster_rank() * kSlice;
-#endif
+    const int first_token = split_rank() * kSlice;
     for (int base = 0; base < kSlice * kQuads; base += threads) {
         const int index = base + thread, token = first_token + index / kQuads, row = index % kQuads * 4;
         const long long column = static_cast<long long>(tile) * kOutputs + row;

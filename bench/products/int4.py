@@ -49,32 +49,36 @@ SHAPES = (
 )
 FORMS = {
     8: (
-        *((1, 1, 4, 0, 0), (1, 1, 4, 0, 16), (1, 2, 2, 0, 0), (1, 2, 2, 0, 16), (1, 2, 2, 1, 16), (1, 2, 3, 0, 16)),
+        *((1, 1, 4, 0, 16), (1, 2, 2, 0, 0), (1, 2, 2, 0, 16), (1, 2, 2, 1, 16), (2, 2, 1, 0, 16), (4, 1, 2, 1, 16)),
         *((1, 4, 1, 0, 0), (1, 4, 2, 0, 0), (1, 4, 2, 0, 16), (1, 4, 2, 1, 16), (1, 4, 2, 1, 0), (2, 1, 2, 0, 16)),
-        *((2, 2, 2, 0, 0), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (2, 2, 1, 0, 16), (4, 1, 2, 1, 16), (4, 1, 1, 0, 0)),
+        *((2, 2, 2, 0, 0), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (4, 1, 1, 0, 0)),
     ),
     16: ((1, 2, 2, 0, 16), (1, 4, 2, 0, 16), (1, 4, 2, 1, 16), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (2, 1, 2, 0, 16)),
     32: ((1, 2, 2, 0, 16), (2, 1, 2, 0, 16), (2, 2, 1, 0, 16), (4, 1, 1, 0, 0)),
     64: (
-        *((1, 2, 1, 0, 0), (2, 1, 1, 0, 0), (2, 1, 1, 0, 8), (2, 2, 1, 0, 0), (2, 2, 1, 0, 8), (4, 1, 1, 0, 0)),
-        *((4, 1, 1, 0, 8), (2, 1, 2, 0, 0), (2, 1, 2, 0, 8), (2, 1, 2, 1, 8)),
+        *((2, 1, 1, 0, 0), (2, 2, 1, 0, 0), (2, 2, 1, 0, 8), (4, 1, 1, 0, 0), (4, 1, 1, 0, 8), (2, 1, 2, 0, 0)),
+        *((2, 1, 2, 0, 8), (4, 1, 1, 0, 0, 2), (4, 1, 1, 0, 8, 2), (2, 2, 1, 0, 0, 2), (2, 1, 2, 0, 0, 2)),
     ),
-    128: ((2, 1, 1, 0, 0), (2, 1, 1, 0, 8), (1, 2, 1, 0, 0), (1, 1, 1, 0, 8), (1, 1, 2, 0, 0), (1, 1, 2, 0, 8)),
+    128: (
+        *((2, 1, 1, 0, 0), (1, 2, 1, 0, 0), (1, 1, 2, 0, 0), (2, 1, 1, 0, 0, 2), (2, 1, 1, 0, 8, 2)),
+        *((1, 2, 1, 0, 0, 2), (1, 1, 2, 0, 0, 2)),
+    ),
 }
-"""Row groups, parts, blocks, launched blocks and prefetched stages."""
+"""Row groups, parts, blocks, launched blocks, prefetched stages, and sharers if there are two."""
 TOTALS = {"qkv": (2, 4), "output": (4, 8), "gate-up": (1, 2, 4), "down": (4, 8)}
 
 
 def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Int4Variant]:
     """Returns the variants that are worth timing."""
     found = []
-    for row_groups, parts, blocks, launched, prefetched in FORMS[tokens]:
+    for row_groups, parts, blocks, launched, prefetched, *more in FORMS[tokens]:
+        sharers = more[0] if more else 1
         for total in TOTALS[shape.name]:
             split = total // parts
             is_large = shape.name == "gate-up"
-            if total % parts or split > 8 or (split > 1 if is_large else launched):
+            if total % parts or split * sharers > 8 or (split > 1 if is_large else launched):
                 continue
-            variant = Int4Variant(tokens, row_groups, parts, split, blocks, tile_bytes, launched, prefetched)
+            variant = Int4Variant(tokens, row_groups, parts, split, blocks, tile_bytes, launched, sharers, prefetched)
             if variant.stages >= 2:
                 found.append(variant)
     return found
@@ -103,12 +107,14 @@ class Check:
     order: bool
     epilogue: str
     form: tuple[int, int, int, int]  # row groups, parts, split, blocks
+    sharers: int = 1
 
     @property
     def variant(self) -> Int4Variant:
         box = next(box for box in (8, 16, 32, 64, 128) if box >= self.tokens)
         per_group = 32 * (self.scale.itemsize + self.zeros)
-        return Int4Variant(box, *self.form, 2 * (2048 + 128 // self.group * per_group))
+        tile_bytes = 2 * (2048 + 128 // self.group * per_group)
+        return Int4Variant(box, *self.form, tile_bytes, sharers=self.sharers, prefetched=3)
 
     @property
     def key(self) -> Key:
@@ -132,6 +138,10 @@ CHECKS = (
     Check(3, 4096, 14336, 128, False, BF16, False, ADD, (1, 2, 4, 2)),
     Check(33, 576, 1536, 32, False, F16, False, ADD, (2, 2, 2, 1)),
     Check(128, 4096, 14336, 128, True, BF16, False, ADD, (2, 1, 8, 1)),
+    Check(128, 4096, 4096, 128, False, BF16, False, STORE, (2, 1, 4, 1), 2),
+    Check(50, 28672, 4096, 128, False, BF16, False, GATED, (4, 1, 1, 1), 2),
+    Check(101, 576, 1536, 64, True, F16, False, ADD, (1, 2, 1, 1), 2),
+    Check(64, 1088, 1472, 32, True, F16, False, STORE, (2, 2, 2, 1), 2),
 )
 
 
@@ -322,7 +332,8 @@ def tune(rows: Sequence[int], layers: int) -> None:
             ahead = [one for one in ordered if one.prefetched]
             chosen.setdefault("prefetched", {})[shape.name] = (ahead or ordered)[0]
             shown = " ".join(
-                f"{one.row_groups}.{one.parts}.{one.split}/{one.blocks}.{one.launched}p{one.prefetched} {us:.1f}"
+                f"{one.row_groups}.{one.parts}.{one.split}/{one.blocks}.{one.launched}p{one.prefetched}s{one.sharers}"
+                f" {us:.1f}"
                 for one, us in sorted(times.items(), key=lambda item: item[1])[:10]
             )
             rate = weight.tiles.numel() / times[ordered[0]] / 1e6

@@ -126,7 +126,7 @@ class Int4Products:
         self._kernel(variant, epilogue, out.dtype, matrix.group, matrix.scale_dtype, matrix.has_zeros)(
             stream,
             variant.grid(tiles, num_multiprocessors()),
-            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens),
+            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.sharers),
             matrix.tiles.data_ptr(),
             _address(x.squares),
             len(x.squares) if x.squares is not None else 0,
@@ -192,5 +192,5 @@ def _address(tensor: Tensor | None) -> int:
     return tensor.data_ptr() if tensor is not None else 0
 
 
-def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int) -> bytes:
-    return heads_map(address, width // PLANE, PLANE, rows, stride, (box_rows, 2))
+def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int, sharers: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, stride, (box_rows, 2 // sharers))

@@ -31,6 +31,8 @@ class Int4Variant:
     tile_bytes: int
     launched: int = 0
     """Blocks of a multiprocessor that share all tiles; 0: `blocks`. With fewer, the next product starts early."""
+    sharers: int = 1
+    """Blocks of a cluster with the same columns and other tiles, which copy x for each other: 1 or 2."""
     prefetched: int = 0
     """Stages behind those in shared memory that are brought into L2 before the predecessors have ended."""
 
@@ -87,12 +89,15 @@ class Int4Variant:
             "BLOCKS": self.blocks,
             "STAGES": self.stages,
             "PREFETCHED": self.prefetched,
+            "SHARERS": self.sharers,
         }
 
     def grid(self, tiles: int, multiprocessors: int) -> int:
         """Returns the number of blocks for W of `tiles` rows of tiles."""
-        rows = -(-tiles // self.row_groups)
-        return rows * self.split if self.split > 1 else min(rows, (self.launched or self.blocks) * multiprocessors)
+        clusters, cluster = -(-tiles // (self.row_groups * self.sharers)), self.split * self.sharers
+        if self.split == 1:
+            clusters = min(clusters, (self.launched or self.blocks) * multiprocessors // cluster)
+        return clusters * cluster
 
 
 def total_parts(tiles: int, steps: int) -> int:
