@@ -1,4 +1,4 @@
-// Matrices of 4-bit numbers as products read them, written by runner_svc/cuda/products/int4_layout.py:
+// Matrices of 4-bit numbers as products read them, written by runner_svc/cuda/int4/packed_matrix.py:
 // W = (code - zero) * scale, with a scale and a zero for each row and GROUP columns.
 //
 // A tile is 64 rows by 128 columns, and is contiguous; tiles lie row by row. It has two halves of 32 rows: the codes in
