@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,10 +12,13 @@ from runner_svc.interface.products.skinny_launchers import ScaledRows
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Linear  # imports CuPy
+from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Gated, Int4Linear  # imports CuPy
+from runner_svc.cuda.int4.dequantize import Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.module import is_hopper
+from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.products.gated_product import GatedProduct
+from runner_svc.cuda.products.gated_variant import GatedVariant
 from tests.support.int4_cases import ADD, EPS, GATED, STORE, MatrixCase, ProductCase, relative_error
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -72,7 +77,7 @@ def test_any_number_of_rows(dtype: torch.dtype, rows: int, case: MatrixCase) -> 
     """The second matrix has no kernel of few rows."""
     matrix, in_tiles = case.packed("cuda")
     products = Int4Products(EPS, "silu", dtype=dtype) if is_hopper() else None
-    linear = Int4Linear(dtype, products)
+    linear = Int4Linear(Workspace(dtype), products)
     x, bias = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((rows, case.columns), (case.rows,)))
     expected = x.double() @ matrix.dequantized().double().t() + bias.double()
     out = torch.full((rows + 1, case.rows), torch.nan, dtype=dtype, device="cuda")
@@ -82,6 +87,22 @@ def test_any_number_of_rows(dtype: torch.dtype, rows: int, case: MatrixCase) -> 
     total = out[:-1].clone()
     linear.add(stream(), x, in_tiles, bias, total, 0.5)
     assert relative_error(total, 1.5 * expected) < 5e-3
+
+
+@needs_hopper
+@pytest.mark.parametrize("rows", [3, 200, MOST_ROWS + 5])
+def test_any_number_of_rows_with_gates(rows: int) -> None:
+    matrix, in_tiles = MatrixCase(1024, 576, 64, has_zeros=True, scale=F16, has_order=True).packed("cuda")
+    many_rows = GatedProduct(BF16, "silu", partial(GatedVariant.choose, num_multiprocessors()))
+    gated = Int4Gated(Workspace(BF16), Int4Products(EPS, "silu"), many_rows)
+    assert gated.fits(in_tiles)
+    gated.prepare(rows, in_tiles)
+    x = torch.randn(rows, 576, device="cuda").to(BF16)
+    gate, up = (x.double() @ matrix.dequantized().double().t()).chunk(2, dim=-1)
+    out = torch.full((rows + 1, 512), torch.nan, dtype=BF16, device="cuda")
+    gated(stream(), x, in_tiles, out[:-1])
+    assert relative_error(out[:-1], torch.nn.functional.silu(gate) * up) < 1e-2
+    assert out[-1].isnan().all()
 
 
 @needs_hopper

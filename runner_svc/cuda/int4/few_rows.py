@@ -75,10 +75,10 @@ class Int4Products:
         """
         self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias, as_most=as_most)
 
-    def compile_most(self, matrix: PackedInt4Matrix, out: torch.dtype) -> None:
-        """Compiles the kernel that `store` launches with `as_most`, so that no step waits for it."""
+    def compile_most(self, matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
+        """Compiles the kernel that is launched with `as_most`, so that no step waits for it."""
         variant = self._choose(MAX_ROWS, *matrix.tiles.shape)
-        self._kernel(variant, "EPILOGUE_STORE", out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
+        self._kernel(variant, epilogue, out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
 
     def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
-from runner_svc.cuda.int4.any_rows import Int4Linear
-from runner_svc.cuda.int4.dequantize import COLUMNS
+from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
+from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
@@ -78,11 +78,25 @@ def _pack_int4(matrix: Matrix) -> Matrix:
     return packed(matrix) or matrix
 
 
+@lru_cache(1)
+def _int4_workspace(dtype: torch.dtype, overlap: bool) -> Workspace:
+    return Workspace(dtype, overlap=overlap)
+
+
+def _int4_products(settings: ProductSettings) -> Int4Products:
+    return Int4Products(settings.eps, settings.activation, dtype=settings.dtype, overlap=settings.overlap)
+
+
 def _int4_linear(settings: ProductSettings) -> LinearLauncher:
-    few_rows = None
-    if is_hopper():
-        few_rows = Int4Products(settings.eps, settings.activation, dtype=settings.dtype, overlap=settings.overlap)
-    return Int4Linear(settings.dtype, few_rows, overlap=settings.overlap)
+    few_rows = _int4_products(settings) if is_hopper() else None
+    return Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows)
+
+
+def _int4_gated(settings: ProductSettings) -> GatedLauncher | None:
+    many_rows = _plain_gated(settings)
+    if many_rows is None:
+        return None
+    return Int4Gated(_int4_workspace(settings.dtype, settings.overlap), _int4_products(settings), many_rows)
 
 
 def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
@@ -95,7 +109,7 @@ def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | 
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
     Int4Matrix: MatrixKernels(prepare=_pack_int4),
-    PackedInt4Matrix: MatrixKernels(linear=_int4_linear, few_rows=_int4_few_rows),
+    PackedInt4Matrix: MatrixKernels(linear=_int4_linear, gated=_int4_gated, few_rows=_int4_few_rows),
 }
 
 
