@@ -7,7 +7,9 @@ from dataclasses import dataclass
 _TOKENS = (8, 16, 32, 64, 128)
 _PARTS = (1, 2, 4, 8)
 # Warpgroups with something to do, about four for each multiprocessor.
-_ENOUGH_WARPGROUPS = 256
+_ENOUGH_WARPGROUPS = 512
+# Tiles of a part of W's columns: with fewer, adding the parts takes longer than what they save.
+_FEWEST_STEPS = 8
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
@@ -38,15 +40,27 @@ class Int4Variant:
 
     @classmethod
     def choose(cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int) -> Int4Variant:
-        """Returns the variant for x of `num_tokens` rows and W of `tiles` by `steps` tiles."""
+        """Returns the variant for x of `num_tokens` rows and W of `tiles` by `steps` tiles.
+
+        `blocks`, 1 or 2, chooses between two that are close to the fastest of those timed on an H200 in turn.
+        """
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
         total = total_parts(tiles, steps)
-        parts = min(total, 2)
-        row_groups = 2 // parts
-        if tokens >= 64:
-            row_groups, blocks = (2, 1) if tokens > 64 or parts == 2 else (4, 1)
-            parts = 1 if tokens > 64 else parts
-        return cls(tokens, row_groups, parts, total // parts, blocks, tile_bytes)
+        if tokens == _TOKENS[-1]:
+            return cls._of_most_tokens(blocks, total, tile_bytes)
+        if blocks == 1 and tokens == 64:
+            parts = min(total, 2)
+            return cls(tokens, 4 // parts, parts, total // parts, 1, tile_bytes)
+        if blocks == 1 and total >= 4:
+            return cls(tokens, 1, 4, total // 4, 1, tile_bytes)
+        parts = min(total, 1 if tokens == 64 else 2)
+        return cls(tokens, 2 // parts, parts, total // parts, 2, tile_bytes)
+
+    @classmethod
+    def _of_most_tokens(cls, blocks: int, total: int, tile_bytes: int) -> Int4Variant:
+        parts = 1 if blocks > 1 else min(total, 2)
+        split = total // parts
+        return cls(_TOKENS[-1], 2 // parts, parts, split, 1, tile_bytes, sharers=2 if split <= 4 else 1)
 
     @property
     def warpgroups(self) -> int:
@@ -102,5 +116,5 @@ class Int4Variant:
 
 def total_parts(tiles: int, steps: int) -> int:
     """Returns the number of parts of the columns of a matrix of `tiles` by `steps` tiles."""
-    possible = [parts for parts in _PARTS if parts <= steps]
+    possible = [parts for parts in _PARTS if parts * _FEWEST_STEPS <= steps] or [1]
     return next((parts for parts in possible if tiles * parts >= _ENOUGH_WARPGROUPS), possible[-1])
