@@ -16,6 +16,7 @@ from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant, TilesVariant
+from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm, ResidualNorm
@@ -120,6 +121,7 @@ class CudaLaunchers(StepLaunchers):
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
             prepare=partial(prepared, dtype=self._dtype),
+            rounding_norm=self._rounding_norm(),
         )
 
     def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:
@@ -157,6 +159,14 @@ class CudaLaunchers(StepLaunchers):
             post_norms=post_norms,
             overlap=self._overlap,
         )
+
+    def _rounding_norm(self) -> Fp8Norm | None:
+        config = self._config
+        if not is_hopper() or self._dtype is not torch.bfloat16 or config.norm is not NormKind.RMS:
+            return None
+        if config.multiplier != 1.0 or any(layer.post_norms for layer in config.layers):
+            return None
+        return Fp8Norm(config.hidden_size, config.norm_eps, overlap=self._overlap)
 
     def _experts(self, experts: ExpertsConfig) -> ExpertLaunchers:
         """Raises ValueError for another GPU than Hopper, and for sizes that the kernels lack."""

@@ -24,7 +24,7 @@ class OwnMethods:
         """Returns whether the matrix can add in its product."""
         return matrix.can_add
 
-    def takes(self, matrix: Matrix) -> None:
+    def takes(self, matrix: Matrix, rows: int) -> None:
         """Returns None."""
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
@@ -47,9 +47,9 @@ class LinearProducts:
         """Returns whether every part can add in its product."""
         return all(self._launcher(part).adds(part) for part, _ in parts(matrix))
 
-    def takes(self, matrix: Matrix) -> Rounding | None:
+    def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
         """Returns the rounding of rows that all parts accept."""
-        taken = [self._launcher(part).takes(part) for part, _ in parts(matrix)]
+        taken = [self._launcher(part).takes(part, rows) for part, _ in parts(matrix)]
         return taken[0] if all(each == taken[0] for each in taken) else None
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
@@ -83,9 +83,9 @@ class GatedProducts:
         """Compiles the kernels for up to `max_tokens` rows. Raises KeyError for a matrix that does not fit."""
         self._by_class[type(matrix)].prepare(max_tokens, matrix)
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out`. Raises KeyError for a matrix that does not fit."""
-        self._by_class[type(matrix)](stream, x, matrix, out)
+    def __call__(self, stream: int, x: Rows, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Returns `out` or rounded rows. Raises KeyError for a matrix that does not fit."""
+        return self._by_class[type(matrix)](stream, x, matrix, out, takes)
 
 
 class FewRowProducts:

@@ -12,6 +12,9 @@ from functools import lru_cache, partial
 
 import torch
 
+from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8.product import Fp8Products
+from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
 from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products
@@ -27,6 +30,7 @@ from runner_svc.interface.products.skinny_launchers import ProductLauncher
 from runner_svc.weights.blocks.gguf_matrix import GgufMatrix
 from runner_svc.weights.blocks.int8_matrix import Int8Matrix
 from runner_svc.weights.blocks.mxfp4_matrix import Mxfp4Matrix
+from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.plain_matrix import PlainMatrix
@@ -111,6 +115,19 @@ def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | 
     return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 
+def _fp8_linear(settings: ProductSettings) -> Fp8Linear | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    return Fp8Linear(settings.eps, settings.activation, torch.device("cuda"), overlap=settings.overlap)
+
+
+def _fp8_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    choose = partial(Fp8Variant.choose, blocks)
+    return Fp8Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
+
+
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
     GgufMatrix: MatrixKernels(as_plain=True),
@@ -118,6 +135,7 @@ KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     Mxfp4Matrix: MatrixKernels(as_plain=True),
     Int4Matrix: MatrixKernels(prepare=_pack_int4),
     PackedInt4Matrix: MatrixKernels(linear=_int4_linear, gated=_int4_gated, few_rows=_int4_few_rows),
+    Fp8Matrix: MatrixKernels(linear=_fp8_linear, gated=_fp8_linear, few_rows=_fp8_few_rows),
 }
 
 
