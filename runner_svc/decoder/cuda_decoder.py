@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
+from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace, with_plain_experts
 from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
@@ -85,7 +85,9 @@ class CudaDecoder:
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings
-        self.layers: Sequence[LayerWeights] = [layer.mapped(launchers.prepare) for layer in weights.layers]
+        self.layers: Sequence[LayerWeights] = [
+            with_plain_experts(layer.mapped(launchers.prepare), self.dtype) for layer in weights.layers
+        ]
         self.config = replace(config, sinks=tuple(layer.sinks for layer in self.layers))
         self.norm_weight = weights.norm
         self.head = weights.head.mapped(launchers.prepare)
@@ -98,7 +100,7 @@ class CudaDecoder:
         self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
-        self._positions = weights.positions
+        self._positions, self.kv_scales = weights.positions, weights.kv_scales
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
         self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
 
@@ -142,7 +144,8 @@ class CudaDecoder:
     @property
     def weights(self) -> ModelWeights:
         """The weights, from which another decoder of the same model can be made."""
-        return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers), self._positions)
+        layers = iter(self.layers)
+        return ModelWeights(self.embeddings, self.head, self.norm_weight, layers, self._positions, self.kv_scales)
 
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""

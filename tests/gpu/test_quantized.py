@@ -11,12 +11,16 @@ import torch
 
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.execution.runner import Runner
+from runner_svc.gguf import kept_blocks
+from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import no_progress
+from tests.support.mixed_gguf import mixed_gguf
 from tests.support.parity import Parity, Precision
 from tests.support.plans import SAMPLE, admission, plan, sampling
 from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS, make_tiny_model
+from tests.support.tiny_mxfp4 import make_tiny_mxfp4
 from tests.support.tiny_quantized import KINDS, make_tiny_quantized
 
 if not torch.cuda.is_available():
@@ -45,6 +49,29 @@ def test_models_of_every_kind_of_checkpoint(kind: str, tmp_path: Path) -> None:
     has_head = has_head and family != "gemma2"  # which ties it
     folder, model = make_tiny_quantized(kind, family, tmp_path, seed, has_head=has_head, **sizes)
     check(load(folder), folder, NOTHING, Parity(model, ROUNDED), rng)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
+def test_blocks_of_gguf(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_blocks, "MOST_PLAIN_WEIGHTS", 0)
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    file, model = mixed_gguf(architecture, rng)
+    folder = converted_folder(file.write(tmp_path / "mixed.gguf"), tmp_path / "cache", no_progress)
+    check(load(folder), folder, NOTHING, Parity(model, ROUNDED), rng)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "awq", "compressed-fp8-weights"])
+def test_experts(kind: str, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    family = {"mxfp4": "gpt-oss", "awq": "qwen3-moe"}.get(kind, "qwen2-moe")
+    if kind == "mxfp4":
+        folder, model = make_tiny_mxfp4(tmp_path, seed, **KERNEL_SIZES[family])
+    else:
+        folder, model = make_tiny_quantized(kind, family, tmp_path, seed, **KERNEL_SIZES[family])
+    check(load(folder), folder, NOTHING, Parity(model, ROUNDED), random.Random(seed))
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class HostLaunchers:
             norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
             activation=HostActivation(config.activation, config.layers[0].mlp.gated),
             linear=LinearProducts({Fp8Matrix: HostFp8Linear()}),
-            gated=HostGated(config.activation),
+            gated=HostGated(config.activation) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
             rounding_norm=HostRoundingNorm(HostNorm(config.norm_eps, config.norm, config.multiplier)),

@@ -49,17 +49,25 @@ class LinearProducts:
 
     def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
         """Returns the rounding of rows that all parts accept."""
-        taken = [self._launcher(part).takes(part, rows) for part, _ in parts(matrix)]
+        if not isinstance(matrix, JoinedMatrix):
+            return self._launcher(matrix).takes(matrix, rows)
+        taken = [self._launcher(part).takes(part, rows) for part in matrix.parts]
         return taken[0] if all(each == taken[0] for each in taken) else None
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [T, out]."""
+        if not isinstance(matrix, JoinedMatrix):
+            self._launcher(matrix).multiply(stream, x, matrix, bias, out)
+            return
         for part, columns in parts(matrix):
             own = bias[columns] if bias is not None else None
             self._launcher(part).multiply(stream, x, part, own, out[:, columns])
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
         """Adds to `total` [T, out]."""
+        if not isinstance(matrix, JoinedMatrix):
+            self._launcher(matrix).add(stream, x, matrix, bias, total, factor)
+            return
         for part, columns in parts(matrix):
             own = bias[columns] if bias is not None else None
             self._launcher(part).add(stream, x, part, own, total[:, columns], factor)
@@ -102,6 +110,9 @@ class FewRowProducts:
 
     def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
         """Fills `out` [T, out]."""
+        if not isinstance(matrix, JoinedMatrix):
+            self._by_class[type(matrix)].store(stream, x, matrix, out)
+            return
         for part, columns in parts(matrix):
             self._by_class[type(part)].store(stream, x, part, out[:, columns])
 

@@ -18,6 +18,7 @@ from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprin
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights import cpu_products
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.model_weights import MlpWeights, ModelWeights
 from runner_svc.weights.on_load import NOTHING, OnLoad
@@ -114,6 +115,7 @@ def test_a_checkpoints_quantized_head(
     print(f"seed {seed}")
     rng = random.Random(seed)
     monkeypatch.setattr(cpu_decoder, "MAX_PLAIN_WEIGHTS", rng.choice([0, cpu_decoder.MAX_PLAIN_WEIGHTS]))
+    monkeypatch.setattr(cpu_products, "has_bfloat16", lambda: False)
     sizes = KERNEL_SIZES["llama"] if on_host else {}
     folder, model = make_tiny_quantized(kind, "llama", tmp_path, seed, has_head=True, vocab_size=264, **sizes)
     parity = Parity(model, ROUNDED)
