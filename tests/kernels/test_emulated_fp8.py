@@ -161,7 +161,9 @@ def test_linear(rows: int) -> None:
     expected = torch.nn.functional.silu(gate) * up
     close(gated, expected)
     codes = products(0, x * 0.01, weight, gated, TokenRounding())
-    assert isinstance(codes, QuantizedRows)
+    assert isinstance(codes, QuantizedRows) == (rows > FEW)
+    if not isinstance(codes, QuantizedRows):
+        return
     numbers = codes.codes.float() * codes.scales
     torch.testing.assert_close(numbers, TokenRounding().rounded(gated), rtol=0.13, atol=0.01)
     down = matrix(64, 48, TokenRounding())
