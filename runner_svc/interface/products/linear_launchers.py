@@ -46,7 +46,7 @@ class LinearLauncher(Protocol):
         """Returns whether `add` is one launch that may be faster than `multiply` and an addition in the next norm."""
 
     def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
-        """Returns the rounding of `QuantizedRows` that products of that many rows are best given; None: numbers."""
+        """Returns the rounding of `QuantizedRows` that products of this number of rows take best, or None."""
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [T, out] with x W^T + b.
