@@ -20,7 +20,7 @@ from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
-from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
+from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder, DecoderInputs
 from runner_svc.decoder.served_decoder import ServedDecoder
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
@@ -207,6 +207,10 @@ def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_loa
     choice = choose_decoder(raw, asked)
     if choice.config is not None:
         weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, on_load)
+        formats = weight_formats(choice.config, on_load)
+        if formats and choice.config.num_layer_weights > MAX_PLAIN_WEIGHTS:
+            held = "FP8 is held and multiplied in bfloat16, int4 is multiplied as it is stored"
+            log.info(f"quantized weights on the CPU: {held}", formats=formats)
         return Decoder(choice.config, weights)
     if on_load.name:
         raise UnsupportedModel(not_quantized(choice.why_not_own))

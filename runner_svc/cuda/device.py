@@ -26,6 +26,11 @@ class GpuDevice:
         self._stream = torch.cuda.Stream(self.device)
         self._graph_pool = torch.cuda.graph_pool_handle()
 
+    @property
+    def memory(self) -> int:
+        """Bytes of the GPU, whatever is in use."""
+        return torch.cuda.mem_get_info(self.device)[1]
+
     @contextmanager
     def stream(self) -> Iterator[int]:
         """Makes the stream the current one of this thread; yields its handle."""
@@ -57,8 +62,14 @@ class GpuDevice:
         """
         function()
         graph = torch.cuda.CUDAGraph()
-        with _without_collection(), torch.cuda.graph(graph, pool=self._graph_pool, stream=self._stream):
-            function()
+        self.synchronize()
+        # Not `torch.cuda.graph`, which frees all cached memory before each capture.
+        with _without_collection(), torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._graph_pool)
+            try:
+                function()
+            finally:
+                graph.capture_end()
         return graph.replay
 
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:

@@ -9,6 +9,8 @@ a kernel for the activation. `mlp` is the counterpart on the CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -30,6 +32,7 @@ from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.model_weights import LayerWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 # Rows of an expert, on average, from which tiles are faster.
@@ -68,9 +71,13 @@ class CudaExpertMlp:
         space: ExpertSpace,
         linear: LinearLauncher,
     ) -> None:
-        """`linear` multiplies with the router and the shared expert."""
+        """`linear` multiplies with the router and the shared expert.
+
+        Raises TypeError for experts that are quantized: see `with_plain_experts`.
+        """
         self._config = config
         self._weights = weights
+        self._gate_up, self._down = weights.gate_up.weight, weights.down.weight
         self._launchers = launchers
         self._space = space
         router = weights.router
@@ -85,6 +92,9 @@ class CudaExpertMlp:
         self._shared_down = CudaLinear(shared.down, linear) if shared is not None else None
         # A router has biases or corrections, and its configuration says which.
         self._router_bias = router.bias.float() if router.bias is not None else weights.corrections
+
+    def takes(self, rows: int) -> None:
+        """Returns None."""
 
     @property
     def router(self) -> Matrix:
@@ -178,15 +188,15 @@ class CudaExpertMlp:
         lone: LoneRow | None = None,
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
-        weights, space, pairs = self._weights, self._space, len(plan.pairs)
+        space, pairs = self._space, len(plan.pairs)
         x, is_sorted = normed, len(normed) > FEW_ROWS
         if is_sorted:
             x = space.rows[:pairs]
             self._launchers.rows.gather(stream, normed, plan, x)
         activated = space.activated[:pairs]
-        bias = weights.gate_up_bias
-        product.gated(stream, x, weights.gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
-        product.store(stream, activated, weights.down, plan, space.rows[:pairs], lone)
+        bias = self._weights.gate_up_bias
+        product.gated(stream, x, self._gate_up, bias, plan, activated, is_sorted=is_sorted, scaled=scaled, lone=lone)
+        product.store(stream, activated, self._down, plan, space.rows[:pairs], lone)
         return space.rows[:pairs]
 
     def _grouped(self, stream: int, normed: Tensor, plan: ExpertPlan) -> Tensor:
@@ -194,9 +204,9 @@ class CudaExpertMlp:
         weights, pairs = self._weights, len(plan.pairs)
         x, activated = self._space.rows[:pairs], self._space.activated[:pairs]
         self._launchers.rows.gather(stream, normed, plan, x)
-        gate_up = grouped_product(x, weights.gate_up, plan.ends)
+        gate_up = grouped_product(x, self._gate_up, plan.ends)
         self._launchers.rows.activate(stream, gate_up, weights.gate_up_bias, plan, activated)
-        return grouped_product(activated, weights.down, plan.ends)
+        return grouped_product(activated, self._down, plan.ends)
 
     def _shared(self, stream: int, normed: Tensor) -> Tensor | None:
         """Returns the rows [T, hidden_size] of the expert that computes every row, without its gate; None without one.
@@ -213,6 +223,17 @@ class CudaExpertMlp:
         activation(stream, gate_up, activated)
         self._shared_down.multiply(stream, activated, self._space.shared[:rows])
         return self._space.shared[:rows]
+
+
+def with_plain_experts(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
+    """Returns the layer with its quantized experts as plain ones, which the kernels read; itself if it has none.
+
+    Activations that a format rounds are then not rounded.
+    """
+    if not isinstance(layer.mlp, ExpertWeights):
+        return layer
+    gate_up, down = layer.mlp.gate_up.dequantized(dtype), layer.mlp.down.dequantized(dtype)
+    return replace(layer, mlp=replace(layer.mlp, gate_up=gate_up, down=down))
 
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from runner_svc.decoder.linear import Linear
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.model.families.experts_config import SIGMOID_SUM, ClampedGate, ExpertsConfig, RouterConfig, Scoring
+from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import MlpWeights
@@ -89,10 +90,9 @@ class Expert:
     """One expert."""
 
     def __init__(self, config: ExpertsConfig, weights: ExpertWeights, index: int, *, keep_plain: bool) -> None:
-        def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-            return Linear(
-                LinearWeights.plain(weight[index], bias[index] if bias is not None else None), keep_plain=keep_plain
-            )
+        def linear(matrices: ExpertMatrices, bias: Tensor | None) -> Linear:
+            own = bias[index] if bias is not None else None
+            return Linear(LinearWeights(matrices.matrices[index], own), keep_plain=keep_plain)
 
         self._gate = gate_function(config)
         self._gate_up = linear(weights.gate_up, weights.gate_up_bias)

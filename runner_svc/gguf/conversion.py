@@ -16,6 +16,7 @@ from runner_svc.gguf.architectures import Family, TensorRule
 from runner_svc.gguf.config import Sizes, read_config
 from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.header import TensorInfo
+from runner_svc.gguf.kept_blocks import HEAD, quantization_config, with_kept_blocks
 from runner_svc.gguf.keys import Keys
 from runner_svc.gguf.parts import Model, read_model
 from runner_svc.gguf.tensor_data import Piece, Target, write_tensors
@@ -43,9 +44,9 @@ class Conversion:
         family, config = read_config(keys, model, sizes)
         keys.refuse_rest()
         tensors = _Tensors(model, family, sizes, keys.architecture)
-        targets = tensors.targets()
-        config |= tensors.flags()
-        config["tie_word_embeddings"] = not any(target.name == "lm_head.weight" for target in targets)
+        targets = with_kept_blocks(tensors.targets())
+        config |= tensors.flags() | quantization_config(targets)
+        config["tie_word_embeddings"] = not any(target.module == HEAD for target in targets)
         config |= tokenizer.config_ids()
         return cls(config, targets, tokenizer)
 

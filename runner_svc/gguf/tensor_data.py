@@ -1,11 +1,14 @@
-"""Reads tensors from GGUF files and writes them as safetensors, a few megabytes at a time."""
+"""Reads tensors from GGUF files and writes them as safetensors, a few megabytes at a time.
+
+Matrices are written as numbers, or in blocks: the bytes of each row as they lie in the file.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +23,8 @@ INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 # The most bytes of a file, and about the most elements in memory at a time.
 SHARD_BYTES = 5_000_000_000
 _CHUNK_ELEMENTS = 1 << 21
+BLOCKS = "blocks"
+"""What the name of a matrix in blocks ends in, in place of "weight"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,22 @@ class Piece:
     """The number of heads whose rows are stored as pairs (0, half, 1, half + 1, ...) and are written as halves."""
     added: float = 0.0
     """What is added to each number."""
+    are_blocks: bool = False
+    """Whether the bytes of its rows are written; only of a matrix, to whose numbers nothing is added."""
 
     @property
     def dtype(self) -> Dtype:
-        """Returns the data type that holds its numbers exactly."""
+        """Returns the data type that holds its numbers exactly; U8 for blocks."""
+        if self.are_blocks:
+            return Dtype.U8
         return Dtype.F32 if self.source is None or self.added else self.source.type.dtype
+
+    @property
+    def written_row(self) -> tuple[int, ...]:
+        """Returns the shape of a written row, in numbers or in bytes."""
+        if self.are_blocks and self.source is not None:
+            return (self.source.num_bytes // self.shape[0],)
+        return self.shape[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +64,27 @@ class Target:
     pieces: tuple[Piece, ...]
 
     @property
+    def module(self) -> str:
+        """Returns the name without its last part."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def block_type(self) -> str | None:
+        """Returns the type of its blocks; None for numbers."""
+        piece = self.pieces[0]
+        return piece.source.type.name if piece.are_blocks and piece.source is not None else None
+
+    def as_blocks(self, types: Iterable[str]) -> Target:
+        """Returns the target in blocks; unchanged unless all its pieces are of the same one of these types."""
+        found = {piece.source.type.name if piece.source is not None else "" for piece in self.pieces}
+        if len(found) > 1 or not found <= set(types) or any(piece.added for piece in self.pieces):
+            return self
+        return Target(f"{self.module}.{BLOCKS}", tuple(replace(piece, are_blocks=True) for piece in self.pieces))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Returns the shape of all pieces together."""
-        return (sum(piece.shape[0] for piece in self.pieces), *self.pieces[0].shape[1:])
+        return (sum(piece.shape[0] for piece in self.pieces), *self.pieces[0].written_row)
 
     @property
     def dtype(self) -> Dtype:
@@ -127,15 +161,15 @@ def _chunks(target: Target) -> Iterator[NDArray[np.uint8]]:
 
 
 def _piece_chunks(file: BinaryIO, piece: Piece, source: TensorInfo, dtype: Dtype) -> Iterator[NDArray[np.uint8]]:
-    columns = math.prod(piece.shape[1:])
+    columns = math.prod(piece.written_row)
+    row_bytes = source.num_bytes // piece.shape[0]  # of a vector: none, as many share a block
     unit = piece.shape[0] // (piece.permuted_heads or piece.shape[0])  # rows that are reordered together
     # The rows of a vector are single numbers, of which a block has many: it is read as a whole.
     rows_read = unit * max(1, _CHUNK_ELEMENTS // (columns * unit)) if len(piece.shape) > 1 else piece.shape[0]
     for first in range(0, piece.shape[0], rows_read):
         rows = min(rows_read, piece.shape[0] - first)
-        block_bytes, block_elements = source.type.block_bytes, source.type.block_elements
-        file.seek(source.offset + first * columns // block_elements * block_bytes)
-        numbers = source.type.numbers(file.read(rows * columns // block_elements * block_bytes), dtype)
+        file.seek(source.offset + first * row_bytes)
+        numbers = source.type.numbers(file.read(rows * row_bytes if len(piece.shape) > 1 else source.num_bytes), dtype)
         if piece.permuted_heads is not None:
             pairs = numbers.reshape(rows // unit, unit // 2, 2, columns)
             numbers = np.ascontiguousarray(pairs.swapaxes(1, 2))

@@ -25,11 +25,13 @@ class Dtype(StrEnum):
     F32 = "F32"
     F16 = "F16"
     BF16 = "BF16"
+    U8 = "U8"
+    """Bytes of blocks."""
 
     @property
     def num_bytes(self) -> int:
         """Returns the size of one element."""
-        return 4 if self is Dtype.F32 else 2
+        return {Dtype.F32: 4, Dtype.U8: 1}.get(self, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,16 @@ class TensorType:
     @property
     def dtype(self) -> Dtype:
         """Returns the data type that holds its numbers exactly."""
-        return Dtype(self.name) if self.name in set(Dtype) else Dtype.F32
+        return Dtype(self.name) if self.name in ("F32", "F16", "BF16") else Dtype.F32
 
     def numbers(self, content: Any, dtype: Dtype) -> NDArray[Any]:
         """Returns the numbers of any count of whole blocks, flat.
 
-        They are float32. For a `dtype` of 16 bits, which must be the stored one, they are the bits as uint16.
+        They are float32. For a `dtype` of 16 bits, which must be the stored one, they are the bits as uint16. For U8
+        they are the bytes themselves.
         """
+        if dtype is Dtype.U8:
+            return np.frombuffer(content, np.uint8)
         if dtype is not Dtype.F32:
             return np.frombuffer(content, np.uint16)
         if self.name == "F32":

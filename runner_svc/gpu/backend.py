@@ -26,7 +26,7 @@ from runner_svc.decoder.hidden import Hidden
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs
-from runner_svc.gpu.kv_scales import calibrated_scales
+from runner_svc.gpu.kv_scales import calibrated_scales, stated_scales
 from runner_svc.gpu.masked_rows import CudaMaskedRows
 from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
 from runner_svc.gpu.profiling_batch import largest_batch
@@ -42,6 +42,8 @@ from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker
+from runner_svc.timings.start_timings import StartTimings
+from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 log = structlog.get_logger()
@@ -84,8 +86,9 @@ class CudaBackend:
         device: Device,
         sizes: CudaSizes,
         progress: Progress,
+        kept_timings: TimingsFile | None = None,
     ) -> None:
-        """`make_decoder` is called on the device's stream.
+        """`make_decoder` is called on the device's stream. Times in `kept_timings` are used and not measured again.
 
         Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels do not support.
         """
@@ -94,6 +97,7 @@ class CudaBackend:
         self.block_size = sizes.block_size
         self.num_slots = sizes.num_slots
         self.max_step_tokens = sizes.max_step_tokens
+        self.kept_timings = kept_timings
         self._device = device
         self._launchers = launchers
         self._sizes = sizes
@@ -108,7 +112,7 @@ class CudaBackend:
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
-            scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
+            scales = self._kv_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
             self._graphs, self._mixed_graphs = self._captured(progress)
@@ -289,10 +293,13 @@ class CudaBackend:
     def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
         """Returns the graphs of decode and of mixed steps: none of a model whose forward pass waits for the GPU."""
         steps, slots, device, sizes = self._steps, self._slots, self._device, self._sizes
+        timings = self.kept_timings.timings if self.kept_timings is not None else StartTimings()
         try:
             return (
-                capture_decode_steps(steps, slots, device, sizes.context_length, progress),
-                capture_mixed_steps(steps, slots, device, sizes.context_length, sizes.max_step_tokens, progress),
+                capture_decode_steps(steps, slots, device, sizes.context_length, progress, timings),
+                capture_mixed_steps(
+                    steps, slots, device, sizes.context_length, sizes.max_step_tokens, progress, timings
+                ),
             )
         except RuntimeError as error:
             if not self._decoder.may_not_be_captured or isinstance(error, torch.OutOfMemoryError):
@@ -307,7 +314,10 @@ class CudaBackend:
     def _mixed_replay(self, bucket: int | None) -> Replay | None:
         return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
 
-    def _calibrated_scales(self, progress: Progress) -> Tensor:
+    def _kv_scales(self, progress: Progress) -> Tensor:
+        """Returns the checkpoint's scales of an FP8 cache, or calibrated ones."""
+        if isinstance(self._decoder, CudaDecoder) and (stated := self._decoder.kv_scales) is not None:
+            return stated_scales(stated, self._decoder.config.num_kv_heads).to(self._device.device)
         progress("calibrating the FP8 cache", 0.0)
         max_tokens = min(self.max_step_tokens, self._sizes.context_length)
         assert isinstance(self._decoder, CudaDecoder), "FP8 caches are refused for others"

@@ -4,6 +4,7 @@ An element is stored in units of its head's scale. e4m3 is a floating-point type
 keeps a head's values between 2^-6, below which they lose bits, and 448, above which they are clipped. Scales are
 therefore powers of two. They are computed once at start-up from the largest keys and values of a prompt of random
 tokens, with headroom for larger ones. They depend only on the weights, so all runners of a model use the same scales.
+A checkpoint may state scales, one for the keys and one for the values of a layer: these are used as they are.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def scales_for(largest: Tensor) -> Tensor:
     """Returns the least powers of two with which HEADROOM * `largest` (of any shape) fits; 1 where `largest` is 0."""
     usable = torch.where(largest.isfinite() & (largest > 0), largest.float(), LARGEST_E4M3 / HEADROOM)
     return torch.exp2(torch.ceil(torch.log2(usable * (HEADROOM / LARGEST_E4M3))))
+
+
+def stated_scales(scales: Tensor, num_kv_heads: int) -> Tensor:
+    """Returns a checkpoint's scales, float32 [layers, 2], for each head: [layers, 2, kv_heads]."""
+    return scales.unsqueeze(-1).expand(-1, -1, num_kv_heads).contiguous()
 
 
 def calibrated_scales(model: CudaDecoder, launchers: Launchers, device: Device, max_tokens: int) -> Tensor:

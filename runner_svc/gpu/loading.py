@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from runner_svc.catalog.source import model_folder
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.gguf.kept_blocks import METHOD
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.gpu.transformers_loading import load_on_gpu
@@ -23,8 +24,14 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.timings.timings_file import TimingsFile
+from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
+
+_NOT_TIMED = ("dtype", "random_weights", "timings")
+"""Options that change no times, or that the key of the timings has anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,10 @@ class GpuOptions:
     gpu_memory: float
     fp8_cache: bool = False
     decoder: DecoderSetting = "auto"
+    timings: Literal["reuse", "measure"] = "reuse"
     on_load: OnLoad = NOTHING
+    tries_formats: bool = False
+    """Whether quantized weights are served: their kernels have not been tried in whole models yet."""
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
@@ -84,12 +94,15 @@ def _own(
     options: GpuOptions,
     progress: Progress,
 ) -> CudaBackend:
+    if not options.tries_formats:
+        refuse_formats(config, options.on_load)
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
     else:
+        check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
-    launchers = CudaLaunchers(config, dtype)
+    launchers = CudaLaunchers(config, dtype, all_plain=not options.tries_formats)
     model = _described(name, folder, config, dtype, cache_folder, options)
     model.weight_formats = weight_formats(config, options.on_load)
     return CudaBackend(
@@ -100,7 +113,36 @@ def _own(
         device,
         sizes,
         progress,
+        _kept_timings(cache_folder, raw, dtype, options),
     )
+
+
+def refuse_formats(config: ModelConfig, on_load: OnLoad) -> None:
+    """Raises UnsupportedModel for quantized weights, but for the blocks of GGUF files, which become plain numbers."""
+    if on_load.name:
+        raise UnsupportedModel(
+            f"Weights are quantized while they are loaded ({on_load.name}) only on the CPU so far: set quantization to "
+            "'none' and quantize_head to false, or device to 'cpu'."
+        )
+    if config.quantization is not None and config.quantization.method != METHOD:
+        raise UnsupportedModel(
+            f"The model is quantized ({config.quantization.method}), which only the CPU serves so far: set device to "
+            "'cpu', or use a checkpoint in float16 or bfloat16."
+        )
+
+
+def check_experts(config: ModelConfig, dtype: torch.dtype, memory: int) -> None:
+    """Raises UnsupportedModel for quantized experts that take more than `memory` bytes as plain numbers in `dtype`."""
+    if config.quantization is None or config.experts is None:
+        return
+    experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
+    count = sum(3 * each.num_experts * each.width * config.hidden_size for each in experts)
+    if count * dtype.itemsize > memory:
+        raise UnsupportedModel(
+            f"The model is quantized ({config.quantization.method}), and a GPU computes experts in "
+            f"{str(dtype).removeprefix('torch.')} so far, which take {count * dtype.itemsize / 2**30:.0f} GiB of its "
+            f"{memory / 2**30:.0f}: use a GPU with more memory, or set device to 'cpu'."
+        )
 
 
 def _transformers(
@@ -123,6 +165,7 @@ def _transformers(
         device,
         options.sizes(config.context_length),
         progress,
+        _kept_timings(cache_folder, raw, dtype, options),
     )
 
 
@@ -135,6 +178,11 @@ def _described(
     model = describe_model(name, folder, config, version, cache_folder)
     model.context_length = options.sizes(config.context_length).context_length
     return model
+
+
+def _kept_timings(cache_folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, options: GpuOptions) -> TimingsFile:
+    given = {name: value for name, value in asdict(options).items() if name not in _NOT_TIMED}
+    return TimingsFile(cache_folder, timings_key(raw, dtype, given), reuse=options.timings == "reuse")
 
 
 def stored_dtype(config: Mapping[str, object]) -> torch.dtype:

@@ -18,7 +18,10 @@ def not_by_transformers(raw: Mapping[str, Any]) -> str | None:
         return (
             "Its config.json has an 'auto_map': the model is code of its own, which is never run (trust_remote_code)."
         )
-    if raw.get("quantization_config"):
+    said = raw.get("quantization_config")
+    if isinstance(said, Mapping) and said.get("quant_method") == "gguf-blocks":
+        return "It is a large GGUF model, whose blocks only Roster's own decoder reads: set decoder to 'auto'."
+    if said:
         return "It is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
     return None
 

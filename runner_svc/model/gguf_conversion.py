@@ -1,6 +1,7 @@
 """Converts a GGUF model to a Hugging Face folder in safetensors, once.
 
-The result is kept in a cache folder named after the content of the file. Later starts read the safetensors.
+The result is kept in a cache folder named after the content of the file. Later starts read the safetensors. Matrices of
+large models stay in the file's blocks (`runner_svc.gguf.kept_blocks`), others become plain numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runner_svc.model.folder.file_samples import sample_bytes
 from runner_svc.model.gguf_servable import planned_conversion
 
 # Part of the cache folder's name. Increase it when a change invalidates older conversions.
-CONVERSION_VERSION = 4
+CONVERSION_VERSION = 5
 
 
 @writes_cache

@@ -87,16 +87,18 @@ class RunnerSettings(ServiceSettings):
         "transformers' forward pass over Roster's cache and attention.",
         json_schema_extra=tuning("a model's answers are to be compared between the two"),
     )
-    quantization: Literal["none", "fp8", "int4"] = Field(
+    quantization: Literal["none", "fp8", "fp8-block", "int4"] = Field(
         "none",
-        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded. "
-        "fp8: a scale for each row, and for each token. int4: groups of 128, 64 or 32 columns, rounded to nearest "
+        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded, on the CPU only so far. "
+        "fp8: a scale for each row, and for each token. fp8-block: scales for blocks of 128 x 128, and for each token "
+        "and 128 columns. int4: groups of 128, 64 or 32 columns, rounded to nearest "
         "without calibration, so that checkpoints made by GPTQ or AWQ answer better.",
         json_schema_extra=tuning("a model's weights take too much memory"),
     )
     quantize_head: bool = Field(
         False,
-        description="Holds the head in FP8, whatever the layers are in: a scale for each token of the vocabulary. "
+        description="Holds the head in FP8, whatever the layers are in, on the CPU only so far: a scale for each token "
+        "of the vocabulary. "
         "Embeddings that are tied to it stay as they are.",
         json_schema_extra=tuning("a decode step's time counts more than small differences in the logits"),
     )
@@ -151,6 +153,13 @@ class RunnerSettings(ServiceSettings):
         description="Maximum number of tokens of one sequence, prompt and output; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
+    timings: Literal["reuse", "measure"] = Field(
+        "reuse",
+        description="Times of kernels and steps, by which a start on a GPU chooses between variants. reuse: those that "
+        "an earlier start on the same model of card kept in cache_dir, for the same release, libraries, model and "
+        "sizes; measure: measures them again and keeps them.",
+        json_schema_extra=tuning("the kept times are wrong, as another program used the GPU while they were measured"),
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -159,7 +168,7 @@ class RunnerSettings(ServiceSettings):
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models, tokenizers and runner names; "
+        description="Folder of converted models, tokenizers, compiled kernels, timings and runner names; "
         "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )

@@ -1,4 +1,4 @@
-"""The weights of a layer's experts, stacked. All are on one device, and in one type but where another is named."""
+"""The weights of the experts of a layer. All are on one device; tensors have one type but where another is named."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 
@@ -29,9 +30,9 @@ class ExpertWeights:
     """A router and its experts."""
 
     router: LinearWeights  # [num_experts, hidden_size]; may be in float32
-    gate_up: Tensor  # [num_experts, 2 * width, hidden_size], the gate first
+    gate_up: ExpertMatrices  # [num_experts, 2 * width, hidden_size], the gate first
     gate_up_bias: Tensor | None  # [num_experts, 2 * width]
-    down: Tensor  # [num_experts, hidden_size, width]
+    down: ExpertMatrices  # [num_experts, hidden_size, width]
     down_bias: Tensor | None  # [num_experts, hidden_size]
     shared: SharedExpertWeights | None = None
     corrections: Tensor | None = None  # float32 [num_experts]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from runner_svc.weights.cpu_products import can_pack_int4, int4_product
+from runner_svc.weights.cpu_products import Nibbles, can_pack_int4, nibble_product
 from runner_svc.weights.int4_packing import pack_pairs, unpack_pairs
 from runner_svc.weights.matrix import Cuts, Matrix, Product
 
@@ -104,14 +104,11 @@ class Int4Matrix(Matrix):
         """Returns y = x W^T + b on the CPU; without `keep_plain` by torch's product with int4 weights if it has one."""
         if keep_plain or not can_pack_int4(self.codes.device, *self.size, self.group):
             return Matrix.product(self, bias, keep_plain=keep_plain)
-        codes, order = unpack_pairs(self.codes, self.columns), self.order
-        multiply = int4_product(codes, self.scales.float(), self._all_zeros().float(), self.group)
-
-        def product(x: Tensor) -> Tensor:
-            y = multiply(x if order is None else x[:, order])
-            return y if bias is None else y.add_(bias)
-
-        return product
+        order, scales = self.order, self.scales.float()
+        # torch's product computes (code - 8) * scale + offset.
+        offsets = (MIDDLE - self._all_zeros().float()) * scales
+        multiply = nibble_product([Nibbles(unpack_pairs(self.codes, self.columns), scales, offsets)], self.group, bias)
+        return multiply if order is None else lambda x: multiply(x[:, order])
 
 
 def to_int4(weight: Tensor, group: int) -> Int4Matrix:

@@ -122,11 +122,17 @@ class Matrix(ABC):
 
 
 def joined(matrices: list[Matrix]) -> Matrix:
-    """Returns one matrix with the rows of all, in this order. Matrices that are not alike stay apart within it."""
+    """Returns one matrix with the rows of all, in this order. Neighbours that are not alike stay apart within it."""
     if len(matrices) == 1:
         return matrices[0]
     whole = matrices[0].beneath(matrices[1:])
-    return whole if whole is not None else JoinedMatrix(tuple(matrices))
+    if whole is not None:
+        return whole
+    parts = matrices[:1]
+    for matrix in matrices[1:]:
+        merged = parts[-1].beneath([matrix])
+        parts[-1:] = [parts[-1], matrix] if merged is None else [merged]
+    return JoinedMatrix(tuple(parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

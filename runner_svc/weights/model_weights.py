@@ -58,3 +58,5 @@ class ModelWeights:
     layers: Iterator[LayerWeights]
     # [context_length, hidden_size]: learned positions.
     positions: Tensor | None = None
+    # Of keys and of values in an FP8 cache, float32 [layers, 2] on the CPU; None: to be computed.
+    kv_scales: Tensor | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runner_svc.weights.fp8_matrix import to_fp8
+from runner_svc.weights.fp8_matrix import to_fp8, to_fp8_blocks
 from runner_svc.weights.int4_matrix import to_int4
 from runner_svc.weights.matrix import Matrix, joined
 
@@ -47,6 +47,11 @@ def quantize_fp8(matrix: Matrix) -> Matrix:
     return joined([to_fp8(part) for part in _tiles(matrix)])
 
 
+def quantize_fp8_blocks(matrix: Matrix) -> Matrix:
+    """Returns the matrix in FP8 in blocks of 128 x 128, with activations per token and 128 columns."""
+    return joined([to_fp8_blocks(part) for part in _tiles(matrix)])
+
+
 def quantize_int4(matrix: Matrix) -> Matrix:
     """Returns the matrix in int4, in the largest groups of 128, 64 or 32 columns that divide it."""
     columns = matrix.size[1]
@@ -61,5 +66,9 @@ def _tiles(matrix: Matrix) -> Iterator[Tensor]:
         yield matrix.cut(slice(begin, min(begin + _TILE_ROWS, rows)), slice(0, columns)).dequantized()
 
 
-ON_LOAD: dict[str, Callable[[Matrix], Matrix]] = {"fp8": quantize_fp8, "int4": quantize_int4}
+ON_LOAD: dict[str, Callable[[Matrix], Matrix]] = {
+    "fp8": quantize_fp8,
+    "fp8-block": quantize_fp8_blocks,
+    "int4": quantize_int4,
+}
 """By the value of the runner's setting `quantization`."""

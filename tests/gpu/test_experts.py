@@ -25,6 +25,7 @@ from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
+from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
@@ -108,9 +109,9 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
             config,
             ExpertWeights(
                 LinearWeights.plain(torch.randn(config.num_experts, case.hidden, device=GPU).to(case.dtype), bias),
-                each.gate_up,
+                ExpertMatrices.plain(each.gate_up),
                 each.gate_up_bias,
-                each.down,
+                ExpertMatrices.plain(each.down),
                 each.down_bias,
             ),
             made,
@@ -159,7 +160,8 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
         # Logits far apart: a tie would send a row elsewhere, depending on how the products round.
         router = torch.randn(config.num_experts, hidden, device=GPU).mul_(4).to(case.dtype)
         bias = LinearWeights.plain(router, each.router_bias)
-        weights = ExpertWeights(bias, each.gate_up, each.gate_up_bias, each.down, each.down_bias)
+        gate_up, down = ExpertMatrices.plain(each.gate_up), ExpertMatrices.plain(each.down)
+        weights = ExpertWeights(bias, gate_up, each.gate_up_bias, down, each.down_bias)
         mlps.append(CudaExpertMlp(config, weights, made, space, LinearProducts({})))
         outputs.append(PlainMatrix((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype)))
     norm_weight = (torch.rand(hidden, device=GPU) + 0.5).to(case.dtype)

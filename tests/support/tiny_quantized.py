@@ -275,10 +275,14 @@ KINDS: dict[str, Kind] = {
 }
 
 
+_LEFT_KEYS = {"compressed-tensors": "ignore", "fp8": "modules_to_not_convert", "awq": "modules_to_not_convert"}
+"""Where a `quantization_config` names modules that stay plain, by `quant_method`."""
+
+
 def _is_left(kind: str, module: str, has_head: bool) -> bool:
     if module == "lm_head":
         return not has_head
-    if "layers" not in module or "norm" in module:
+    if "layers" not in module or "norm" in module or module.endswith("gate"):
         return True
     left = "layers.1.mlp.down_proj" if kind.startswith(("compressed", "packed")) else KINDS[kind].left
     return left in module
@@ -298,9 +302,10 @@ def make_tiny_quantized(
     """Returns the folder of a quantized model, and transformers' model in float32 that computes the same."""
     plain = make_tiny_model(family, folder / "plain", seed, **sizes)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
-    tensors, numbers, rounds = {}, {}, {}
+    tensors, numbers, rounds, routers = {}, {}, {}, []
     for name, tensor in load_file(plain / "model.safetensors").items():
         module = name.removesuffix(".weight")
+        routers += [module] * module.endswith("gate")
         if tensor.dim() != 2 or _is_left(kind, module, has_head):
             tensors[name] = numbers[name] = tensor
             continue
@@ -312,7 +317,10 @@ def make_tiny_quantized(
     save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     config = json.loads((plain / "config.json").read_text())
-    said = _with_head(KINDS[kind].config) if has_head else KINDS[kind].config
+    said = dict(_with_head(KINDS[kind].config) if has_head else KINDS[kind].config)
+    if routers:
+        key = _LEFT_KEYS[said["quant_method"]]
+        said[key] = [*said.get(key, []), *routers]
     (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     for name, module in model.named_modules():

@@ -6,7 +6,6 @@ from collections.abc import Container, Iterator
 
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.tensor_names import ExpertNames
-from runner_svc.model.folder.errors import UnsupportedModel
 
 Shape = tuple[int, ...]
 
@@ -16,14 +15,10 @@ def expected_experts(
 ) -> Iterator[tuple[str, Shape]]:
     """Yields name and shape of each tensor of the layer whose names begin with `prefix`.
 
-    `tensors` decides between the layouts. Raises UnsupportedModel for experts in MXFP4.
+    `tensors` decides between the layouts. Those of experts in MXFP4 are the plain tensors that they stand for.
     """
     block = block_name(prefix, names, tensors)
     below = f"{block}.experts"
-    if f"{below}.gate_up_proj_blocks" in tensors:
-        raise UnsupportedModel(
-            f"{below}.gate_up_proj_blocks is in MXFP4, which is not supported: convert the model to bfloat16."
-        )
     count = experts.num_experts
     yield f"{block}.{names.router}.weight", (count, hidden)
     if experts.bias:
@@ -31,7 +26,7 @@ def expected_experts(
     if experts.router.is_corrected:
         name = corrections_name(block, names, tensors)
         yield name, (1, count) if names.has_wide_corrections else (count,)
-    if f"{below}.gate_up_proj" in tensors:
+    if is_whole(below, tensors):
         yield from _whole(below, experts, hidden, names)
     else:
         yield from _one_by_one(below, experts, hidden, names)
@@ -44,6 +39,11 @@ def expected_experts(
         yield f"{block}.{names.shared}.down_proj.weight", (hidden, experts.shared_width)
         if experts.shared_gate:
             yield f"{block}.{names.shared}_gate.weight", (1, hidden)
+
+
+def is_whole(experts: str, tensors: Container[str]) -> bool:
+    """Returns whether a tensor holds the matrices of all experts; `experts` is what their names begin with."""
+    return f"{experts}.gate_up_proj" in tensors or f"{experts}.gate_up_proj_blocks" in tensors
 
 
 def block_name(prefix: str, names: ExpertNames, tensors: Container[str]) -> str:

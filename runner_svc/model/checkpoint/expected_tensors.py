@@ -9,7 +9,8 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from runner_svc.model.checkpoint.expected_experts import expected_experts
-from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, quantized_matrices, with_formats
+from runner_svc.model.checkpoint.kv_scale_tensors import kv_scale_tensors
+from runner_svc.model.checkpoint.quantized_matrices import Quantized, quantized_matrices, with_formats
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -27,7 +28,7 @@ HARMLESS_TENSORS: tuple[tuple[str, str], ...] = (
 """Patterns of names that transformers does not read either, each with the reason."""
 
 
-def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, QuantizedMatrix]:
+def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Quantized]:
     """Returns the quantized matrices by module.
 
     Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read.
@@ -40,7 +41,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> d
             if absent not in tensors and other in tensors:
                 del shapes[absent]
     matrices = quantized_matrices(shapes, config, base, tensors)
-    expected = with_formats(shapes, matrices, tensors)
+    expected = with_formats(shapes, matrices, tensors) | kv_scale_tensors(config, base, tensors)
     for each in expected.values():
         _check_tensor(each, tensors)
     unread = (*config.names.other_parts, *_predictors(config, base, tensors))

@@ -11,12 +11,15 @@ from collections.abc import Callable, Container
 import torch
 from torch import Tensor
 
-from runner_svc.model.checkpoint.expected_experts import block_name, corrections_name
+from runner_svc.model.checkpoint.expected_experts import block_name, corrections_name, is_whole
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.tensor_names import ExpertNames
+from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix, joined
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 
 class ExpertReader:
@@ -30,11 +33,14 @@ class ExpertReader:
         read: Callable[[str], Tensor],
         tensors: Container[str],
         read_exact: Callable[[str], Tensor] | None = None,
+        quantized: Callable[[str], Matrix | None] | None = None,
     ) -> None:
         """`read` returns the tensor of a name, in the type and on the device that are wanted; `tensors`: all names.
 
-        `read_exact` returns it in the type that it is stored in.
+        `read_exact` returns it in the type that it is stored in, and `quantized` the matrix of a module that is
+        quantized: of all experts, beneath each other, where a tensor has all. None: nothing is.
         """
+        self._quantized = quantized
         self._config = config
         self._hidden = hidden_size
         self._names = names
@@ -45,18 +51,13 @@ class ExpertReader:
     def layer(self, prefix: str) -> ExpertWeights:
         """Returns the experts of the layer whose tensors' names begin so.
 
-        Raises UnsupportedModel for a tensor that is missing, has another shape, or is in MXFP4.
+        Raises UnsupportedModel for a tensor that is missing or has another shape.
         """
         config = self._config
         block = block_name(prefix, self._names, self._tensors)
         experts = f"{block}.experts"
-        if f"{experts}.gate_up_proj_blocks" in self._tensors:
-            raise UnsupportedModel(
-                f"{experts}.gate_up_proj_blocks is in MXFP4, which is not supported: convert the model to bfloat16."
-            )
         router = f"{block}.{self._names.router}"
-        is_whole = f"{experts}.gate_up_proj" in self._tensors
-        gate_up, down = self._whole(experts) if is_whole else self._stacked(experts)
+        gate_up, down = self._whole(experts) if is_whole(experts, self._tensors) else self._stacked(experts)
         return ExpertWeights(
             router=LinearWeights.plain(
                 self._router(f"{router}.weight"),
@@ -94,8 +95,25 @@ class ExpertReader:
         name = corrections_name(block, self._names, self._tensors)
         return self._tensor(name, *shape, exact=True).float().flatten()
 
-    def _stacked(self, experts: str) -> tuple[Tensor, Tensor]:
-        """From a tensor for each expert and matrix."""
+    def _format(self, module: str, *shape: int) -> Matrix:
+        """Returns the matrix of a module in the format that it is stored in."""
+        matrix = self._quantized(module) if self._quantized is not None else None
+        return PlainMatrix(self._tensor(f"{module}.weight", *shape)) if matrix is None else matrix
+
+    def _stacked(self, experts: str) -> tuple[ExpertMatrices, ExpertMatrices]:
+        """From tensors for each expert and matrix."""
+        if self._quantized is None:
+            return self._stacked_plain(experts)
+        width, hidden, names = self._config.width, self._hidden, self._names
+        gate_up, down = [], []
+        for index in range(self._config.num_experts):
+            expert = f"{experts}.{index}"
+            gate_up.append(joined([self._format(f"{expert}.{name}", width, hidden) for name in (names.gate, names.up)]))
+            down.append(self._format(f"{expert}.{names.down}", hidden, width))
+        return ExpertMatrices.of_each(gate_up), ExpertMatrices.of_each(down)
+
+    def _stacked_plain(self, experts: str) -> tuple[ExpertMatrices, ExpertMatrices]:
+        """Copies each expert to its place as it is read."""
         count, width, hidden, names = self._config.num_experts, self._config.width, self._hidden, self._names
         gate_up: Tensor | None = None
         down: Tensor | None = None
@@ -107,18 +125,32 @@ class ExpertReader:
                 gate_up, down = gate.new_empty(count, 2 * width, hidden), lower.new_empty(count, hidden, width)
             gate_up[index, :width], gate_up[index, width:], down[index] = gate, up, lower
         assert gate_up is not None and down is not None, "there is at least one expert"
+        return ExpertMatrices.plain(gate_up), ExpertMatrices.plain(down)
+
+    def _whole(self, experts: str) -> tuple[ExpertMatrices, ExpertMatrices]:
+        """From tensors of all experts."""
+        width, hidden, is_mixed = self._config.width, self._hidden, self._names.interleaved
+        gate_up = self._stack(f"{experts}.gate_up_proj")
+        if gate_up is not None and is_mixed:
+            gate_up = gate_up.reordered(torch.arange(2 * width).unflatten(0, (-1, 2)).t().flatten())
+        if gate_up is None:
+            plain = self._plain_stack(f"{experts}.gate_up_proj", 2 * width, hidden)
+            gate_up = ExpertMatrices.plain(_split_pairs(plain, width) if is_mixed else plain)
+        down = self._stack(f"{experts}.down_proj")
+        if down is None:
+            down = ExpertMatrices.plain(self._plain_stack(f"{experts}.down_proj", hidden, width).contiguous())
         return gate_up, down
 
-    def _whole(self, experts: str) -> tuple[Tensor, Tensor]:
-        """From one tensor for each matrix."""
-        count, width, hidden = self._config.num_experts, self._config.width, self._hidden
-        if not self._names.interleaved:
-            return (
-                self._tensor(f"{experts}.gate_up_proj", count, 2 * width, hidden),
-                self._tensor(f"{experts}.down_proj", count, hidden, width),
-            )
-        gate_up = _split_pairs(self._tensor(f"{experts}.gate_up_proj", count, hidden, 2 * width).transpose(1, 2), width)
-        return gate_up, self._tensor(f"{experts}.down_proj", count, width, hidden).transpose(1, 2).contiguous()
+    def _stack(self, module: str) -> ExpertMatrices | None:
+        whole = self._quantized(module) if self._quantized is not None else None
+        return ExpertMatrices.of_rows(whole, self._config.num_experts) if whole is not None else None
+
+    def _plain_stack(self, name: str, rows: int, columns: int) -> Tensor:
+        """Returns [experts, rows, columns]."""
+        count = self._config.num_experts
+        if self._names.interleaved:
+            return self._tensor(name, count, columns, rows).transpose(1, 2)
+        return self._tensor(name, count, rows, columns)
 
     def _gate_up_bias(self, experts: str) -> Tensor:
         bias = self._tensor(f"{experts}.gate_up_proj_bias", self._config.num_experts, 2 * self._config.width)
@@ -128,10 +160,10 @@ class ExpertReader:
         width, hidden = self._config.shared_width, self._hidden
         assert width is not None, "the configuration has a shared expert"
         expert = f"{block}.{self._names.shared}"
-        parts = [self._tensor(f"{expert}.{name}.weight", width, hidden) for name in ("gate_proj", "up_proj")]
+        parts = [self._format(f"{expert}.{name}", width, hidden) for name in ("gate_proj", "up_proj")]
         return SharedExpertWeights(
-            gate_up=LinearWeights.plain(torch.cat(parts)),
-            down=LinearWeights.plain(self._tensor(f"{expert}.down_proj.weight", hidden, width)),
+            gate_up=LinearWeights(joined(parts)),
+            down=LinearWeights(self._format(f"{expert}.down_proj", hidden, width)),
             gate=self._tensor(f"{expert}_gate.weight", 1, hidden) if self._config.shared_gate else None,
         )
 

@@ -97,8 +97,9 @@ class LayerReader:
     def _mlp(self, prefix: str, described: LayerDescription) -> MlpWeights | ExpertWeights:
         names, mlp = self.config.names, described.mlp
         if isinstance(mlp, ExpertsConfig):
+            quantized = self._quantized if self.config.quantization is not None else None
             reader = ExpertReader(
-                mlp, self.config.hidden_size, names.experts, self._read, self._tensors, self._read_exact
+                mlp, self.config.hidden_size, names.experts, self._read, self._tensors, self._read_exact, quantized
             )
             return reader.layer(f"{self._base}{prefix}")
         return MlpWeights(

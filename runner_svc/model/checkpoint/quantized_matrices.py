@@ -1,6 +1,6 @@
 """Which matrices of a checkpoint are quantized, in which format, and which tensors they have; needs no torch.
 
-Tied heads, experts and routers, and matrices that are stored [in, out], must be plain so far.
+Tied heads and routers, and matrices that are stored [in, out], must be plain so far.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner_svc.model.checkpoint.expected_experts import expected_experts
+from runner_svc.model.checkpoint.expected_experts import block_name
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES
 from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredFormat, StoredTensors
+from runner_svc.model.quantization.stored_mxfp4 import StoredMxfp4
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,9 +44,31 @@ class QuantizedMatrix:
         return self.format.read(self.module, self.rows, self.columns, stored)
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedStack:
+    """The matrices [rows, columns] of all experts of a layer, in one tensor."""
+
+    module: str
+    format: StoredMxfp4
+    count: int
+    rows: int
+    columns: int
+
+    def tensors(self) -> dict[str, ExpectedTensor]:
+        """Returns its tensors by name. Raises UnsupportedModel for sizes that its format can't have."""
+        return {each.name: each for each in self.format.stacked(self.module, self.count, self.rows, self.columns)}
+
+    def read(self, stored: StoredTensors) -> Matrix:
+        """Returns the rows of all beneath each other."""
+        return self.format.read_stack(self.module, stored)
+
+
+Quantized = QuantizedMatrix | QuantizedStack
+
+
 def quantized_matrices(
     expected: Mapping[str, Shape], config: ModelConfig, base: str, tensors: Container[str]
-) -> dict[str, QuantizedMatrix]:
+) -> dict[str, Quantized]:
     """Returns the quantized ones among the `expected` tensors, by module.
 
     Raises UnsupportedModel for a module that can't be quantized yet.
@@ -53,8 +76,10 @@ def quantized_matrices(
     if config.quantization is None:
         return {}
     plain = _plain_modules(config, base, tensors)
-    found = {}
+    found: dict[str, Quantized] = {}
     for name, shape in expected.items():
+        if len(shape) == 3 and (stack := _stack(name, shape, config)) is not None:
+            found[name] = stack
         module = name.removesuffix(_SUFFIX)
         if module == name or len(shape) != 2 or module in _tables(config, base):
             continue
@@ -70,13 +95,22 @@ def quantized_matrices(
     return found
 
 
+def _stack(name: str, shape: Shape, config: ModelConfig) -> QuantizedStack | None:
+    """Returns the stack of a tensor of all experts; formats of single matrices do not apply to it."""
+    stored = config.quantization.format_of(name) if config.quantization is not None else None
+    if not isinstance(stored, StoredMxfp4):
+        return None
+    count, rows, columns = (shape[0], *(shape[:0:-1] if config.names.experts.interleaved else shape[1:]))
+    return QuantizedStack(name, stored, count, rows, columns)
+
+
 def with_formats(
-    expected: Mapping[str, Shape], matrices: Mapping[str, QuantizedMatrix], tensors: Container[str]
+    expected: Mapping[str, Shape], matrices: Mapping[str, Quantized], tensors: Container[str]
 ) -> dict[str, ExpectedTensor]:
     """Returns all tensors by name; those of quantized matrices in place of the plain ones."""
     found: dict[str, ExpectedTensor] = {}
     for name, shape in expected.items():
-        matrix = matrices.get(name.removesuffix(_SUFFIX)) if name.endswith(_SUFFIX) else None
+        matrix = matrices.get(name.removesuffix(_SUFFIX))
         if matrix is None:
             found[name] = ExpectedTensor(name, (shape,), tuple(ELEMENT_BYTES))
         else:
@@ -85,7 +119,7 @@ def with_formats(
 
 
 def matrix_reader(
-    matrices: Mapping[str, QuantizedMatrix], tensors: Container[str], read: Callable[[str], Tensor]
+    matrices: Mapping[str, Quantized], tensors: Container[str], read: Callable[[str], Tensor]
 ) -> Callable[[str], Matrix | None]:
     """Returns what returns a module's quantized matrix; None for a plain one. `read`: tensors as stored."""
     stored = StoredTensors(tensors, read)
@@ -100,9 +134,9 @@ def _tables(config: ModelConfig, base: str) -> tuple[str, str]:
 def _plain_modules(config: ModelConfig, base: str, tensors: Container[str]) -> dict[str, str]:
     """Returns the modules that must be plain, each with what it is."""
     found = {config.names.head: "a head that is tied to the embeddings"} if config.tied_embeddings else {}
+    names = config.names.experts
     for index, layer in enumerate(config.layers):
         if isinstance(layer.mlp, ExpertsConfig):
-            prefix = f"{base}{config.names.layers}.{index}"
-            names = expected_experts(prefix, layer.mlp, config.hidden_size, config.names.experts, tensors)
-            found |= {name.removesuffix(_SUFFIX): "layers with experts" for name, _ in names}
+            block = block_name(f"{base}{config.names.layers}.{index}", names, tensors)
+            found |= {f"{block}.{names.router}": "routers", f"{block}.{names.shared}_gate": "gates of experts"}
     return found

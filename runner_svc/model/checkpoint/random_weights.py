@@ -13,6 +13,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
@@ -119,9 +120,9 @@ class _Maker:
             shared = SharedExpertWeights(inner.gate_up, inner.down, gate)
         return ExpertWeights(
             router=self.linear(count, hidden, described.bias),
-            gate_up=self.matrix(count, 2 * width, hidden),
+            gate_up=ExpertMatrices.plain(self.matrix(count, 2 * width, hidden)),
             gate_up_bias=self.bias(count, 2 * width) if described.bias else None,
-            down=self.matrix(count, hidden, width),
+            down=ExpertMatrices.plain(self.matrix(count, hidden, width)),
             down_bias=self.bias(count, hidden) if described.bias else None,
             shared=shared,
             corrections=torch.zeros(count, device=self._device) if described.router.is_corrected else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.config_reader import QuantizationKeys
-from runner_svc.model.quantization.fp8_methods import NO_KV_SCALES, PER_TOKEN
+from runner_svc.model.quantization.fp8_methods import PER_TOKEN, read_kv_cache_scheme
 from runner_svc.model.quantization.int4_methods import GROUPS
 from runner_svc.model.quantization.number_format import NumberFormat
 from runner_svc.model.quantization.selection import Quantization, Rule, Targets
@@ -27,7 +27,7 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Quantization:
     """Returns a rule for each of `config_groups`."""
     whole = keys.only("format", *_FLOAT_FORMATS, _PACKED_FORMAT, _MIXED_FORMAT)
     keys.only("quantization_status", "compressed", "frozen", default="compressed")
-    keys.absent("kv_cache_scheme", NO_KV_SCALES)
+    has_kv_scales = read_kv_cache_scheme(keys)
     keys.absent("sparsity_config", "weights are stored without their zeros")
     keys.absent("moe_sparsity_config", "experts are sparse")
     keys.absent("transform_config", "weights are rotated")
@@ -43,7 +43,7 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Quantization:
         rules.append(rule)
         notes += [PER_TOKEN] * is_coarser
     rules.sort(key=_rank)
-    return Quantization("compressed-tensors", tuple(rules), (left,), tuple(dict.fromkeys(notes)))
+    return Quantization("compressed-tensors", tuple(rules), (left,), tuple(dict.fromkeys(notes)), has_kv_scales)
 
 
 def _group(keys: QuantizationKeys, whole: str) -> tuple[Rule, bool]:

@@ -9,7 +9,10 @@ from runner_svc.model.quantization.number_format import NumberFormat
 from runner_svc.model.quantization.selection import EVERY, Globs, Left, Quantization, Rule, Targets, head
 from runner_svc.model.quantization.stored_fp8 import Activations, Scales, StoredFp8
 
-NO_KV_SCALES = "the KV cache's scales are not read; delete the key and the tensors k_scale and v_scale"
+NO_KV_SCALES = (
+    "scales of the KV cache are read from checkpoints of compressed-tensors and modelopt; delete the key and the "
+    "tensors of these scales, and a KV cache in FP8 gets its own"
+)
 PER_TOKEN = (
     "the checkpoint asks for activations with one dynamic scale per tensor; each token has its own scale here, which "
     "is never coarser"
@@ -69,15 +72,36 @@ def _block(keys: QuantizationKeys) -> tuple[int, int] | None:
 def read_modelopt(keys: QuantizationKeys) -> Quantization:
     """modelopt's FP8: one scale for a matrix, one for all its activations. Its other algorithms are refused."""
     keys.only("quant_algo", "FP8")
-    keys.absent("kv_cache_quant_algo", NO_KV_SCALES)
-    keys.absent("kv_cache_scheme", NO_KV_SCALES)
+    has_kv_scales = keys.only("kv_cache_quant_algo", "FP8", default=None) is not None
+    has_kv_scales |= read_kv_cache_scheme(keys)
     keys.harmless({"producer": "It names the program that wrote the checkpoint."})
     for name, group in keys.take("config_groups", dict, default={}).items():
         _check_repeated(QuantizationKeys(group, keys.path(f"config_groups.{name}")))
     left = Globs((*keys.names("ignore"), *keys.names("exclude_modules")))
     keys.finish()
     stored = StoredFp8(Scales.TENSOR, Activations.STATIC)
-    return Quantization("modelopt", (Rule(EVERY, stored),), (left,))
+    return Quantization("modelopt", (Rule(EVERY, stored),), (left,), has_kv_scales=has_kv_scales)
+
+
+def read_kv_cache_scheme(keys: QuantizationKeys) -> bool:
+    """Returns whether the checkpoint has scales of the KV cache: static ones in FP8, one for a layer's keys or values.
+
+    Raises UnsupportedModel for others.
+    """
+    scheme = keys.take("kv_cache_scheme", dict, default=None)
+    if not scheme:
+        return False
+    numbers = NumberFormat.read(scheme, keys.path("kv_cache_scheme"))
+    for key, value, expected in (
+        ("num_bits", numbers.bits, 8),
+        ("type", numbers.type, "float"),
+        ("symmetric", numbers.symmetric, True),
+        ("strategy", numbers.strategy, "tensor"),
+        ("dynamic", numbers.dynamic, False),
+    ):
+        if value != expected:
+            raise numbers.refuse(key, value)
+    return True
 
 
 def _check_repeated(keys: QuantizationKeys) -> None:

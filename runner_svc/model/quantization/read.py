@@ -10,7 +10,9 @@ from runner_svc.model.folder.key_values import shortened
 from runner_svc.model.quantization.compressed_tensors import read_compressed_tensors
 from runner_svc.model.quantization.config_reader import QuantizationKeys
 from runner_svc.model.quantization.fp8_methods import read_fbgemm, read_fp8, read_modelopt
+from runner_svc.model.quantization.gguf_method import read_gguf
 from runner_svc.model.quantization.int4_methods import read_awq, read_gptq
+from runner_svc.model.quantization.mxfp4_method import read_mxfp4
 from runner_svc.model.quantization.selection import Quantization
 
 METHODS: dict[str, Callable[[QuantizationKeys], Quantization]] = {
@@ -20,6 +22,8 @@ METHODS: dict[str, Callable[[QuantizationKeys], Quantization]] = {
     "modelopt": read_modelopt,
     "awq": read_awq,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+    "gguf-blocks": read_gguf,
 }
 """By `quant_method`."""
 

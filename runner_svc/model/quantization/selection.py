@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Protocol
 
 from runner_svc.model.folder.errors import BrokenModel
@@ -29,12 +30,8 @@ class Targets:
     names: tuple[str, ...]
 
     def __contains__(self, module: str, /) -> bool:
-        return any(self._matches(name, module) for name in self.names)
-
-    def _matches(self, name: str, module: str) -> bool:
-        if name.startswith("re:"):
-            return _pattern(name[3:]).match(module) is not None
-        return name in (module, "Linear")
+        exact, patterns = _targets(self.names)
+        return module in exact or "Linear" in exact or any(each.match(module) for each in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,7 @@ class Left:
     names: tuple[str, ...]
 
     def __contains__(self, module: str, /) -> bool:
-        boundary = r"(?:(?<=\.)|(?=\.|$))"
-        return any(_pattern(f"(?:{name}){boundary}").match(module) or module.endswith(name) for name in self.names)
+        return module.endswith(self.names) or any(each.match(module) for each in _beginnings(self.names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +74,8 @@ class Quantization:
     """Modules that are not quantized, whatever the rules say."""
     notes: tuple[str, ...] = ()
     """What is computed otherwise than the checkpoint asks, for the log."""
+    has_kv_scales: bool = False
+    """Whether each layer has a scale of its keys and one of its values, for a KV cache in FP8."""
 
     def format_of(self, module: str) -> StoredFormat | None:
         """Returns the format of a module's matrix by the module's name; None if it is not quantized."""
@@ -92,6 +90,19 @@ EVERY = Targets(("Linear",))
 def head(names: Sequence[str] = ("lm_head",)) -> Targets:
     """Returns the head alone."""
     return Targets(tuple(names))
+
+
+@cache
+def _targets(names: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Returns the exact names and the patterns; compiled once, as a model may have tens of thousands of matrices."""
+    patterns = tuple(_pattern(name[3:]) for name in names if name.startswith("re:"))
+    return frozenset(name for name in names if not name.startswith("re:")), patterns
+
+
+@cache
+def _beginnings(names: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    boundary = r"(?:(?<=\.)|(?=\.|$))"
+    return tuple(_pattern(f"(?:{name}){boundary}") for name in names)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -57,6 +57,37 @@ def test_each_type_is_what_gguf_makes_of_it(
     assert np.array_equal(written["joined"], np.concatenate([expected, np.zeros((2, 768), np.float32)]))
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
+def test_blocks_are_written_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_data, "_CHUNK_ELEMENTS", 2000)
+    ggml = GGMLQuantizationType[kind]
+    stored = random_blocks(np.random.default_rng(), ggml, SHAPE)
+    other = random_blocks(np.random.default_rng(), GGMLQuantizationType.Q5_1, SHAPE)
+    path = GgufFile({"general.architecture": "x"}, {"m": stored, "o": other}).write(tmp_path / "one.gguf")
+    infos = read_header(path).tensors
+    plain = Target("a.weight", (Piece(SHAPE, infos["m"]),))
+    kept = [
+        plain.as_blocks([kind]),
+        Target("b.weight", (Piece(SHAPE, infos["m"], permuted_heads=5),)).as_blocks([kind]),
+        Target("c.weight", (Piece(SHAPE, infos["m"]), Piece(SHAPE, infos["m"]))).as_blocks([kind]),
+    ]
+    assert [target.block_type for target in kept] == [kind] * 3
+    assert plain.as_blocks(["Q5_1"]) == plain
+    for pieces in (
+        (Piece(SHAPE, infos["m"]), Piece(SHAPE, infos["o"])),
+        (Piece(SHAPE, infos["m"], added=1.0),),
+        (Piece(SHAPE, infos["m"]), Piece(SHAPE, None)),
+    ):
+        mixed = Target("d.weight", pieces)
+        assert mixed.as_blocks([kind, "Q5_1"]) == mixed and mixed.block_type is None
+    write_tensors(kept, tmp_path, ignore, "")
+    written = load_file(tmp_path / "model.safetensors")
+    blocks = np.frombuffer(stored.content, np.uint8).reshape(20, -1)
+    assert np.array_equal(written["a.blocks"], blocks)
+    assert np.array_equal(written["b.blocks"], blocks.reshape(5, 2, 2, -1).swapaxes(1, 2).reshape(20, -1))
+    assert np.array_equal(written["c.blocks"], np.concatenate([blocks, blocks]))
+
+
 def _numbers(path: Path, targets: list[Target]) -> dict[str, np.ndarray]:
     """As float32, from the bytes: numpy has no bfloat16."""
     content = path.read_bytes()

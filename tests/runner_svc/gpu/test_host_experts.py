@@ -11,6 +11,7 @@ from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.mlp import ExpertMlp
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig
+from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, ExpertCase, ExpertTensors
@@ -47,9 +48,9 @@ def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds:
         shared = SharedExpertWeights(LinearWeights.plain(gate_up), LinearWeights.plain(down), gate)
     weights = ExpertWeights(
         LinearWeights.plain(router, tensors.router_bias if config.bias else None),
-        tensors.gate_up,
+        ExpertMatrices.plain(tensors.gate_up),
         tensors.gate_up_bias,
-        tensors.down,
+        ExpertMatrices.plain(tensors.down),
         tensors.down_bias,
         shared,
         tensors.router_bias if config.router.is_corrected else None,

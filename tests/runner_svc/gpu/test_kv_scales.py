@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.kv_scales import HEADROOM, LARGEST_E4M3, scales_for
 from runner_svc.interface.kv_cache import FP8
 from runner_svc.interface.pool_size import MemoryProfile
+from runner_svc.model.checkpoint.servable import why_not
+from runner_svc.model.errors import UnsupportedModel
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
 from tests.support.plans import SAMPLE, admission, plan, sampling
-from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
+from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS, make_tiny_model
+from tests.support.tiny_quantized import make_tiny_quantized
 
 BLOCK_SIZE = 8
 
@@ -69,6 +74,36 @@ def test_a_model_loses_little_in_an_fp8_cache(family: str, tmp_path: Path) -> No
     exact = prompt_logprobs(backend_of(folder, fp8_cache=False), prompt)
     error = np.abs(prompt_logprobs(backend, prompt) - exact).max() / exact.std()
     assert 0 < error < 0.25
+
+
+@pytest.mark.parametrize("place", ["self_attn", "self_attn.{}_proj"])
+def test_a_checkpoint_s_own_scales(place: str, tmp_path: Path) -> None:
+    folder, _ = make_tiny_quantized(
+        "compressed-fp8-weights", "llama", tmp_path, num_hidden_layers=2, **KERNEL_SIZES["llama"]
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "no tensor 'model.layers.0.self_attn.k_scale'" in str(why_not(folder))
+    tensors = load_file(folder / "model.safetensors")
+    for layer, pair in enumerate(((0.02, 0.03), (0.05, 0.01))):
+        for kind, scale in zip("kv", pair, strict=True):
+            name = f"model.layers.{layer}.{place.format(kind)}.{kind}_scale"
+            tensors[name] = torch.tensor([scale], dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert why_not(folder) is None
+    backend = backend_of(folder, fp8_cache=True)
+    expected = torch.tensor([[0.02, 0.03], [0.05, 0.01]]).bfloat16().float()
+    assert backend.cache.scales is not None and backend.cache.scales.shape == (2, 2, 2)
+    assert torch.equal(backend.cache.scales, expected.unsqueeze(-1).expand(2, 2, 2))
+    prompt = list(range(30))
+    exact = prompt_logprobs(backend_of(folder, fp8_cache=False), prompt)
+    error = np.abs(prompt_logprobs(backend, prompt) - exact).max() / exact.std()
+    assert 0 < error < 0.25
+    tensors["model.layers.1." + place.format("v") + ".v_scale"] = torch.zeros(1)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"v_scale is 0\.0, not a positive number"):
+        backend_of(folder, fp8_cache=False)
 
 
 def test_an_fp8_pool_holds_more(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprin
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights import cpu_products
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.model_weights import MlpWeights, ModelWeights
 from runner_svc.weights.on_load import NOTHING, OnLoad
@@ -44,7 +45,7 @@ def weights_of(folder: Path, on_load: OnLoad = NOTHING, dtype: torch.dtype = tor
     return load_weights(folder, ModelConfig.from_hugging_face(read_config(folder)), dtype, CPU, no_progress, on_load)
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+@pytest.mark.parametrize("quantization", choice(["fp8", "fp8-block", "int4"], in_ci=["fp8", "int4"]))
 def test_weights_are_quantized_while_they_are_loaded(quantization: str, tmp_path: Path) -> None:
     plain = make_tiny_model("llama-biases", tmp_path / "plain")
     on_load = OnLoad(quantization)
@@ -59,7 +60,7 @@ def test_weights_are_quantized_while_they_are_loaded(quantization: str, tmp_path
             assert new.size == old.size and new.matrix.num_bytes < old.matrix.num_bytes / 3
             assert new.bias is not None and old.bias is not None and torch.equal(new.bias, old.bias)
             error = (new.matrix.dequantized() - old.weight).norm() / old.weight.norm()
-            assert 0 < error < {"fp8": 0.03, "int4": 0.12}[quantization]
+            assert 0 < error < {"fp8": 0.03, "fp8-block": 0.03, "int4": 0.12}[quantization]
             with pytest.raises(TypeError, match="a plain matrix is needed"):
                 new.weight  # noqa: B018
     backends = [load(plain), load(plain, on_load), load(plain, OnLoad(quantization, head=True))]
@@ -114,6 +115,7 @@ def test_a_checkpoints_quantized_head(
     print(f"seed {seed}")
     rng = random.Random(seed)
     monkeypatch.setattr(cpu_decoder, "MAX_PLAIN_WEIGHTS", rng.choice([0, cpu_decoder.MAX_PLAIN_WEIGHTS]))
+    monkeypatch.setattr(cpu_products, "has_bfloat16", lambda: False)
     sizes = KERNEL_SIZES["llama"] if on_host else {}
     folder, model = make_tiny_quantized(kind, "llama", tmp_path, seed, has_head=True, vocab_size=264, **sizes)
     parity = Parity(model, ROUNDED)

@@ -7,15 +7,18 @@ only the first run of the tests converts it.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from runner_svc.catalog.source import model_folder
 from runner_svc.hub.packaged import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE
+from runner_svc.model.checkpoint.weights import weights_fingerprint
 from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import Parity
@@ -68,6 +71,12 @@ def test_the_description_in_hello(backend: ModelBackend) -> None:
         "unk_token": "<|endoftext|>",
     }
     assert "<|im_start|>" in model.chat_template
+
+
+def test_the_converted_model_is_what_it_was_before_files_kept_their_blocks(folder: Path) -> None:
+    """Or else an upgraded runner would be unlike the others, and multiply more slowly on a CPU."""
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert weights_fingerprint(folder, torch.float32) == "305226be4079e45c01bd2243865630db"
 
 
 def test_numbers_are_split_into_digits(tokenizer: Tokenizer) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from runner_svc.weights import cpu_products
@@ -18,11 +20,15 @@ from runner_svc.weights.activation_rounding import (
     StaticRounding,
     TokenRounding,
 )
-from runner_svc.weights.fp8_matrix import Fp8Matrix, per_channel, to_fp8
+from runner_svc.weights.blocks.gguf_matrix import GgufMatrix
+from runner_svc.weights.blocks.int8_matrix import Int8Matrix
+from runner_svc.weights.blocks.mxfp4_matrix import Mxfp4Matrix
+from runner_svc.weights.fp8_matrix import Fp8Matrix, per_channel, to_fp8, to_fp8_blocks
 from runner_svc.weights.int4_matrix import Int4Matrix, to_int4
 from runner_svc.weights.int4_packing import AWQ_ORDER, IN_ORDER, pack_pairs, pack_words, unpack_pairs, unpack_words
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.plain_matrix import PlainMatrix
+from tests.support.gguf_bytes import random_blocks
 
 
 def fp8(out: int, width: int, rounding: Rounding, block: tuple[int, int] | None = None) -> Fp8Matrix:
@@ -46,6 +52,21 @@ def int4(out: int, width: int, group: int, *, zeros: bool = True, order: bool = 
     )
 
 
+def gguf(kind: str, out: int, width: int) -> GgufMatrix:
+    stored = random_blocks(np.random.default_rng(), GGMLQuantizationType[kind], (out, width))
+    return GgufMatrix(torch.frombuffer(bytearray(stored.content), dtype=torch.uint8).view(out, -1), kind)
+
+
+def int8(out: int, width: int) -> Int8Matrix:
+    codes = torch.randint(-128, 128, (out, width), dtype=torch.int8)
+    return Int8Matrix(codes, torch.randn(out, width // 32).mul_(0.002).half(), 32)
+
+
+def mxfp4(out: int, width: int) -> Mxfp4Matrix:
+    codes = torch.randint(0, 256, (out, width // 2), dtype=torch.uint8)
+    return Mxfp4Matrix(codes, torch.randint(118, 124, (out, width // 32), dtype=torch.uint8))
+
+
 CASES: dict[str, Callable[[], Matrix]] = {
     "plain": lambda: PlainMatrix(torch.randn(37, 50)),
     "fp8": lambda: fp8(37, 50, TokenRounding()),
@@ -60,7 +81,16 @@ CASES: dict[str, Callable[[], Matrix]] = {
     "int4-packed": lambda: int4(48, 96, 32),
     "int4-packed-reordered": lambda: int4(48, 64, 64, zeros=False, order=True),
     "int4-packed-joined": lambda: joined([int4(32, 64, 32, order=True), int4(16, 64, 32, order=True)]),
+    "gguf-q6-k": lambda: gguf("Q6_K", 37, 512),
+    "gguf-q5-0": lambda: gguf("Q5_0", 37, 96),
+    "gguf-packed-q4-k": lambda: gguf("Q4_K", 48, 512),
+    "gguf-packed-q5-k": lambda: gguf("Q5_K", 32, 256),
+    "int8": lambda: int8(37, 96),
+    "int8-packed": lambda: int8(48, 96),
+    "mxfp4": lambda: mxfp4(37, 96),
+    "mxfp4-packed": lambda: mxfp4(48, 96),
     "to-fp8": lambda: to_fp8(torch.randn(37, 50)),
+    "to-fp8-blocks": lambda: to_fp8_blocks(torch.randn(37, 50), 16),
     "to-int4": lambda: to_int4(torch.randn(37, 50), 16),
     "joined": lambda: joined([fp8(20, 50, StaticRounding(0.01)), int4(9, 50, 16), PlainMatrix(torch.randn(8, 50))]),
 }
@@ -95,15 +125,21 @@ def written_out(matrix: Matrix) -> Tensor:
     return numbers
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("plain", "joined", "int4-packed-joined")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.startswith(("fp8", "int4", "to-")) and name[-6:] != "joined"]
+)
 def test_the_numbers_are_those_of_the_codes(name: str) -> None:
     matrix = CASES[name]()
     torch.testing.assert_close(matrix.dequantized().double(), written_out(matrix), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_products_parts_and_order_agree_with_the_twin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_bfloat16", [False, True])
+def test_products_parts_and_order_agree_with_the_twin(
+    name: str, in_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_products, "TILE_ROWS", 10)
+    monkeypatch.setattr(cpu_products, "has_bfloat16", lambda: in_bfloat16)
     matrix = CASES[name]()
     height, width = matrix.size
     bias = torch.randn(height)
@@ -112,7 +148,8 @@ def test_products_parts_and_order_agree_with_the_twin(name: str, monkeypatch: py
         expected = matrix.twin(x) + bias
         for keep_plain in (False, True):
             y = matrix.product(bias, keep_plain=keep_plain)(x)
-            if "int4-packed" in name and not keep_plain:  # in bfloat16
+            approximate = ("fp8", "packed", "joined", "gguf", "int8", "mxfp4")
+            if not keep_plain and any(part in name for part in approximate):  # in bfloat16
                 assert (y - expected).norm() <= 0.01 * (expected - bias).norm()
             else:
                 torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
@@ -152,7 +189,7 @@ def test_rows_of_like_matrices_become_one(name: str) -> None:
     assert whole.num_bytes == first.num_bytes + second.num_bytes
     x = inputs(4, first.size[1])
     torch.testing.assert_close(whole.twin(x), torch.cat((first.twin(x), second.twin(x)), dim=1), rtol=0, atol=0)
-    stays_apart = "joined" in name or "reordered" in name or name in ("fp8-blocks", "fp8-flat-blocks")
+    stays_apart = "joined" in name or "reordered" in name or "blocks" in name
     assert isinstance(whole, JoinedMatrix) == stays_apart
 
 

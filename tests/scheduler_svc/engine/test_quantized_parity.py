@@ -20,16 +20,15 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
 from tests.support.in_process import Stack
-from tests.support.parity import Parity, Precision
+from tests.support.parity import ROUNDED, Parity
 from tests.support.plans import SAMPLE, admission, plan, sampling
 from tests.support.tested_backend import CPU, HOST, TESTED, ModelBackend, TestedBackend
 from tests.support.tested_device import NEEDS_DEVICE
 from tests.support.thoroughness import choice
 from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS
+from tests.support.tiny_mxfp4 import make_tiny_mxfp4
 from tests.support.tiny_quantized import make_tiny_quantized
 
-# As in tests/runner_svc/model/test_quantized.py: a sum's last bit decides where an activation is rounded to.
-ROUNDED = Precision(torch.float32, 0.15, 0.3, relative=True, few=3, rate=0.1)
 REGEX = "(foo|ba+r)[0-9]{2,4}"
 MAX_TOKENS = 14
 DEVICES = (CPU, HOST) if TESTED is CPU else (TESTED,)
@@ -69,7 +68,7 @@ def submit_all(stack: Stack, rng: random.Random) -> dict[int, tuple[list[int], b
 @pytest.mark.parametrize(
     ("device", "kind"),
     choice(
-        [(device, kind) for device in DEVICES for kind in ("compressed-fp8-token", "awq", "fp8-blocks")],
+        [(device, kind) for device in DEVICES for kind in ("compressed-fp8-token", "awq", "fp8-blocks", "mxfp4")],
         in_ci=[(DEVICES[-1], "compressed-fp8-token")],
     ),
     ids=str,
@@ -78,8 +77,12 @@ def test_everything_at_once(device: TestedBackend, kind: str, tmp_path: Path) ->
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    sizes = KERNEL_SIZES["llama"] if device.has_kernel_sizes else {}
-    folder, model = make_tiny_quantized(kind, "llama", tmp_path, seed, **{**sizes, "num_hidden_layers": 2})
+    family = "gpt-oss" if kind == "mxfp4" else "llama"
+    sizes = {**(KERNEL_SIZES[family] if device.has_kernel_sizes else {}), "num_hidden_layers": 2}
+    if kind == "mxfp4":
+        folder, model = make_tiny_mxfp4(tmp_path, seed, **sizes)
+    else:
+        folder, model = make_tiny_quantized(kind, family, tmp_path, seed, **sizes)
     parity = Parity(model, ROUNDED)
     stack = Stack(depth=3, policy_parameters={"step_tokens": 24})
     backend = load(device, folder)

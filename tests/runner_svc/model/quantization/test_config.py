@@ -11,7 +11,9 @@ from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.read import METHODS, read_quantization
 from runner_svc.model.quantization.selection import Globs, Left, Targets
 from runner_svc.model.quantization.stored_fp8 import Activations, Scales, StoredFp8
+from runner_svc.model.quantization.stored_gguf import StoredGguf
 from runner_svc.model.quantization.stored_int4 import StoredAwq, StoredGptq, StoredPacked
+from runner_svc.model.quantization.stored_mxfp4 import StoredMxfp4
 
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True, "observer": None}
@@ -37,6 +39,14 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 AUTO = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"], "kv_cache_scheme": None}
+
+GGUF = {
+    "quant_method": "gguf-blocks",
+    "version": 1,
+    "modules": {"Q4_K": ["model.layers.0.mlp.up_proj"], "Q6_K": ["model.layers.3.mlp.up_proj"]},
+}
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
 READ: dict[str, tuple[dict[str, Any], Any]] = {
     "compressed, token": (compressed("float-quantized", FP8, TOKEN), StoredFp8(Scales.CHANNEL, Activations.TOKEN)),
@@ -68,6 +78,7 @@ READ: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "awq": (AWQ, StoredAwq(128, False)),
     "gptq": (GPTQ, StoredGptq(128, True, 1, True)),
+    "gguf": (GGUF, StoredGguf("Q6_K")),
     "gptq v2": (
         {**GPTQ, "group_size": -1, "checkpoint_format": "gptq_v2", "desc_act": False, "sym": False, "lm_head": False},
         StoredGptq(None, False, 2, False),
@@ -85,6 +96,31 @@ def test_the_layers_have_the_format_and_the_head_is_plain(name: str) -> None:
     assert bool(quantization.notes) == (name == "compressed, dynamic tensor")
 
 
+def test_only_experts_are_in_mxfp4() -> None:
+    quantization = read_quantization({**MXFP4, "modules_to_not_convert": ["model.layers.2.mlp.experts"]})
+    assert quantization is not None
+    for module, is_there in (
+        ("model.layers.1.mlp.experts.gate_up_proj", True),
+        ("model.layers.1.mlp.experts.down_proj", True),
+        ("model.layers.2.mlp.experts.down_proj", False),
+        ("model.layers.1.mlp.router", False),
+        ("model.layers.1.self_attn.q_proj", False),
+    ):
+        assert quantization.format_of(module) == (StoredMxfp4() if is_there else None)
+
+
+def test_scales_of_a_kv_cache() -> None:
+    for raw, is_there in (
+        (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme=TENSOR), True),
+        (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme=None), False),
+        ({**MODELOPT, "kv_cache_quant_algo": "FP8"}, True),
+        ({**MODELOPT, "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, True),
+        (MODELOPT, False),
+    ):
+        quantization = read_quantization(raw)
+        assert quantization is not None and quantization.has_kv_scales == is_there
+
+
 def test_no_quantization() -> None:
     assert read_quantization(None) is None
 
@@ -93,12 +129,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "quant_method"),
     ({"quant_method": "bitsandbytes"}, "'bitsandbytes', which is not supported; supported: compressed-tensors"),
     ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo' 'NVFP4'"),
-    ({**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ({**MODELOPT, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme.type"),
+    ({**MODELOPT, "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo' 'INT8'"),
+    ({**AUTO, "kv_cache_scheme": "static"}, "scales of the KV cache are read from checkpoints of compressed-tensors"),
     ({**MODELOPT, "config_groups": {"g": {"weights": FP8, "input_activations": TENSOR}}}, "config_groups.g.targets"),
     (
         {**MODELOPT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8, "input_activations": TENSOR}}},
         "config_groups.g.weights.strategy' 'channel'",
     ),
+    ({**MXFP4, "dequantize": True}, "dequantize' True"),
+    ({**GGUF, "version": 2}, "version' 2"),
+    ({**GGUF, "modules": {"IQ1_S": []}}, "modules.IQ1_S"),
+    ({**GGUF, "modules": {"Q4_K": [3]}}, "modules.Q4_K' to be a list of strings"),
     ({**GPTQ, "bits": 8}, "bits' 8"),
     ({**GPTQ, "bits": True}, "bits' True"),
     ({**GPTQ, "group_size": 16}, "group_size' 16"),
@@ -122,7 +164,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (compressed("float-quantized", FP8, {**TOKEN, "symmetric": False}), "symmetric' False"),
     (compressed("float-quantized", FP8, {**TOKEN, "type": "int"}), "type' 'int'"),
     (compressed("float-quantized", {**FP8, "dynamic": True}), "weights.dynamic' True"),
-    (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+    (
+        compressed("float-quantized", FP8, TOKEN, kv_cache_scheme={"num_bits": 4, "type": "float"}),
+        "kv_cache_scheme.num_bits' 4",
+    ),
+    (compressed("float-quantized", FP8, TOKEN, kv_cache_scheme={**TENSOR, "dynamic": True}), "kv_cache_scheme.dynamic"),
     (compressed("float-quantized", FP8, TOKEN, transform_config={"x": 1}), "rotated"),
     (compressed("float-quantized", FP8, TOKEN, group={"output_activations": TOKEN}), "output_activations"),
     (compressed("float-quantized", FP8, TOKEN, group={"zeros": 1}), "config_groups.group_0.zeros"),
@@ -208,4 +254,4 @@ def test_names_of_modules() -> None:
 
 
 def test_every_method_is_tested() -> None:
-    assert {raw["quant_method"] for raw, _ in READ.values()} == METHODS.keys()
+    assert {raw["quant_method"] for raw in (MXFP4, *(raw for raw, _ in READ.values()))} == METHODS.keys()
