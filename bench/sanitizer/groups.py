@@ -93,7 +93,6 @@ GROUPS = {
         shards=2,
         captures=True,
     ),
-    "int4-models": Group(("int4_product", "int4_dequantize"), ("test_int4_models",), captures=True),
     "attention": Group(
         ("paged_decode", "paged_prefill_hopper", "paged_prefill"),
         ("test_attention",),
