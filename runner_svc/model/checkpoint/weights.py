@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.checkpoint.quantized_matrices import Quantized, matrix_reader
+from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
@@ -57,6 +59,12 @@ class Checkpoint:
         tensor: Tensor = self._open(self.tensors[name].path).get_tensor(name)
         return tensor
 
+    def on(self, device: torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
+        """Returns what reads tensors to the device, as stored, while the context is open."""
+        if device.type == "cuda":
+            return StagedReader(self.tensors, device, self.read)
+        return nullcontext(lambda name: self.read(name).to(device))
+
     def _open(self, path: Path) -> Any:
         if path not in self._open_files:
             self._open_files[path] = safe_open(path, framework="pt")
@@ -73,8 +81,9 @@ def load_weights(
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
 
-    `on_load` quantizes plain matrices, each when it has been read, so that a plain copy of the whole never exists.
-    Raises UnsupportedModel for a checkpoint that is not the configuration's, or that can't be quantized.
+    `on_load` quantizes plain matrices, each when it has been read, so that a plain copy of the whole never exists. On a
+    GPU, layers are complete for the stream that is current on iteration and, after it, for all. Raises UnsupportedModel
+    for a checkpoint that is not the configuration's, or that can't be quantized.
     """
     check_on_load(config, on_load)
     if config.why_shorter is not None:
@@ -85,26 +94,26 @@ def load_weights(
     matrices = check_tensors(checkpoint.tensors, config)
     _log_formats(config, matrices)
 
+    opened = ExitStack()
+    read_exact = opened.enter_context(checkpoint.on(device))
+
     def read(name: str) -> Tensor:
-        return checkpoint.read(name).to(device=device, dtype=dtype)
+        return read_exact(name).to(dtype)
 
-    def read_exact(name: str) -> Tensor:
-        return checkpoint.read(name).to(device)
-
+    progress("loading weights", 0.0)
     quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
     base = config.names.start(checkpoint.__contains__)
     reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix)
     embeddings, head = _ends(checkpoint, config, read, quantized, reader.name(config.names.embeddings, "weight"))
     if on_load.head and not isinstance(head, PlainMatrix):
         raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
-    return ModelWeights(
-        embeddings=embeddings,
-        head=LinearWeights(on_load.head_matrix(head)),
-        norm=reader.norm(config.names.norm, config.norm),
-        layers=_layers(reader, progress),
-        positions=reader.positions(),
-        kv_scales=read_kv_scales(config, base, StoredTensors(checkpoint.tensors, read_exact)),
-    )
+    used_head = LinearWeights(on_load.head_matrix(head))
+    norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
+    scales = read_kv_scales(config, base, StoredTensors(checkpoint.tensors, read_exact))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
+    layers = _layers(reader, progress, opened)
+    return ModelWeights(embeddings, used_head, norm, layers=layers, positions=positions, kv_scales=scales)
 
 
 def check_on_load(config: ModelConfig, on_load: OnLoad) -> None:
@@ -164,11 +173,12 @@ def _ends(
     return embeddings, PlainMatrix(head)
 
 
-def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
+def _layers(reader: LayerReader, progress: Progress, opened: ExitStack) -> Iterator[LayerWeights]:
     num_layers = reader.config.num_layers
-    for index in range(num_layers):
-        yield reader.layer(index)
-        progress("loading weights", (index + 1) / num_layers)
+    with opened:
+        for index in range(num_layers):
+            yield reader.layer(index)
+            progress("loading weights", (index + 1) / num_layers)
 
 
 def weight_formats(config: ModelConfig, on_load: OnLoad = NOTHING) -> str:

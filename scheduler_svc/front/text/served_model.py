@@ -73,7 +73,9 @@ class ServedModel:
             if self._text is not None:
                 self._text.close()
             self._text, self._unusable = text, None
-            log.info("model", name=model.name, vocab_size=model.vocab_size, context_length=model.context_length)
+            formats = {"weight_formats": model.weight_formats} if model.weight_formats else {}
+            sizes = {"vocab_size": model.vocab_size, "context_length": model.context_length}
+            log.info("model", name=model.name, **sizes, **formats)
         except Exception as error:
             self._text = None
             self._unusable = str(error)
