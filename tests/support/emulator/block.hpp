@@ -20,16 +20,20 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.hpp"
+
 namespace emulator {
 
 constexpr unsigned kSharedBytes = 256 * 1024, kSharedBase = 1024;  // no shared address is 0
 constexpr int kStackBytes = 128 * 1024;
 constexpr int kPatience = 3000;  // rounds without progress that mean a deadlock
 
-struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count]
+struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, depth] * b [depth, 2 * count]
     float* d;
     int count;
-    bool is_bf16, a_is_shared, accumulates;
+    Kind kind;
+    bool a_is_shared, accumulates;
+    bool b_is_along_k;
     unsigned a_low, b_low;
     std::vector<unsigned> a;  // in registers
     unsigned number;
@@ -42,7 +46,7 @@ struct SmallCopy {  // of 16 bytes; those after `valid_bytes` are zeros
 };
 
 struct Matrices {
-    float a[64][16];
+    float a[64][32];
     std::vector<float> b;
 };
 
@@ -88,9 +92,11 @@ struct EncodedMap {
 
 struct Copy {
     unsigned target;
-    const EncodedMap* map;
+    const EncodedMap* map;  // null: of `bytes` contiguous bytes at `source`
     int start[3];
     unsigned barrier;
+    const void* source = nullptr;
+    unsigned bytes = 0;
 };
 
 struct Block {
@@ -162,10 +168,14 @@ inline T exchanged(unsigned mask, T value, int source) {
     memcpy(&value, warp().values[turn][source & 31], sizeof(T));
     return value;
 }
+inline void arrive_named(int name, int count) {  // without a wait
+    Named& own = block->named[name];
+    if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
+}
 inline void meet_named(int name, int count) {
     Named& own = block->named[name];
     unsigned generation = own.generation;
-    if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
+    arrive_named(name, count);
     while (own.generation == generation) yield("named barrier ", name);
 }
 
