@@ -83,13 +83,6 @@ def test_skinny_products(tokens: int, blocks: int) -> None:
     assert arrivals_before_loads_are_done(machine_code("skinny_product", defines)) == []
 
 
-@pytest.mark.parametrize("tokens", choice([1, 9, 64], in_ci=[9]))
-def test_fp8_products(tokens: int) -> None:
-    fixed: dict[str, int | str] = {"STATIC": 0, "EPILOGUE": "EPILOGUE_GATED", "OUT": "float", "ACTIVATION": "silu"}
-    defines = Fp8Variant.choose(1, tokens, 28672, 4096).defines | fixed
-    assert arrivals_before_loads_are_done(machine_code("fp8_product", defines)) == []
-
-
 def test_gated_products() -> None:
     defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "SCALAR": "__nv_bfloat16"}
     assert arrivals_before_loads_are_done(machine_code("gated_product", defines)) == []
