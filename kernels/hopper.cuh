@@ -43,6 +43,19 @@ __device__ __forceinline__ void copy_tensor(
         : "memory");
 }
 
+// Copies contiguous bytes; addresses and size are multiples of 16.
+__device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, int bytes, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+        "l"(global), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+// Brings contiguous bytes into L2; address and size are multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* global, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // Makes this thread's writes to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -54,7 +54,7 @@
 template <typename Scalar, int Count>
 struct Wgmma;
 
-// `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows.
+// `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows, or a in registers.
 // `mix`: d (+)= a [64, 16] in registers * b [16, 2 * Count] in shared memory with k across the rows.
 // `pin` prevents the compiler from moving uses of the sums above a wait.
 // I0 to I5 are the numbers of the operands after the sums.
@@ -67,6 +67,15 @@ struct Wgmma;
                          " {" REGISTERS_WIDE_##COUNT "}, %" #I0 ", %" #I1 ", p, 1, 1, 0, 0;\n}"                      \
                          : ACCUMULATORS_WIDE_##COUNT(d)                                                              \
                          : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate));                     \
+        }                                                                                                            \
+        static __device__ __forceinline__ void multiply(                                                             \
+            float (&d)[COUNT], const unsigned (&a)[4], unsigned b, int accumulate) {                                 \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                          \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME                             \
+                         " {" REGISTERS_WIDE_##COUNT "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4            \
+                         ", p, 1, 1, 0;\n}"                                                                          \
+                         : ACCUMULATORS_WIDE_##COUNT(d)                                                              \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(accumulate));   \
         }                                                                                                            \
         static __device__ __forceinline__ void mix(                                                                  \
             float (&d)[COUNT], const unsigned* a, unsigned b, int accumulate) {                                      \

@@ -51,6 +51,7 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
+    "int4": Group(("int4_product", "int4_dequantize"), ("test_int4_product",), shards=2, but_not="14336 or 28672"),
     "experts": Group(
         (
             "expert_activate",
@@ -83,6 +84,7 @@ GROUPS = {
         shards=2,
         captures=True,
     ),
+    "int4-models": Group(("int4_product", "int4_dequantize"), ("test_int4_models",), captures=True),
     "attention": Group(
         ("paged_decode", "paged_prefill_hopper", "paged_prefill"),
         ("test_attention",),

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
+from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
+from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
+from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -22,6 +27,7 @@ from runner_svc.interface.products.skinny_launchers import ProductLauncher
 from runner_svc.weights.blocks.gguf_matrix import GgufMatrix
 from runner_svc.weights.blocks.int8_matrix import Int8Matrix
 from runner_svc.weights.blocks.mxfp4_matrix import Mxfp4Matrix
+from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.plain_matrix import PlainMatrix
 
@@ -71,11 +77,47 @@ def _plain_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher |
     return SkinnyProducts(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 
+def _pack_int4(matrix: Matrix) -> Matrix:
+    if not isinstance(matrix, Int4Matrix) or matrix.size[1] % COLUMNS:
+        return matrix
+    return packed(matrix) or matrix
+
+
+@lru_cache(1)
+def _int4_workspace(dtype: torch.dtype, overlap: bool) -> Workspace:
+    return Workspace(dtype, overlap=overlap)
+
+
+def _int4_products(settings: ProductSettings) -> Int4Products:
+    return Int4Products(settings.eps, settings.activation, dtype=settings.dtype, overlap=settings.overlap)
+
+
+def _int4_linear(settings: ProductSettings) -> LinearLauncher:
+    few_rows = _int4_products(settings) if is_hopper() else None
+    return Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows)
+
+
+def _int4_gated(settings: ProductSettings) -> GatedLauncher | None:
+    many_rows = _plain_gated(settings)
+    if many_rows is None:
+        return None
+    return Int4Gated(_int4_workspace(settings.dtype, settings.overlap), _int4_products(settings), many_rows)
+
+
+def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    choose = partial(Int4Variant.choose, blocks)
+    return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
+
+
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
     GgufMatrix: MatrixKernels(as_plain=True),
     Int8Matrix: MatrixKernels(as_plain=True),
     Mxfp4Matrix: MatrixKernels(as_plain=True),
+    Int4Matrix: MatrixKernels(prepare=_pack_int4),
+    PackedInt4Matrix: MatrixKernels(linear=_int4_linear, gated=_int4_gated, few_rows=_int4_few_rows),
 }
 
 

@@ -30,6 +30,7 @@ struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, 16] * b [1
     float* d;
     int count;
     bool is_bf16, a_is_shared, accumulates;
+    bool b_is_along_k;
     unsigned a_low, b_low;
     std::vector<unsigned> a;  // in registers
     unsigned number;
@@ -88,9 +89,11 @@ struct EncodedMap {
 
 struct Copy {
     unsigned target;
-    const EncodedMap* map;
+    const EncodedMap* map;  // null: of `bytes` contiguous bytes at `source`
     int start[3];
     unsigned barrier;
+    const void* source = nullptr;
+    unsigned bytes = 0;
 };
 
 struct Block {
@@ -162,10 +165,14 @@ inline T exchanged(unsigned mask, T value, int source) {
     memcpy(&value, warp().values[turn][source & 31], sizeof(T));
     return value;
 }
+inline void arrive_named(int name, int count) {
+    Named& own = block->named[name];
+    if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
+}
 inline void meet_named(int name, int count) {
     Named& own = block->named[name];
     unsigned generation = own.generation;
-    if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
+    arrive_named(name, count);
     while (own.generation == generation) yield("named barrier ", name);
 }
 

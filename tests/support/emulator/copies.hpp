@@ -32,7 +32,19 @@ inline void barrier_try_wait(unsigned& done, unsigned address, unsigned parity) 
 inline void copy_tensor(unsigned target, const void* map, int column, int row, int plane, unsigned full) {
     block->copies.push_back({target, static_cast<const EncodedMap*>(map), {column, row, plane}, full});
 }
+inline void copy_bytes(unsigned target, const void* source, int bytes, unsigned full) {
+    if (target % 16 || reinterpret_cast<uintptr_t>(source) % 16 || bytes % 16) fail("a copy of bytes at odd places");
+    block->copies.push_back({target, nullptr, {}, full, source, static_cast<unsigned>(bytes)});
+}
+inline void land_bytes(const Copy& copy) {
+    memcpy(at(copy.target, copy.bytes), copy.source, copy.bytes);
+    Barrier& full = barrier(copy.barrier);
+    full.bytes -= copy.bytes;
+    settle(full);
+    block->progress++;
+}
 inline void land(const Copy& copy) {
+    if (!copy.map) return land_bytes(copy);
     const EncodedMap& map = *copy.map;
     unsigned offset = 0, bytes = map.element_bytes;
     for (int p = 0; p < map.box[2]; p++)

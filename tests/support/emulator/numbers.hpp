@@ -39,5 +39,13 @@ inline uint16_t from_e4m3(unsigned bits) {  // as fp16
 inline unsigned half(unsigned word, int index) { return index ? word >> 16 : word & 0xffff; }
 inline unsigned expand_pair(unsigned two) { return from_e4m3(two & 0xff) | from_e4m3(two >> 8 & 0xff) << 16; }
 inline float element(unsigned bits, bool is_bf16) { return is_bf16 ? from_bf16(bits) : from_f16(bits); }
+inline unsigned subtract_pairs(unsigned a, unsigned b, bool is_bf16) {
+    unsigned result = 0;
+    for (int i = 0; i < 2; i++) {
+        float difference = element(half(a, i), is_bf16) - element(half(b, i), is_bf16);
+        result |= static_cast<unsigned>(is_bf16 ? to_bf16(difference) : to_f16(difference)) << 16 * i;
+    }
+    return result;
+}
 
 }  // namespace emulator

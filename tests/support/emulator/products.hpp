@@ -15,12 +15,17 @@ inline void issue(Product product) {
     current->open_group.push_back(std::move(product));
 }
 inline void multiply(float* d, int count, bool is_bf16, unsigned long long a, unsigned long long b, int accumulate) {
-    issue({d, count, is_bf16, true, accumulate != 0, static_cast<unsigned>(a), static_cast<unsigned>(b), {}, 0});
+    issue({d, count, is_bf16, true, accumulate != 0, true, static_cast<unsigned>(a), static_cast<unsigned>(b), {}, 0});
 }
 inline void mix(
     float* d, int count, bool is_bf16, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long b,
     int accumulate) {
-    issue({d, count, is_bf16, false, accumulate != 0, 0, static_cast<unsigned>(b), {a0, a1, a2, a3}, 0});
+    issue({d, count, is_bf16, false, accumulate != 0, false, 0, static_cast<unsigned>(b), {a0, a1, a2, a3}, 0});
+}
+inline void multiply_held(
+    float* d, int count, bool is_bf16, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long b,
+    int accumulate) {
+    issue({d, count, is_bf16, false, accumulate != 0, true, 0, static_cast<unsigned>(b), {a0, a1, a2, a3}, 0});
 }
 inline void commit_products() {
     current->groups.push_back(std::move(current->open_group));
@@ -53,8 +58,8 @@ inline const Matrices& matrices_of(const Product& product) {
         read.b.resize(16 * columns);
         for (int k = 0; k < 16; k++)
             for (int n = 0; n < columns; n++)
-                read.b[k * columns + n] = product.a_is_shared ? along_k(product.b_low, n, k, product.is_bf16)
-                                                              : across_k(product.b_low, k, n, product.is_bf16);
+                read.b[k * columns + n] = product.b_is_along_k ? along_k(product.b_low, n, k, product.is_bf16)
+                                                               : across_k(product.b_low, k, n, product.is_bf16);
         for (int i = 0; product.a_is_shared && i < 64 * 16; i++)
             read.a[i / 16][i % 16] = along_k(product.a_low, i / 16, i % 16, product.is_bf16);
         if (product.number >= 256) block->matrices.erase(std::make_pair(thread_number() / 128, product.number - 256));
@@ -99,6 +104,7 @@ inline void wait_products(int pending) {
         block->progress++;
     }
 }
-[[gnu::noinline]] inline void pin(float* d) { asm volatile("" : : "r"(d) : "memory"); }
+template <typename T>
+[[gnu::noinline]] void pin(T* d) { asm volatile("" : : "r"(d) : "memory"); }
 
 }  // namespace emulator

@@ -42,6 +42,8 @@ _STATEMENTS = (
     (r"mbarrier\.arrive\.shared::cta", "emulator::barrier_arrive({0})"),
     (r"mbarrier\.arrive\.expect_tx", "emulator::barrier_expect({0}, {1})"),
     (r".*mbarrier\.try_wait\.parity", "emulator::barrier_try_wait({0}, {1}, {2})"),
+    (r"cp\.async\.bulk\.prefetch", _NOTHING),
+    (r"cp\.async\.bulk\.shared", "emulator::copy_bytes({0}, {1}, {2}, {3})"),
     (r"cp\.async\.bulk\.tensor\.3d", "emulator::copy_tensor({0}, {1}, {2}, {3}, {4}, {5})"),
     (r"ld\.shared\.v4", "memcpy(&({0}), emulator::at({4}, 16), 16)"),
     (r"st\.shared\.v4", "{{ uint4 words{{{1}, {2}, {3}, {4}}}; memcpy(emulator::at({0}, 16), &words, 16); }}"),
@@ -50,7 +52,12 @@ _STATEMENTS = (
     (r"ld\.global\.nc\.s32 %0, \[%1\]", "{0} = *({1})"),
     (r"wgmma\.commit_group", "emulator::commit_products()"),
     (r"wgmma\.wait_group", "emulator::wait_products({0})"),
+    (r"bar\.sync %0, %1", "emulator::meet_named({0}, {1})"),
     (r"bar\.sync", "emulator::meet_named({0}, 128)"),
+    (r"bar\.arrive %0, %1", "emulator::arrive_named({0}, {1})"),
+    (r"sub\.rn\.bf16x2", "{0} = emulator::subtract_pairs({1}, {2}, true)"),
+    (r"sub\.rn\.f16x2", "{0} = emulator::subtract_pairs({1}, {2}, false)"),
+    (r"lop3\.b32 %0, %1, %2, %3, 0xea", "{0} = ({1}) & ({2}) | ({3})"),
     (r"fence\.|wgmma\.fence|setmaxnreg|griddepcontrol", _NOTHING),
     (r"mma\.sync.*\.bf16\.", "emulator::multiply_fragments(true, {all})"),
     (r"mma\.sync.*\.f16\.", "emulator::multiply_fragments(false, {all})"),
@@ -107,7 +114,8 @@ def _statement(ptx: str) -> str:
     if product:
         count = int(product[1]) // 2
         others = operands[count:]
-        call = "multiply" if len(others) == 3 else "mix"
+        held = "multiply_held" if template.rstrip(" ;}").endswith("p, 1, 1, 0") else "mix"
+        call = "multiply" if len(others) == 3 else held
         is_bf16 = str(product[2] == "bf16").lower()
         return f"emulator::{call}(&({operands[0]}), {count}, {is_bf16}, {', '.join(others)})"
     for pattern, statement in _STATEMENTS:

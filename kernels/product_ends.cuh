@@ -1,0 +1,163 @@
+// What follows a product of few rows, out^T = W x^T, whose sums over parts of W's columns are in shared memory: adding
+// up the parts in a fixed order, bias, activation, residual stream.
+//
+// RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
+//
+// Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, adjacent blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
+// ACTIVATION, for EPILOGUE_GATED.
+#pragma once
+
+#include "activation.cuh"
+#include "vector.cuh"
+#if SPLIT > 1
+#include "hopper_cluster.cuh"
+#endif
+
+#define EPILOGUE_STORE 0     // out = scale * product + bias
+#define EPILOGUE_GATED 1     // out = activation(gate) * up of scale * product + bias; W: the rows of gate, then of up
+#define EPILOGUE_RESIDUAL 2  // residual += product + bias; out = residual * norm_weight; squares of the residual
+
+constexpr bool kGated = EPILOGUE == EPILOGUE_GATED;
+constexpr int kPitch = 64 + 4;  // of a token's sums, such that lanes of a warp write to different banks
+constexpr int kSumBytes = TOKENS * kPitch * 4;  // of a part
+constexpr int kOutputs = kGated ? 32 : 64;  // of a tile, per token
+constexpr int kQuads = kOutputs / 4;
+constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
+constexpr int kSquaresPitch = 128;
+#if SPLIT > 1
+// Rank of this block among those that split its columns.
+__device__ __forceinline__ int split_rank() { return cluster_rank() % SPLIT; }
+#else
+__device__ __forceinline__ int split_rank() { return 0; }
+#endif
+static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
+
+struct Ends {
+    const float* squares;  // [num_squares, kSquaresPitch]: sums of squares of x's rows, or null if x has no scale
+    int num_squares;
+    float inverse_width;  // 1 / (number of elements of a row of x)
+    float eps;
+    OUT* out;                          // [tokens, outputs], its rows apart by `pitch`
+    const SCALAR* bias;         // [rows of W], or null
+    SCALAR* residual;           // [tokens, outputs]
+    const SCALAR* norm_weight;  // [outputs]
+    float* new_squares;                // [tiles, kSquaresPitch]
+    int outputs;                       // columns of `out`
+    int pitch;                         // elements between rows of `out`
+    int tokens;                        // rows of `out`
+};
+
+// Called by one warp: computes 1 / rms of each token. With few tokens, several lanes share a token, which shortens the
+// chains of loads.
+__device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
+    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
+    const int lane = threadIdx.x % 32;
+    wait_for_predecessors();
+    for (int token = lane / kLanes; token < TOKENS; token += 32 / kLanes) {
+        float sum = 0.0f;
+#pragma unroll 16
+        for (int i = lane % kLanes; i < ends.num_squares; i += kLanes) {
+            sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+        }
+        sum = lane_sum(sum, kLanes);
+        scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
+    }
+}
+
+// The sums of a tile, [PARTS][TOKENS][kPitch] at the same address in each block of the cluster.
+struct TileSums {
+    char* sums;
+
+    // Four adjacent sums of a token over all parts.
+    __device__ __forceinline__ Vector<float, 4> add_up(int token, int row) const {
+        Vector<float, 4> parts[SPLIT * PARTS];
+#pragma unroll
+        for (int part = 0; part < SPLIT * PARTS; part++) {
+            parts[part] = load(part / PARTS, sums + part % PARTS * kSumBytes + (token * kPitch + row) * 4);
+        }
+        Vector<float, 4> total = parts[0];
+#pragma unroll
+        for (int part = 1; part < SPLIT * PARTS; part++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) total[j] += parts[part][j];
+        }
+        return total;
+    }
+
+private:
+    static __device__ __forceinline__ Vector<float, 4> load(int rank, const char* place) {
+#if SPLIT > 1
+        unsigned address = shared_address(place);
+        Vector<float, 4> value;
+        rank += cluster_rank() - split_rank();
+        asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+                     : "r"(address)
+                     : "memory");
+        return value;
+#else
+        return load_vector<float, 4>(reinterpret_cast<const float*>(place));
+#endif
+    }
+};
+
+__device__ __forceinline__ void scale_and_add(
+    Vector<float, 4>& values, float scale, const SCALAR* bias, long long column) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) values[j] *= scale;
+    if (bias == nullptr) return;
+    const auto added = load_vector<SCALAR, 4>(bias + column);
+#pragma unroll
+    for (int j = 0; j < 4; j++) values[j] += to_float(added[j]);
+}
+
+// Applies the epilogue to four adjacent outputs; returns the sum of the new residual's squares.
+__device__ __forceinline__ float end_quad(
+    const TileSums& sums, const Ends& ends, int token, int row, long long column, float scale) {
+    Vector<float, 4> values = sums.add_up(token, row);
+    scale_and_add(values, scale, ends.bias, column);
+    Vector<OUT, 4> result;
+    float squares = 0.0f;
+#if EPILOGUE == EPILOGUE_GATED
+    Vector<float, 4> up = sums.add_up(token, row + kOutputs);
+    scale_and_add(up, scale, ends.bias, ends.outputs + column);
+#pragma unroll
+    for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
+#elif EPILOGUE == EPILOGUE_RESIDUAL
+    const long long place = token * static_cast<long long>(ends.outputs) + column;
+    auto residual = load_vector<SCALAR, 4>(ends.residual + place);
+    const auto weight = load_vector<SCALAR, 4>(ends.norm_weight + column);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        residual[j] = from_float<SCALAR>(to_float(residual[j]) + values[j]);
+        const float rounded = to_float(residual[j]);
+        squares += rounded * rounded;
+        values[j] = rounded * to_float(weight[j]);
+    }
+    store_vector(ends.residual + place, residual);
+#endif
+#pragma unroll
+    for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
+    store_vector(ends.out + token * static_cast<long long>(ends.pitch) + column, result);
+    return squares;
+}
+
+// Writes this block's tokens of a tile, by `threads` threads in whole warps, of which this one is `thread`.
+__device__ __forceinline__ void end_tile(
+    const TileSums& sums, const float* scales, const Ends& ends, int tile, int thread, int threads) {
+    const int first_token = split_rank() * kSlice;
+    for (int base = 0; base < kSlice * kQuads; base += threads) {
+        const int index = base + thread, token = first_token + index / kQuads, row = index % kQuads * 4;
+        const long long column = static_cast<long long>(tile) * kOutputs + row;
+        float squares = 0.0f;
+        const bool present = index < kSlice * kQuads && token < ends.tokens;
+        if (present && column < ends.outputs) {
+            squares = end_quad(sums, ends, token, row, column, scales[token]);
+        }
+        if (EPILOGUE == EPILOGUE_RESIDUAL) {
+            squares = lane_sum(squares, kQuads);
+            if (present && row == 0) ends.new_squares[tile * kSquaresPitch + token] = squares;
+        }
+    }
+}

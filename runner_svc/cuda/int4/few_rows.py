@@ -1,0 +1,196 @@
+"""Launches kernels/int4_product.cu, which multiplies up to 128 rows by a matrix of 4-bit numbers. Only for Hopper.
+
+Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.activation import ACTIVATIONS
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
+from runner_svc.cuda.tensor_map import PLANE, heads_map
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
+from runner_svc.weights.matrix import Matrix
+
+Choose = Callable[[int, int, int, int], Int4Variant]
+"""Returns the variant for rows of x, tiles of W's rows and of its columns, and bytes of a tile."""
+
+_TWO_BLOCKS = partial(Int4Variant.choose, 2)
+_MAX_MAPS = 4096
+
+
+class Int4Products:
+    """The products of one model, which computes in `dtype`; x has up to 128 rows.
+
+    In float16 only `store` is of use, without a norm's factor: rows that wait for it could exceed the range.
+    """
+
+    def __init__(
+        self,
+        eps: float,
+        activation: str,
+        choose: Choose = _TWO_BLOCKS,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        overlap: bool = False,
+    ) -> None:
+        """`choose` selects variants. Raises KeyError for an unknown activation."""
+        self._eps = eps
+        self._choose = choose
+        self._activation = ACTIVATIONS[activation]
+        self._dtype = dtype
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+        self._map = lru_cache(_MAX_MAPS)(_input_map)
+
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether the kernel supports this matrix."""
+        return (
+            isinstance(matrix, PackedInt4Matrix)
+            and matrix.rows % TILE_ROWS == 0  # of which half are gate and half up
+            and matrix.columns % PLANE == 0
+        )
+
+    def store(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        out: Tensor,
+        bias: Tensor | None = None,
+        *,
+        as_most: bool = False,
+    ) -> None:
+        """Computes out = norm(x) W^T + b; `out` is [T, out], in the model's type or float32.
+
+        The stride of its rows is a multiple of 4. With `as_most` the kernel is that of 128 rows.
+        """
+        self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias, as_most=as_most)
+
+    def compile_most(self, matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
+        """Compiles the kernel that is launched with `as_most`, so that no step waits for it."""
+        variant = self._choose(MAX_ROWS, *matrix.tiles.shape)
+        self._kernel(variant, epilogue, out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
+
+    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
+        self.launch(stream, "EPILOGUE_GATED", x, matrix, out)
+        return ScaledRows(out, None)
+
+    def add(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        sums: TileSums,
+    ) -> ScaledRows:
+        """Computes residual += norm(x) W^T and out = residual * norm_weight; the next norm's factor is left to `sums`.
+
+        `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
+        """
+        squares = sums.squares[: -(-matrix.size[0] // TILE_ROWS)]
+        self.launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, None, residual, norm_weight, squares)
+        return ScaledRows(out, squares)
+
+    def launch(
+        self,
+        stream: int,
+        epilogue: str,
+        x: ScaledRows,
+        matrix: Matrix,
+        out: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        norm_weight: Tensor | None = None,
+        new_squares: Tensor | None = None,
+        *,
+        as_most: bool = False,
+    ) -> None:
+        """Launches the kernel with one of its epilogues. Raises TypeError for a matrix in another layout."""
+        matrix = packed_tiles(matrix)
+        rows = matrix.gathered(x.rows)
+        num_tokens, width = rows.shape
+        tiles, steps, tile_bytes = matrix.tiles.shape
+        variant = self._choose(MAX_ROWS if as_most else num_tokens, tiles, steps, tile_bytes)
+        self._kernel(variant, epilogue, out.dtype, matrix.group, matrix.scale_dtype, matrix.has_zeros)(
+            stream,
+            variant.grid(tiles, num_multiprocessors()),
+            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.sharers),
+            matrix.tiles.data_ptr(),
+            _address(x.squares),
+            len(x.squares) if x.squares is not None else 0,
+            1.0 / width,
+            self._eps,
+            out.data_ptr(),
+            _address(bias),
+            _address(residual),
+            _address(norm_weight),
+            _address(new_squares),
+            steps,
+            tiles,
+            out.shape[1],
+            out.stride(0),
+            num_tokens,
+        )
+
+    def _compile(
+        self,
+        variant: Int4Variant,
+        epilogue: str,
+        out: torch.dtype,
+        group: int,
+        scale: torch.dtype,
+        has_zeros: bool,
+    ) -> Kernel:
+        defines = product_defines(variant, epilogue, self._activation, self._dtype, out, group, scale, has_zeros)
+        return Kernel(
+            load("int4_product", defines),
+            "int4_product",
+            # map of x; matrix; squares, number, 1 / width, eps; out, bias, residual, norm, squares; steps, tiles,
+            # outputs, stride of out, tokens
+            "128sPPiffPPPPPiiiii",
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
+            overlap=self._overlap,
+        )
+
+
+def product_defines(
+    variant: Int4Variant,
+    epilogue: str,
+    activation: str,
+    dtype: torch.dtype,
+    out: torch.dtype,
+    group: int,
+    scale: torch.dtype,
+    has_zeros: bool,
+) -> dict[str, int | str]:
+    """Returns the source's macros."""
+    return variant.defines | {
+        "EPILOGUE": epilogue,
+        "SCALAR": DTYPE_DEFINES[dtype],
+        "OUT": DTYPE_DEFINES[out],
+        "ACTIVATION": activation,
+        "GROUP": group,
+        "SCALE": DTYPE_DEFINES[scale],
+        "ZEROS": int(has_zeros),
+    }
+
+
+def _address(tensor: Tensor | None) -> int:
+    return tensor.data_ptr() if tensor is not None else 0
+
+
+def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int, sharers: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, stride, (box_rows, 2 // sharers))

@@ -1,0 +1,149 @@
+"""Products with 4-bit matrices on a GPU, of few rows with their fused operations and of many, against float64."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from runner_svc.interface.products.skinny_launchers import ScaledRows
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Gated, Int4Linear  # imports CuPy
+from runner_svc.cuda.int4.dequantize import Workspace
+from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.products.gated_product import GatedProduct
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from tests.support.int4_cases import ADD, EPS, GATED, STORE, MatrixCase, ProductCase, relative_error
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+needs_hopper = pytest.mark.skipif(not is_hopper(), reason="needs Hopper, and kernels compiled for it")
+CASES = (
+    ProductCase(1, MatrixCase(6144, 4096), STORE, (1, 2, 2, 2)),
+    ProductCase(5, MatrixCase(192, 576, 64, has_zeros=True, scale=F16), STORE, (2, 1, 1, 2)),
+    ProductCase(8, MatrixCase(960, 320, 32, has_zeros=True, has_order=True), STORE, (1, 2, 1, 2)),
+    ProductCase(13, MatrixCase(1152, 2048, has_zeros=True, scale=F16), STORE, (4, 1, 4, 1)),
+    ProductCase(27, MatrixCase(4096, 1024, 64, scale=F32), STORE, (2, 2, 4, 1)),
+    ProductCase(64, MatrixCase(640, 4096, 32, has_zeros=True), STORE, (2, 2, 2, 1)),
+    ProductCase(50, MatrixCase(28672, 4096), STORE, (4, 1, 1, 1)),
+    ProductCase(128, MatrixCase(4096, 4096), STORE, (2, 1, 4, 1)),
+    ProductCase(101, MatrixCase(576, 1536, 64, has_zeros=True, scale=F16), STORE, (1, 2, 1, 1)),
+    ProductCase(7, MatrixCase(3072, 576, 64), GATED, (1, 2, 1, 2)),
+    ProductCase(16, MatrixCase(28672, 4096), GATED, (2, 1, 1, 2)),
+    ProductCase(64, MatrixCase(28672, 4096, has_zeros=True), GATED, (4, 1, 1, 1)),
+    ProductCase(3, MatrixCase(4096, 14336), ADD, (1, 2, 4, 2)),
+    ProductCase(33, MatrixCase(576, 1536, 32, scale=F16), ADD, (2, 2, 2, 1)),
+    ProductCase(128, MatrixCase(4096, 14336, has_zeros=True), ADD, (2, 1, 8, 1)),
+)
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+@needs_hopper
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_few_rows(case: ProductCase) -> None:
+    case.check("cuda", stream())
+
+
+@needs_hopper
+def test_bits_depend_neither_on_the_number_of_rows_nor_on_neighbours() -> None:
+    _, matrix = MatrixCase(4096, 4096).packed("cuda")
+    x, products = torch.randn(128, 4096, device="cuda").to(BF16), Int4Products(EPS, "silu")
+    found = []
+    for rows in (1, 8, 16, 27, 64, 128):
+        out = torch.empty(rows, 4096, device="cuda")
+        products.store(stream(), ScaledRows(x[:rows], None), matrix, out)
+        found.append(out[0])
+        x[1:] = torch.randn(127, 4096, device="cuda").to(BF16)
+    x[1:] = torch.nan
+    out = torch.empty(128, 4096, device="cuda")
+    products.store(stream(), ScaledRows(x, None), matrix, out)
+    assert all(torch.equal(found[0], other) for other in [*found[1:], out[0]])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("rows", [3, 200, MOST_ROWS + 5])
+@pytest.mark.parametrize(
+    "case", [MatrixCase(960, 576, 64, has_zeros=True, scale=F16, has_order=True), MatrixCase(1000, 408, 32)], ids=str
+)
+def test_any_number_of_rows(dtype: torch.dtype, rows: int, case: MatrixCase) -> None:
+    """The second matrix has no kernel of few rows."""
+    matrix, in_tiles = case.packed("cuda")
+    products = Int4Products(EPS, "silu", dtype=dtype) if is_hopper() else None
+    linear = Int4Linear(Workspace(dtype), products)
+    x, bias = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((rows, case.columns), (case.rows,)))
+    expected = x.double() @ matrix.dequantized().double().t() + bias.double()
+    out = torch.full((rows + 1, case.rows), torch.nan, dtype=dtype, device="cuda")
+    linear.multiply(stream(), x, in_tiles, bias, out[:-1])
+    assert relative_error(out[:-1], expected) < 5e-3
+    assert out[-1].isnan().all()
+    total = out[:-1].clone()
+    linear.add(stream(), x, in_tiles, bias, total, 0.5)
+    assert relative_error(total, 1.5 * expected) < 5e-3
+
+
+@needs_hopper
+@pytest.mark.parametrize("rows", [3, 200, MOST_ROWS + 5])
+def test_any_number_of_rows_with_gates(rows: int) -> None:
+    matrix, in_tiles = MatrixCase(1024, 576, 64, has_zeros=True, scale=F16, has_order=True).packed("cuda")
+    many_rows = GatedProduct(BF16, "silu", partial(GatedVariant.choose, num_multiprocessors()))
+    gated = Int4Gated(Workspace(BF16), Int4Products(EPS, "silu"), many_rows)
+    assert gated.fits(in_tiles)
+    gated.prepare(rows, in_tiles)
+    x = torch.randn(rows, 576, device="cuda").to(BF16)
+    gate, up = (x.double() @ matrix.dequantized().double().t()).chunk(2, dim=-1)
+    out = torch.full((rows + 1, 512), torch.nan, dtype=BF16, device="cuda")
+    gated(stream(), x, in_tiles, out[:-1])
+    assert relative_error(out[:-1], torch.nn.functional.silu(gate) * up) < 1e-2
+    assert out[-1].isnan().all()
+
+
+@needs_hopper
+def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
+    """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
+    rows, hidden, inner = 33, 1024, 3072
+    (_, gate_up), (_, down) = MatrixCase(2 * inner, hidden).packed("cuda"), MatrixCase(hidden, inner).packed("cuda")
+    norm_weight = torch.randn(hidden, device="cuda").to(BF16)
+    first = torch.randn(rows, hidden, device="cuda").to(BF16)
+    residual, normed = torch.empty_like(first), torch.empty_like(first)
+    activated = torch.empty(rows, inner, device="cuda", dtype=BF16)
+    squares = torch.zeros(hidden // 64, 128, device="cuda")
+
+    def run(products: Int4Products) -> None:
+        residual.copy_(first)
+        x = ScaledRows(first, None)
+        for _ in range(12):
+            products.launch(stream(), GATED, x, gate_up, activated)
+            given = ScaledRows(activated, None)
+            products.launch(stream(), ADD, given, down, normed, None, residual, norm_weight, squares)
+            x = ScaledRows(normed, squares)
+
+    run(Int4Products(EPS, "silu"))
+    expected, overlapping = residual.clone(), Int4Products(EPS, "silu", overlap=True)
+    assert expected.isfinite().all()
+    run(overlapping)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(overlapping)
+    for _ in range(20):
+        residual.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(residual, expected)
+
+
+@needs_hopper
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("tiles", [(64, 32), (448, 32), (64, 112)])
+def test_chosen_variants(tokens: int, blocks: int, tiles: tuple[int, int]) -> None:
+    case = MatrixCase(tiles[0] * 64, tiles[1] * 128)
+    variant = Int4Variant.choose(blocks, tokens, *tiles, 4224)
+    form = (variant.row_groups, variant.parts, variant.split, variant.blocks)
+    ProductCase(tokens, case, STORE, form).check("cuda", stream())

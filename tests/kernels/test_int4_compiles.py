@@ -1,0 +1,57 @@
+"""The kernels of 4-bit matrices compile without spilling registers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner_svc.cuda.int4.dequantize import dequantize_defines
+from runner_svc.cuda.int4.few_rows import product_defines
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.sources import kernel_folder
+from tests.support.int4_cases import ADD, GATED, STORE
+from tests.support.nvrtc import compile_kernel, toolkit_folder
+from tests.support.thoroughness import choice
+
+if toolkit_folder() is None:
+    pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+SHAPES = [(tokens, blocks, tiles) for tokens in (1, 9, 30, 64, 128) for blocks in (1, 2) for tiles in (64, 96, 448)]
+
+
+def compiled(name: str, arch: str, defines: dict[str, int | str]) -> str:
+    """Returns the compiler's log."""
+    macros = tuple(f"-D{key}={value}" for key, value in defines.items())
+    code, log = compile_kernel(kernel_folder() / f"{name}.cu", arch, macros)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    return log
+
+
+FORMATS = ((STORE, 128, BF16, False), (ADD, 64, F16, True), (GATED, 32, F32, True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "epilogue", "group", "scale", "has_zeros"),
+    choice(
+        [(shape, *rest) for shape in SHAPES for rest in FORMATS],
+        in_ci=[((1, 2, 64), *FORMATS[1]), ((64, 2, 448), *FORMATS[2])],
+    ),
+)
+def test_products_of_few_rows(
+    shape: tuple[int, int, int], epilogue: str, group: int, scale: torch.dtype, has_zeros: bool
+) -> None:
+    tokens, blocks, tiles = shape
+    tile_bytes = 4096 + 128 // group * 64 * (scale.itemsize + has_zeros)
+    variant = Int4Variant.choose(blocks, tokens, tiles, 32, tile_bytes)
+    out = F32 if epilogue == STORE else BF16
+    defines = product_defines(variant, epilogue, "silu", BF16, out, group, scale, has_zeros)
+    compiled("int4_product", "sm_90a", defines)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+def test_dequantization(arch: str) -> None:
+    compiled("int4_dequantize", arch, dequantize_defines(BF16, 32, F16, arch == "sm_80"))
