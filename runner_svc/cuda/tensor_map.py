@@ -15,6 +15,7 @@ from functools import cache
 PLANE = 64
 """Elements of a row in a plane: 128 bytes, the width of the copies' swizzle."""
 
+_BYTES_PLANE = 128
 _MAP_BYTES = 128
 _ALIGNMENT = 64
 _SCALAR_BYTES = 2
@@ -56,6 +57,23 @@ def bytes_map(address: int, num_heads: int, head_dim: int, rows: int, box_rows: 
     strides = (num_heads * head_dim, head_dim)
     return _encode(
         address, _UINT8, (head_dim, rows, num_heads), strides, (head_dim, box_rows, 1), _SWIZZLE_NONE, _PROMOTE_256B
+    )
+
+
+def codes_map(address: int, rows: int, width: int, box_rows: int, *, read_once: bool = False) -> bytes:
+    """Returns the map of one-byte [rows, width], contiguous; one copy reads 128 columns of `box_rows` rows.
+
+    `width` is a multiple of 16; columns and rows beyond are read as zeros. `read_once` is as in `heads_map`. Raises
+    TensorMapError.
+    """
+    return _encode(
+        address,
+        _UINT8,
+        (width, rows, 1),
+        (width, width * rows),
+        (_BYTES_PLANE, box_rows, 1),
+        _SWIZZLE_128B,
+        0 if read_once else _PROMOTE_256B,
     )
 
 

@@ -26,9 +26,11 @@ from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.layer_launchers import DecoderLaunchers, RoundingNormLauncher
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.logit_scaling import finish_logits
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 
@@ -170,19 +172,20 @@ class CudaDecoder:
         last_post_norm: Tensor | None = None
         is_normed = False
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
+            parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
+            takes = self._qkv[index].takes(num_tokens) if not parallel else None
             if index == 0:
-                normed = self._first_norm(stream, hidden, layer.attention_norm, space.normed[:num_tokens])
+                normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
-                normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, space.normed[:num_tokens])
+                normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
             self._qkv[index].multiply(stream, normed, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
-            if self.config.layers[index].parallel:
+            if parallel:
                 hidden.add_now(stream, attended, self._output[index])
             else:
                 hidden.add(stream, attended, self._output[index])
-                normed = self._norm(
-                    stream, hidden, layer.attention_post_norm, layer.mlp_norm, space.normed[:num_tokens]
-                )
+                takes = mlp.takes(num_tokens)
+                normed = self._norm(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
             is_normed = self._add_experts_and_norm(stream, index, mlp, normed, hidden, fusions.activating)
             if not is_normed:
                 mlp(stream, normed, hidden, fusions.activating)
@@ -190,13 +193,13 @@ class CudaDecoder:
         return hidden
 
     def _add_experts_and_norm(
-        self, stream: int, index: int, mlp: CudaMlp, normed: Tensor, hidden: Hidden, activating: Activating
+        self, stream: int, index: int, mlp: CudaMlp, normed: Rows, hidden: Hidden, activating: Activating
     ) -> bool:
         """Adds a layer's experts and makes `normed` the next layer's; returns False where that is impossible."""
         if not isinstance(mlp, CudaExpertMlp) or not self.config.is_plain or index + 1 == len(self.layers):
             return False
         weight = self.layers[index + 1].attention_norm
-        if weight is None:
+        if weight is None or isinstance(normed, QuantizedRows):
             return False
         mlp.add_to_normed(stream, normed, hidden.residual, weight, self.config.norm_eps, activating)
         return True
@@ -224,19 +227,40 @@ class CudaDecoder:
             torch.index_select(self._positions, 0, inputs.positions, out=positions)
             out.add_(positions)
 
-    def _first_norm(self, stream: int, hidden: Hidden, weight: Tensor | None, out: Tensor) -> Tensor:
-        """Returns the next product's input: `out` with the normed residual stream, or that itself without a norm."""
+    def _first_norm(
+        self, stream: int, hidden: Hidden, weight: Tensor | None, out: Tensor, takes: Rounding | None
+    ) -> Rows:
+        """Returns the next product's input: `out` with the normed residual stream, or that itself without a norm.
+
+        If the product `takes` it rounded, and there is such a norm, the input is that.
+        """
         if weight is None:
             return hidden.residual
+        rounding_norm = self._rounding_norm(takes)
+        if takes is not None and rounding_norm is not None:
+            return rounding_norm(stream, None, hidden.residual, weight, takes)
         self._launchers.norm.norm(stream, hidden.residual, weight, out)
         return out
 
+    def _rounding_norm(self, takes: Rounding | None) -> RoundingNormLauncher | None:
+        launcher = self._launchers.rounding_norm
+        return launcher if launcher is not None and takes is not None and launcher.rounds(takes) else None
+
     def _norm(
-        self, stream: int, hidden: Hidden, post_norm: Tensor | None, weight: Tensor | None, out: Tensor
-    ) -> Tensor:
+        self,
+        stream: int,
+        hidden: Hidden,
+        post_norm: Tensor | None,
+        weight: Tensor | None,
+        out: Tensor,
+        takes: Rounding | None = None,
+    ) -> Rows:
         """Adds the last product, normed with `post_norm`, to the residual stream; then as `_first_norm`."""
         if hidden.last is None:
-            return self._first_norm(stream, hidden, weight, out)
+            return self._first_norm(stream, hidden, weight, out, takes)
+        rounding_norm = self._rounding_norm(takes) if post_norm is None else None
+        if takes is not None and rounding_norm is not None and weight is not None:
+            return rounding_norm(stream, hidden.last, hidden.residual, weight, takes)
         if post_norm is not None:
             self._launchers.norm.add_normed(stream, hidden.last, hidden.residual, post_norm, weight, out)
         elif weight is not None:

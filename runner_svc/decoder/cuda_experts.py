@@ -93,6 +93,9 @@ class CudaExpertMlp:
         # A router has biases or corrections, and its configuration says which.
         self._router_bias = router.bias.float() if router.bias is not None else weights.corrections
 
+    def takes(self, rows: int) -> None:
+        """Returns None."""
+
     @property
     def router(self) -> Matrix:
         """The router's matrix, with the gate of a shared expert behind it."""

@@ -24,10 +24,9 @@ class CudaLinear:
         """Whether `add` may be faster than an addition in the next norm."""
         return self._launcher.adds(self.matrix)
 
-    @property
-    def takes(self) -> Rounding | None:
-        """The rounding of rows that it accepts quantized."""
-        return self._launcher.takes(self.matrix)
+    def takes(self, rows: int) -> Rounding | None:
+        """Returns the rounding of that number of rows that it is best given quantized."""
+        return self._launcher.takes(self.matrix, rows)
 
     def multiply(self, stream: int, x: Rows, out: Tensor) -> None:
         """Fills `out` [T, out] with y; it may be float32."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -11,8 +11,10 @@ from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.products.linear_launchers import Rows
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.model_weights import MlpWeights
 
@@ -28,8 +30,11 @@ class MlpSpace(Protocol):
 class CudaMlp(Protocol):
     """An MLP of a layer."""
 
-    def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
-        """Adds the MLP of `normed` [T, hidden_size] to `hidden`; launches depend on T alone."""
+    def takes(self, rows: int) -> Rounding | None:
+        """Returns the rounding of that number of rows that it is best given quantized; None: it takes numbers."""
+
+    def __call__(self, stream: int, normed: Any, hidden: Hidden, activating: Activating) -> None:
+        """Adds the MLP of `normed` [T, hidden_size], rows as `takes` says, to `hidden`; launches depend on T alone."""
 
 
 class DenseCudaMlp:
@@ -41,15 +46,20 @@ class DenseCudaMlp:
         self._launchers = launchers
         self._space = space
 
-    def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
+    def takes(self, rows: int) -> Rounding | None:
+        """Returns what its first product takes."""
+        return self.gate_up.takes(rows)
+
+    def __call__(self, stream: int, normed: Rows, hidden: Hidden, activating: Activating) -> None:
         """Adds the MLP of `normed` [T, hidden_size] to `hidden`."""
         activated = self._space.activated[: len(normed)]
         if activating is Activating.PRODUCT and self._launchers.gated is not None:
-            self._launchers.gated(stream, normed, self.gate_up.matrix, activated)
-        else:
-            gate_up = self._space.gate_up[: len(normed)]
-            self.gate_up.multiply(stream, normed, gate_up)
-            self._launchers.activation(stream, gate_up, activated)
+            rows = self._launchers.gated(stream, normed, self.gate_up.matrix, activated, self.down.takes(len(normed)))
+            hidden.add(stream, rows, self.down)
+            return
+        gate_up = self._space.gate_up[: len(normed)]
+        self.gate_up.multiply(stream, normed, gate_up)
+        self._launchers.activation(stream, gate_up, activated)
         hidden.add(stream, activated, self.down)
 
 

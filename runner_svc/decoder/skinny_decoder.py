@@ -76,6 +76,9 @@ class SkinnyMlp:
         self._own_down = own_down
         self._sums = TileSums.allocate(mlp.down.matrix.size[1], decoder.device)
 
+    def takes(self, rows: int) -> None:
+        """Returns None."""
+
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Like `CudaMlp`, for at most MAX_ROWS positions. The next norm adds a skinny down product."""
         activated = self._workspace.activated[: len(normed)]

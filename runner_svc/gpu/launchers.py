@@ -16,6 +16,7 @@ from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant, TilesVariant
+from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm, ResidualNorm
@@ -91,7 +92,7 @@ class CudaLaunchers(StepLaunchers):
 
     `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
     rows, by their blocks per multiprocessor. `expert_variants`: those of experts' products, by the most rows of a job
-    and their blocks per multiprocessor.
+    and their blocks per multiprocessor. `all_plain`: quantized matrices become plain ones.
     """
 
     def __init__(
@@ -102,10 +103,12 @@ class CudaLaunchers(StepLaunchers):
         overlap: bool = True,
         skinny_blocks: Sequence[int] = (1, 2),
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
+        all_plain: bool = False,
     ) -> None:
         super().__init__(config, dtype, overlap=overlap)
         self._config = config
         self._skinny_blocks = skinny_blocks
+        self._all_plain = all_plain
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
@@ -119,7 +122,8 @@ class CudaLaunchers(StepLaunchers):
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, dtype=self._dtype),
+            prepare=partial(prepared, dtype=self._dtype, all_plain=self._all_plain),
+            rounding_norm=self._rounding_norm(),
         )
 
     def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:
@@ -157,6 +161,14 @@ class CudaLaunchers(StepLaunchers):
             post_norms=post_norms,
             overlap=self._overlap,
         )
+
+    def _rounding_norm(self) -> Fp8Norm | None:
+        config = self._config
+        if not is_hopper() or self._dtype is not torch.bfloat16 or config.norm is not NormKind.RMS:
+            return None
+        if config.multiplier != 1.0 or any(layer.post_norms for layer in config.layers):
+            return None
+        return Fp8Norm(config.hidden_size, config.norm_eps, overlap=self._overlap)
 
     def _experts(self, experts: ExpertsConfig) -> ExpertLaunchers:
         """Raises ValueError for another GPU than Hopper, and for sizes that the kernels lack."""

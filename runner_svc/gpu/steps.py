@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
 from runner_svc.decoder.cuda_mlp import CudaMlp
-from runner_svc.decoder.fusions import Activating, Adding, Fusions
+from runner_svc.decoder.fusions import Activating, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.skinny_decoder import SkinnyDecoder, matrices, skinny_mlps
 from runner_svc.decoder.step_rotations import StepRows
@@ -121,10 +121,11 @@ class CudaSteps:
             return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
             return [Fusions()]
+        most = self._decoder.fusions[-1].adding
         return [
             fusions
             for fusions in self._decoder.fusions
-            if fusions.activating is Activating.KERNEL or fusions.adding is Adding.PRODUCTS
+            if fusions.activating is Activating.KERNEL or fusions.adding is most
         ]
 
     def _run_decode(

@@ -9,7 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
-from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher
+from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher, QuantizedRows
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 
 
@@ -23,6 +24,18 @@ class NormLauncher(Protocol):
     ) -> None: ...
 
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+
+class RoundingNormLauncher(Protocol):
+    """A norm whose rows the next product takes quantized."""
+
+    def rounds(self, rounding: Rounding) -> bool:
+        """Returns whether it has this rounding."""
+
+    def __call__(
+        self, stream: int, hidden: Tensor | None, residual: Tensor, weight: Tensor, rounding: Rounding
+    ) -> QuantizedRows:
+        """Computes residual += hidden, unless that is None, and returns norm(residual), rounded."""
 
 
 class RopeKvLauncher(Protocol):
@@ -59,5 +72,7 @@ class DecoderLaunchers:
     plain: RopeKvLauncher
     # None for a model without experts.
     experts: ExpertLaunchers | None = None
+    # None: norms write numbers.
+    rounding_norm: RoundingNormLauncher | None = None
     # Returns a matrix in the layout that the kernels read; itself if it is in one.
     prepare: Callable[[Matrix], Matrix] = lambda matrix: matrix

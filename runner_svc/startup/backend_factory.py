@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -13,6 +14,9 @@ from runner_svc.interface.progress import Progress
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
 from runner_svc.startup.kernel_cache import choose_kernel_cache
+
+if TYPE_CHECKING:
+    from runner_svc.gpu.loading import GpuOptions
 
 _TEST_CONTEXT_LENGTH = 8192
 
@@ -51,13 +55,14 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
+def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, tries_formats: bool = False) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
+    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
     if device == "cuda":
-        return _gpu_backend(settings, progress)
+        return _gpu_backend(settings, progress, tries_formats)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
         try:
@@ -148,31 +153,16 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     return backend
 
 
-def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bool) -> Backend:
     import torch
 
     from runner_svc.cuda.module import LOADS
-    from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
+    from runner_svc.gpu.loading import load_cuda_backend
     from runner_svc.interface.pool_size import OutOfMemory
     from runner_svc.startup.gpu_probe import failure
-    from runner_svc.weights.on_load import OnLoad
 
     choose_kernel_cache(settings.cache_dir)
-    sizes = Sizes.of(settings, on_gpu=True)
-    options = GpuOptions(
-        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
-        random_weights=settings.weights == "random",
-        num_slots=sizes.slots,
-        block_size=settings.block_size,
-        max_step_tokens=sizes.max_step_tokens,
-        context_length=settings.context_length,
-        num_blocks=sizes.num_blocks(settings.block_size),
-        gpu_memory=settings.gpu_memory,
-        fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
-        decoder=settings.decoder,
-        timings=settings.timings,
-        on_load=OnLoad(settings.quantization, settings.quantize_head),
-    )
+    options = _gpu_options(settings, tries_formats)
     try:
         backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress)
     except OutOfMemory as error:
@@ -195,6 +185,30 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         raise (BrokenGpu if obstacle.may_pass else UnusableSettings)(told) from error
     log.info("loaded the kernels", modules=LOADS.count, seconds=round(LOADS.seconds, 2))
     return backend
+
+
+def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
+    import torch
+
+    from runner_svc.gpu.loading import GpuOptions
+    from runner_svc.weights.on_load import OnLoad
+
+    sizes = Sizes.of(settings, on_gpu=True)
+    return GpuOptions(
+        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        random_weights=settings.weights == "random",
+        num_slots=sizes.slots,
+        block_size=settings.block_size,
+        max_step_tokens=sizes.max_step_tokens,
+        context_length=settings.context_length,
+        num_blocks=sizes.num_blocks(settings.block_size),
+        gpu_memory=settings.gpu_memory,
+        fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
+        decoder=settings.decoder,
+        timings=settings.timings,
+        on_load=OnLoad(settings.quantization, settings.quantize_head),
+        tries_formats=tries_formats,
+    )
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:

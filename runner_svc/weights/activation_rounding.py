@@ -53,7 +53,6 @@ class StaticRounding:
         return "static activations"
 
     def rounded(self, x: Tensor) -> Tensor:
-        # A tensor made on the device: CUDA divides by a number as if it multiplied with its reciprocal.
         scale = torch.full((), self.scale, dtype=torch.float32, device=x.device)
         return to_e4m3(x.float() / scale).float() * scale
 
@@ -95,8 +94,18 @@ class GroupRounding:
 def _by_scale(x: Tensor, largest: Tensor, bound: float | None) -> Tensor:
     if bound is not None:
         largest = largest.clamp(max=bound)
-    scale = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
+    scale = scale_of(largest)
     return to_e4m3(x.float() / scale).float() * scale
+
+
+def scale_of(largest: Tensor) -> Tensor:
+    """Returns the scale of numbers whose largest magnitude is given, float32.
+
+    It is a true quotient on every device: CUDA divides by a number of Python as if it multiplied with its reciprocal. A
+    scale that is off by one bit rounds all ties of a row another way, and rows of bfloat16 numbers have many ties.
+    """
+    divisor = torch.full((), LARGEST, dtype=torch.float32, device=largest.device)
+    return (largest / divisor).clamp(min=SMALLEST_SCALE)
 
 
 def to_e4m3(x: Tensor) -> Tensor:

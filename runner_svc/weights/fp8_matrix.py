@@ -14,11 +14,10 @@ from torch import Tensor
 
 from runner_svc.weights.activation_rounding import (
     E4M3,
-    LARGEST,
-    SMALLEST_SCALE,
     GroupRounding,
     Rounding,
     TokenRounding,
+    scale_of,
     to_e4m3,
 )
 from runner_svc.weights.cpu_products import TILE_ROWS, bfloat16_product
@@ -117,7 +116,7 @@ class Fp8Matrix(Matrix):
 def to_fp8(weight: Tensor) -> Fp8Matrix:
     """Quantizes W [out, in] per channel by rounding to nearest, with activations per token."""
     numbers = weight.float()
-    scales = (numbers.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    scales = scale_of(numbers.abs().amax(dim=1, keepdim=True))
     return Fp8Matrix(to_e4m3(numbers / scales), scales, TokenRounding())
 
 
@@ -126,7 +125,7 @@ def to_fp8_blocks(weight: Tensor, side: int = 128) -> Fp8Matrix:
     out, width = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -width % side, 0, -out % side))
     blocks = padded.unflatten(0, (-1, side)).unflatten(2, (-1, side))  # [block rows, side, block columns, side]
-    scales = (blocks.abs().amax(dim=(1, 3)) / LARGEST).clamp(min=SMALLEST_SCALE)
+    scales = scale_of(blocks.abs().amax(dim=(1, 3)))
     codes = to_e4m3(blocks / scales[:, None, :, None]).flatten(2, 3).flatten(0, 1)
     codes = _bytes(codes)[:out, :width].contiguous().view(E4M3)
     return Fp8Matrix(codes, scales, GroupRounding(side), (side, side))

@@ -14,6 +14,7 @@ import torch
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant
+from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
@@ -77,6 +78,13 @@ def test_skinny_products(tokens: int, blocks: int) -> None:
     variant = SkinnyVariant.choose(blocks, tokens, 4096, 4096)
     defines = variant.defines | {"EPILOGUE": "EPILOGUE_GATED", "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
     assert arrivals_before_loads_are_done(machine_code("skinny_product", defines)) == []
+
+
+@pytest.mark.parametrize("tokens", choice([1, 9, 64], in_ci=[9]))
+def test_fp8_products(tokens: int) -> None:
+    fixed: dict[str, int | str] = {"STATIC": 0, "EPILOGUE": "EPILOGUE_GATED", "OUT": "float", "ACTIVATION": "silu"}
+    defines = Fp8Variant.choose(1, tokens, 28672, 4096).defines | fixed
+    assert arrivals_before_loads_are_done(machine_code("fp8_product", defines)) == []
 
 
 def test_gated_products() -> None:

@@ -8,6 +8,7 @@ import torch
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
+from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
@@ -67,6 +68,23 @@ CASES = {
         "expert_rows",
         (BF16, "-DWIDTH=2880", "-DTOP_K=4", "-DBIAS=1", "-DCLAMPED=1", "-DALPHA=1.702f", "-DLIMIT=7.0f"),
     ),
+    "fp8-rows": ("fp8_rows", ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0", "-DGATED=0")),
+    "fp8-rows-groups": ("fp8_rows", ("-DWIDTH=400", "-DVECTORS=1", "-DGROUPED=1", "-DSTATIC=0", "-DGATED=0")),
+    "fp8-rows-static": ("fp8_rows", ("-DWIDTH=4096", "-DVECTORS=1", "-DGROUPED=0", "-DSTATIC=1", "-DGATED=0")),
+    "fp8-rows-gated": (
+        "fp8_rows",
+        ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0", "-DGATED=1", "-DACTIVATION=silu"),
+    ),
+    "fp8-norm": ("fp8_norm", ("-DWIDTH=4096", "-DVECTORS=1", "-DADD=1", "-DGROUPED=0", "-DSTATIC=0")),
+    "fp8-norm-groups": ("fp8_norm", ("-DWIDTH=12288", "-DVECTORS=2", "-DADD=0", "-DGROUPED=1", "-DSTATIC=0")),
+    "fp8-scale": (
+        "fp8_scale",
+        ("-DWIDTH=6144", "-DRAW=float", "-DOUT=float", "-DGATED=0", "-DBIAS=1", "-DACTIVATION=silu"),
+    ),
+    "fp8-scale-gated": (
+        "fp8_scale",
+        ("-DWIDTH=28672", "-DRAW=__nv_bfloat16", "-DOUT=__nv_bfloat16", "-DGATED=1", "-DBIAS=0", "-DACTIVATION=silu"),
+    ),
     "gather": ("gather_inputs", ()),
     "scatter": ("scatter_segments", ()),
     "copy": ("copy_words", ()),
@@ -106,6 +124,34 @@ def test_skinny_products_compile_for_hopper(tokens: int, blocks: int, epilogue: 
     code, log = compile_kernel(kernel_folder() / "skinny_product.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")
     assert "warning" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert variant.shared_bytes <= (228 << 10) // blocks - 1024
+    assert variant.stages >= 3
+
+
+FP8 = [(1, 1), (1, 2), (9, 2), (30, 1), (64, 1), (128, 1)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "epilogue", "grouped"),
+    choice(
+        [(*shape, epilogue, grouped) for shape in FP8 for epilogue in EPILOGUES for grouped in (False, True)],
+        in_ci=[(1, 2, "GATED", False), (64, 1, "RESIDUAL", True)],
+    ),
+)
+def test_fp8_products_compile_for_hopper(tokens: int, blocks: int, epilogue: str, grouped: bool) -> None:
+    rows = 28672 if epilogue == "GATED" else 4096
+    variant = Fp8Variant.choose(blocks, tokens, rows, 4096, grouped=grouped)
+    defines = variant.defines | {
+        "STATIC": 0,
+        "EPILOGUE": f"EPILOGUE_{epilogue}",
+        "OUT": "__nv_bfloat16",
+        "ACTIVATION": "silu",
+    }
+    code, log = compile_kernel(kernel_folder() / "fp8_product.cu", "sm_90a", macros(defines))
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
     assert " 0 bytes spill stores" in log, log
     assert variant.shared_bytes <= (228 << 10) // blocks - 1024
     assert variant.stages >= 3

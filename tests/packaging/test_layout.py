@@ -24,7 +24,7 @@ ORDER = {
     ),
     "runner_svc": (
         "weights weights/blocks interface/products interface settings gguf hub model/folder model/quantization "
-        "model/families model/tokenizer model model/checkpoint catalog sampling cuda cuda/int4 cuda/products "
+        "model/families model/tokenizer model model/checkpoint catalog sampling cuda cuda/fp8 cuda/int4 cuda/products "
         "cuda/experts attention decoder transformers_decoder transformers_decoder/gpu timings batch backends gpu "
         "execution link startup ."
     ),

@@ -43,6 +43,7 @@ def load(
         fp8_cache=fp8_cache,
         decoder=decoder,
         on_load=on_load,
+        tries_formats=True,
     )
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
     if num_blocks is not None:

@@ -27,10 +27,20 @@ from runner_svc.sampling.gumbel import gumbel, key_words
 from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
+from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 from tests.support.host_attention import HostAttention
 from tests.support.host_experts import host_experts
-from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
+from tests.support.host_layers import (
+    HostActivation,
+    HostFp8Linear,
+    HostGated,
+    HostNorm,
+    HostProducts,
+    HostRopeKv,
+    HostRoundingNorm,
+    host_embed,
+)
 
 
 class HostEvent:
@@ -100,10 +110,11 @@ class HostLaunchers:
         return DecoderLaunchers(
             norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
             activation=HostActivation(config.activation, config.layers[0].mlp.gated),
-            linear=LinearProducts({}),
+            linear=LinearProducts({Fp8Matrix: HostFp8Linear()}),
             gated=HostGated(config.activation) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
+            rounding_norm=HostRoundingNorm(HostNorm(config.norm_eps, config.norm, config.multiplier)),
             experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,
         )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.weights.activation_rounding import Rounding
+from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
@@ -99,6 +104,50 @@ class HostProducts:
         return product
 
 
+class HostRoundingNorm:
+    """A norm whose rows are rounded as the next product takes them: codes are the numbers, and scales are one."""
+
+    def __init__(self, norm: HostNorm) -> None:
+        self._norm = norm
+
+    def rounds(self, rounding: Rounding) -> bool:
+        return True
+
+    def __call__(
+        self, stream: int, hidden: Tensor | None, residual: Tensor, weight: Tensor, rounding: Rounding
+    ) -> QuantizedRows:
+        out = torch.empty_like(residual)
+        if hidden is None:
+            self._norm.norm(stream, residual, weight, out)
+        else:
+            self._norm.add(stream, hidden, residual, weight, out)
+        return QuantizedRows(rounding.rounded(out), torch.ones(len(out), 1), rounding)
+
+
+class HostFp8Linear:
+    """Products of FP8 matrices that take more than two rows rounded."""
+
+    def adds(self, matrix: Matrix) -> bool:
+        return False
+
+    def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
+        assert isinstance(matrix, Fp8Matrix)
+        return matrix.rounding if rows > 2 else None
+
+    def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
+        if not isinstance(x, QuantizedRows):
+            matrix.multiply(x, bias, out)
+            return
+        assert x.rounding == self.takes(matrix, len(x))
+        product = x.codes.float() * x.scales @ matrix.dequantized().t()
+        out.copy_(product if bias is None else product + bias)
+
+    def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
+        product = torch.empty_like(total)
+        self.multiply(stream, x, matrix, bias, product)
+        total.add_(product, alpha=factor)
+
+
 class HostActivation:
     def __init__(self, name: str, gated: bool = True) -> None:
         self._function, self._gated = ACTIVATION_FUNCTIONS[name], gated
@@ -122,8 +171,9 @@ class HostGated:
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         self.prepared = max_tokens
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
+    def __call__(self, stream: int, x: Any, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Tensor:
         self._activation(stream, x @ plain_tensor(matrix).t(), out)
+        return out
 
 
 class HostRopeKv:

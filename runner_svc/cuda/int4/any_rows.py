@@ -12,6 +12,7 @@ from runner_svc.cuda.int4.few_rows import Int4Products
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed_tiles
 from runner_svc.interface.products.linear_launchers import GatedLauncher, QuantizedRows, Rows
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 
 MOST_ROWS = 512
@@ -31,7 +32,7 @@ class Int4Linear:
         """Returns False."""
         return False
 
-    def takes(self, matrix: Matrix) -> None:
+    def takes(self, matrix: Matrix, rows: int) -> None:
         """Returns None."""
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
@@ -86,15 +87,17 @@ class Int4Gated:
         if max_tokens > MOST_ROWS:
             self._many_rows.prepare(max_tokens, self._workspace.empty(matrix))
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out` [T, n]. Raises TypeError for a matrix in another layout."""
+    def __call__(self, stream: int, x: Rows, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Returns `out` [T, n], which it fills. Raises TypeError for quantized rows or a matrix in another layout."""
+        if isinstance(x, QuantizedRows):
+            raise TypeError("products of 4-bit matrices take no quantized rows")
         matrix = packed_tiles(matrix)
         if len(x) > MOST_ROWS:
-            self._many_rows(stream, matrix.gathered(x), self._workspace.plain(stream, matrix), out)
-            return
+            return self._many_rows(stream, matrix.gathered(x), self._workspace.plain(stream, matrix), out)
         for rows in pieces(len(x)):
             given = ScaledRows(x[rows], None)
             self._few_rows.launch(stream, "EPILOGUE_GATED", given, matrix, out[rows], as_most=True)
+        return out
 
 
 def pieces(num_rows: int) -> Iterator[slice]:

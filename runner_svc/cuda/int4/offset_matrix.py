@@ -95,7 +95,7 @@ class OffsetInt4Linear:
         """Returns False."""
         return False
 
-    def takes(self, matrix: Matrix) -> None:
+    def takes(self, matrix: Matrix, rows: int) -> None:
         """Returns None."""
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:

@@ -24,7 +24,7 @@ class OwnMethods:
         """Returns whether the matrix can add in its product."""
         return matrix.can_add
 
-    def takes(self, matrix: Matrix) -> None:
+    def takes(self, matrix: Matrix, rows: int) -> None:
         """Returns None."""
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
@@ -47,19 +47,27 @@ class LinearProducts:
         """Returns whether every part can add in its product."""
         return all(self._launcher(part).adds(part) for part, _ in parts(matrix))
 
-    def takes(self, matrix: Matrix) -> Rounding | None:
+    def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
         """Returns the rounding of rows that all parts accept."""
-        taken = [self._launcher(part).takes(part) for part, _ in parts(matrix)]
+        if not isinstance(matrix, JoinedMatrix):
+            return self._launcher(matrix).takes(matrix, rows)
+        taken = [self._launcher(part).takes(part, rows) for part in matrix.parts]
         return taken[0] if all(each == taken[0] for each in taken) else None
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [T, out]."""
+        if not isinstance(matrix, JoinedMatrix):
+            self._launcher(matrix).multiply(stream, x, matrix, bias, out)
+            return
         for part, columns in parts(matrix):
             own = bias[columns] if bias is not None else None
             self._launcher(part).multiply(stream, x, part, own, out[:, columns])
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
         """Adds to `total` [T, out]."""
+        if not isinstance(matrix, JoinedMatrix):
+            self._launcher(matrix).add(stream, x, matrix, bias, total, factor)
+            return
         for part, columns in parts(matrix):
             own = bias[columns] if bias is not None else None
             self._launcher(part).add(stream, x, part, own, total[:, columns], factor)
@@ -83,9 +91,9 @@ class GatedProducts:
         """Compiles the kernels for up to `max_tokens` rows. Raises KeyError for a matrix that does not fit."""
         self._by_class[type(matrix)].prepare(max_tokens, matrix)
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out`. Raises KeyError for a matrix that does not fit."""
-        self._by_class[type(matrix)](stream, x, matrix, out)
+    def __call__(self, stream: int, x: Rows, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Returns `out` or rounded rows. Raises KeyError for a matrix that does not fit."""
+        return self._by_class[type(matrix)](stream, x, matrix, out, takes)
 
 
 class FewRowProducts:
@@ -102,6 +110,9 @@ class FewRowProducts:
 
     def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
         """Fills `out` [T, out]."""
+        if not isinstance(matrix, JoinedMatrix):
+            self._by_class[type(matrix)].store(stream, x, matrix, out)
+            return
         for part, columns in parts(matrix):
             self._by_class[type(part)].store(stream, x, part, out[:, columns])
 

@@ -13,6 +13,8 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.products.gated_variant import CONSUMER_ROWS, STEP, VECTOR, GatedVariant
 from runner_svc.cuda.tensor_map import PLANE, heads_map
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
+from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
@@ -53,8 +55,13 @@ class GatedProduct:
         for num_tokens in range(CONSUMER_ROWS, max_tokens + CONSUMER_ROWS, CONSUMER_ROWS):
             self._kernel(self._choose(num_tokens, num_outputs, width))
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous."""
+    def __call__(self, stream: int, x: Rows, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Tensor:
+        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous.
+
+        Returns `out`. Raises TypeError for quantized rows.
+        """
+        if isinstance(x, QuantizedRows):
+            raise TypeError("these products take no quantized rows")
         weight, (num_tokens, width) = plain_tensor(matrix), x.shape
         num_outputs = out.shape[1]
         variant = self._choose(num_tokens, num_outputs, width)
@@ -73,6 +80,7 @@ class GatedProduct:
             columns,
             variant.group,
         )
+        return out
 
     def _compile(self, variant: GatedVariant) -> Kernel:
         defines = variant.defines | {"SCALAR": DTYPE_DEFINES[self._dtype], "ACTIVATION": self._activation}

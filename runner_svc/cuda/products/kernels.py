@@ -6,12 +6,16 @@ that are right for every class: the matrix's own `multiply` and `add`, and no fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TypeVar
 
 import torch
 
+from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8.product import Fp8Products
+from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
 from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products, fits_few_rows
@@ -28,9 +32,12 @@ from runner_svc.interface.products.skinny_launchers import ProductLauncher
 from runner_svc.weights.blocks.gguf_matrix import GgufMatrix
 from runner_svc.weights.blocks.int8_matrix import Int8Matrix
 from runner_svc.weights.blocks.mxfp4_matrix import Mxfp4Matrix
+from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.plain_matrix import PlainMatrix
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +137,19 @@ def _offset_linear(settings: ProductSettings) -> LinearLauncher:
     return OffsetInt4Linear(Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows))
 
 
+def _fp8_linear(settings: ProductSettings) -> Fp8Linear | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    return Fp8Linear(settings.eps, settings.activation, torch.device("cuda"), overlap=settings.overlap)
+
+
+def _fp8_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
+    if not is_hopper() or settings.dtype is not torch.bfloat16:
+        return None
+    choose = partial(Fp8Variant.choose, blocks)
+    return Fp8Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
+
+
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
     GgufMatrix: MatrixKernels(replace=_gguf),
@@ -138,39 +158,69 @@ KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     Mxfp4Matrix: MatrixKernels(replace=_plain),
     Int4Matrix: MatrixKernels(prepare=_pack_int4),
     PackedInt4Matrix: MatrixKernels(linear=_int4_linear, gated=_int4_gated, few_rows=_int4_few_rows),
+    Fp8Matrix: MatrixKernels(linear=_fp8_linear, gated=_fp8_linear, few_rows=_fp8_few_rows),
 }
 
 
-def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Matrix:
+class _OnDemand(Mapping[type[Matrix], T]):
+    """Launchers by class, each made when a matrix of the class first needs it: a plain model makes no others."""
+
+    def __init__(self, makers: Mapping[type[Matrix], Callable[[], T | None]]) -> None:
+        self._makers = makers
+        self._made: dict[type[Matrix], T | None] = {}
+
+    def __getitem__(self, kind: type[Matrix]) -> T:
+        if kind not in self._made:
+            self._made[kind] = self._makers[kind]()
+        if (launcher := self._made[kind]) is None:
+            raise KeyError(kind)
+        return launcher
+
+    def __iter__(self) -> Iterator[type[Matrix]]:
+        return (kind for kind in self._makers if kind in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16, *, all_plain: bool = False) -> Matrix:
     """Returns the matrix in the layout that its kernels read; itself if it is in one.
 
-    `dtype` is the type that is computed in, of what becomes plain.
+    `dtype` is the type that is computed in, of what becomes plain: with `all_plain`, every matrix.
     """
     if isinstance(matrix, JoinedMatrix):
-        parts = [prepared(part, dtype) for part in matrix.parts]
+        parts = [prepared(part, dtype, all_plain=all_plain) for part in matrix.parts]
         are_plain = all(isinstance(part, PlainMatrix) for part in parts)
         return joined(parts) if are_plain else JoinedMatrix(tuple(parts))
+    if isinstance(matrix, PlainMatrix):
+        return matrix
     kernels = KERNELS.get(type(matrix), MatrixKernels())
+    if all_plain:
+        return _plain(matrix, dtype)
     if kernels.replace is not None:
         return kernels.replace(matrix, dtype)
     return matrix if kernels.prepare is None else kernels.prepare(matrix)
 
 
-def linear_launchers(settings: ProductSettings) -> dict[type[Matrix], LinearLauncher]:
+def linear_launchers(settings: ProductSettings) -> Mapping[type[Matrix], LinearLauncher]:
     """Returns the launchers for any number of rows, by class."""
-    made = {kind: kernels.linear(settings) for kind, kernels in KERNELS.items() if kernels.linear is not None}
-    return {kind: launcher for kind, launcher in made.items() if launcher is not None}
+    return _OnDemand(
+        {kind: partial(kernels.linear, settings) for kind, kernels in KERNELS.items() if kernels.linear is not None}
+    )
 
 
-def gated_launchers(settings: ProductSettings) -> dict[type[Matrix], GatedLauncher]:
+def gated_launchers(settings: ProductSettings) -> Mapping[type[Matrix], GatedLauncher]:
     """Returns the launchers of gated products for any number of rows, by class."""
-    made = {kind: kernels.gated(settings) for kind, kernels in KERNELS.items() if kernels.gated is not None}
-    return {kind: launcher for kind, launcher in made.items() if launcher is not None}
+    return _OnDemand(
+        {kind: partial(kernels.gated, settings) for kind, kernels in KERNELS.items() if kernels.gated is not None}
+    )
 
 
-def few_row_launchers(settings: ProductSettings, blocks: int) -> dict[type[Matrix], ProductLauncher]:
+def few_row_launchers(settings: ProductSettings, blocks: int) -> Mapping[type[Matrix], ProductLauncher]:
     """Returns the launchers for few rows, by class."""
-    made = {
-        kind: kernels.few_rows(settings, blocks) for kind, kernels in KERNELS.items() if kernels.few_rows is not None
+    makers = {
+        kind: partial(kernels.few_rows, settings, blocks)
+        for kind, kernels in KERNELS.items()
+        if kernels.few_rows is not None
     }
-    return {kind: launcher for kind, launcher in made.items() if launcher is not None}
+    return _OnDemand(makers)

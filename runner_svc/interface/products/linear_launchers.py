@@ -45,8 +45,8 @@ class LinearLauncher(Protocol):
     def adds(self, matrix: Matrix) -> bool:
         """Returns whether `add` is one launch that may be faster than `multiply` and an addition in the next norm."""
 
-    def takes(self, matrix: Matrix) -> Rounding | None:
-        """Returns the rounding of `QuantizedRows` that the products accept; None: they accept only numbers."""
+    def takes(self, matrix: Matrix, rows: int) -> Rounding | None:
+        """Returns the rounding of `QuantizedRows` that products of this number of rows take best, or None."""
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [T, out] with x W^T + b.
@@ -67,5 +67,9 @@ class GatedLauncher(Protocol):
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         """Compiles the kernels for up to `max_tokens` rows, so that no step waits for it."""
 
-    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
-        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width]; all contiguous."""
+    def __call__(self, stream: int, x: Rows, matrix: Matrix, out: Tensor, takes: Rounding | None = None) -> Rows:
+        """Computes [T, n] from x [T, width], numbers or as `LinearLauncher.takes` says, and the matrix [2 * n, width].
+
+        All are contiguous. Returns the input of the next product: `out`, which it fills, or rows rounded as that
+        product `takes` them.
+        """

@@ -20,16 +20,19 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.hpp"
+
 namespace emulator {
 
 constexpr unsigned kSharedBytes = 256 * 1024, kSharedBase = 1024;  // no shared address is 0
 constexpr int kStackBytes = 128 * 1024;
 constexpr int kPatience = 3000;  // rounds without progress that mean a deadlock
 
-struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count]
+struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, depth] * b [depth, 2 * count]
     float* d;
     int count;
-    bool is_bf16, a_is_shared, accumulates;
+    Kind kind;
+    bool a_is_shared, accumulates;
     bool b_is_along_k;
     unsigned a_low, b_low;
     std::vector<unsigned> a;  // in registers
@@ -43,7 +46,7 @@ struct SmallCopy {  // of 16 bytes; those after `valid_bytes` are zeros
 };
 
 struct Matrices {
-    float a[64][16];
+    float a[64][32];
     std::vector<float> b;
 };
 
@@ -165,7 +168,7 @@ inline T exchanged(unsigned mask, T value, int source) {
     memcpy(&value, warp().values[turn][source & 31], sizeof(T));
     return value;
 }
-inline void arrive_named(int name, int count) {
+inline void arrive_named(int name, int count) {  // without a wait
     Named& own = block->named[name];
     if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
 }

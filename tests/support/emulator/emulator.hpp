@@ -37,6 +37,7 @@ inline float __int_as_float(unsigned bits) {
     memcpy(&value, &bits, 4);
     return value;
 }
+inline float __uint_as_float(unsigned bits) { return __int_as_float(bits); }
 inline unsigned __float_as_uint(float value) {
     unsigned bits;
     memcpy(&bits, &value, 4);
@@ -48,6 +49,14 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T* address) { return *address; }
 template <typename T> inline T __ldcg(const T* address) { return *address; }
 inline int atomicAdd(int* address, int value) { return (*address += value) - value; }
+inline unsigned atomicMax(unsigned* address, unsigned value) {
+    unsigned old = *address;
+    *address = std::max(old, value);
+    return old;
+}
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xffffu, b & 0xffffu);
+}
 inline void __threadfence() {}
 template <typename T> inline T __shfl_sync(unsigned mask, T value, int lane) {
     return emulator::exchanged(mask, value, lane);

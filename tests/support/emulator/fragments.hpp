@@ -13,7 +13,7 @@ inline unsigned word(unsigned turn, int of_lane, int index) {
 
 // c [16, 8] += a [16, 16] * b [16, 8]
 inline void multiply_fragments(
-    bool is_bf16, float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+    Kind kind, float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
     unsigned b0, unsigned b1) {
     unsigned turn = meet({both(a0, a1), both(a2, a3), both(b0, b1)});
     float* sums[4] = {&c0, &c1, &c2, &c3};
@@ -23,7 +23,7 @@ inline void multiply_fragments(
         for (int k = 0; k < 16; k++) {
             unsigned a = word(turn, row * 4 + k % 8 / 2, i / 2 + k / 8 * 2);
             unsigned b = word(turn, column * 4 + k % 8 / 2, 4 + k / 8);
-            sum += element(half(a, k % 2), is_bf16) * element(half(b, k % 2), is_bf16);
+            sum += element(half(a, k % 2), kind) * element(half(b, k % 2), kind);
         }
         *sums[i] = sum;
     }

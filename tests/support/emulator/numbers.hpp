@@ -1,6 +1,7 @@
 // 16-bit and 8-bit numbers.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -38,12 +39,31 @@ inline uint16_t from_e4m3(unsigned bits) {  // as fp16
 }
 inline unsigned half(unsigned word, int index) { return index ? word >> 16 : word & 0xffff; }
 inline unsigned expand_pair(unsigned two) { return from_e4m3(two & 0xff) | from_e4m3(two >> 8 & 0xff) << 16; }
-inline float element(unsigned bits, bool is_bf16) { return is_bf16 ? from_bf16(bits) : from_f16(bits); }
-inline unsigned subtract_pairs(unsigned a, unsigned b, bool is_bf16) {
+inline unsigned to_e4m3(float value) {  // to nearest even, saturated; NaN stays NaN
+    unsigned sign = std::signbit(value) ? 0x80 : 0;
+    float size = std::fabs(value);
+    if (size != size) return 0x7f;
+    if (size >= 448.0f) return sign | 0x7e;
+    int exponent;
+    std::frexp(size, &exponent);
+    float unit = std::ldexp(1.0f, std::max(exponent - 4, -9));
+    size = std::nearbyint(size / unit) * unit;
+    if (size == 0.0f) return sign;
+    std::frexp(size, &exponent);
+    if (exponent - 1 < -6) return sign | static_cast<unsigned>(size * 512.0f);
+    return sign | (exponent + 6) << 3 | static_cast<unsigned>(std::ldexp(size, 4 - exponent)) - 8;
+}
+enum Kind { kF16, kBf16, kE4m3 };  // of the elements that products take
+inline int kind_bytes(Kind kind) { return kind == kE4m3 ? 1 : 2; }
+inline int kind_depth(Kind kind) { return 32 / kind_bytes(kind); }  // elements that a product adds up
+inline float element(unsigned bits, Kind kind) {
+    return kind == kBf16 ? from_bf16(bits) : from_f16(kind == kE4m3 ? from_e4m3(bits) : bits);
+}
+inline unsigned subtract_pairs(unsigned a, unsigned b, Kind kind) {
     unsigned result = 0;
     for (int i = 0; i < 2; i++) {
-        float difference = element(half(a, i), is_bf16) - element(half(b, i), is_bf16);
-        result |= static_cast<unsigned>(is_bf16 ? to_bf16(difference) : to_f16(difference)) << 16 * i;
+        float difference = element(half(a, i), kind) - element(half(b, i), kind);
+        result |= static_cast<unsigned>(kind == kBf16 ? to_bf16(difference) : to_f16(difference)) << 16 * i;
     }
     return result;
 }

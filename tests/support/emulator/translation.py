@@ -38,6 +38,13 @@ _STATEMENTS = (
         r".*cvt\.rn\.f16x2\.e4m3x2 %1, high",
         "{0} = emulator::expand_pair({2}), {1} = emulator::expand_pair(({2}) >> 16)",
     ),
+    (
+        r".*cvt\.rn\.satfinite\.e4m3x2\.f32 low, %2, %1; cvt",
+        "{0} = emulator::to_e4m3({1}) | emulator::to_e4m3({2}) << 8 | emulator::to_e4m3({3}) << 16 | "
+        "emulator::to_e4m3({4}) << 24",
+    ),
+    (r"mov\.u32 %0, %%cluster_ctarank", "{0} = 0"),
+    (r"barrier\.cluster|.*mapa|.*multicast", 'emulator::fail("clusters are not emulated")'),
     (r"mbarrier\.init", "emulator::barrier_init({0}, {1})"),
     (r"mbarrier\.arrive\.shared::cta", "emulator::barrier_arrive({0})"),
     (r"mbarrier\.arrive\.expect_tx", "emulator::barrier_expect({0}, {1})"),
@@ -55,12 +62,12 @@ _STATEMENTS = (
     (r"bar\.sync %0, %1", "emulator::meet_named({0}, {1})"),
     (r"bar\.sync", "emulator::meet_named({0}, 128)"),
     (r"bar\.arrive %0, %1", "emulator::arrive_named({0}, {1})"),
-    (r"sub\.rn\.bf16x2", "{0} = emulator::subtract_pairs({1}, {2}, true)"),
-    (r"sub\.rn\.f16x2", "{0} = emulator::subtract_pairs({1}, {2}, false)"),
+    (r"sub\.rn\.bf16x2", "{0} = emulator::subtract_pairs({1}, {2}, emulator::kBf16)"),
+    (r"sub\.rn\.f16x2", "{0} = emulator::subtract_pairs({1}, {2}, emulator::kF16)"),
     (r"lop3\.b32 %0, %1, %2, %3, 0xea", "{0} = ({1}) & ({2}) | ({3})"),
     (r"fence\.|wgmma\.fence|setmaxnreg|griddepcontrol", _NOTHING),
-    (r"mma\.sync.*\.bf16\.", "emulator::multiply_fragments(true, {all})"),
-    (r"mma\.sync.*\.f16\.", "emulator::multiply_fragments(false, {all})"),
+    (r"mma\.sync.*\.bf16\.", "emulator::multiply_fragments(emulator::kBf16, {all})"),
+    (r"mma\.sync.*\.f16\.", "emulator::multiply_fragments(emulator::kF16, {all})"),
     (r"ldmatrix.*\.trans\.", "emulator::load_fragments({all}, true)"),
     (r"ldmatrix", "emulator::load_fragments({all}, false)"),
     (r"movmatrix", "{0} = emulator::transpose_fragment({1})"),
@@ -110,14 +117,14 @@ def _statement(ptx: str) -> str:
     operands = _operands(rest)
     if not template:
         return f"emulator::pin(&({operands[0]}))"
-    product = re.search(r"wgmma\.mma_async.*?m64n(\d+)k16\.f32\.(bf16|f16)\.", template)
+    product = re.search(r"wgmma\.mma_async.*?m64n(\d+)k(?:16|32)\.f32\.(bf16|f16|e4m3)\.", template)
     if product:
         count = int(product[1]) // 2
         others = operands[count:]
         held = "multiply_held" if template.rstrip(" ;}").endswith("p, 1, 1, 0") else "mix"
         call = "multiply" if len(others) == 3 else held
-        is_bf16 = str(product[2] == "bf16").lower()
-        return f"emulator::{call}(&({operands[0]}), {count}, {is_bf16}, {', '.join(others)})"
+        kind = "emulator::k" + product[2].capitalize()
+        return f"emulator::{call}(&({operands[0]}), {count}, {kind}, {', '.join(others)})"
     for pattern, statement in _STATEMENTS:
         if re.match(pattern, template, re.DOTALL):
             return statement.format(*operands, all=", ".join(operands))

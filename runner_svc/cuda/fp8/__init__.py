@@ -1,0 +1,1 @@
+"""Products with matrices of FP8 on a GPU."""

@@ -1,0 +1,195 @@
+"""Products with FP8 matrices on a Hopper GPU, with their fused operations, against the format's definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runner_svc.interface.products.linear_launchers import QuantizedRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
+from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
+from runner_svc.weights.fp8_matrix import Fp8Matrix
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8.product import Fp8Products, fits
+from runner_svc.cuda.module import is_hopper  # imports CuPy
+
+if not is_hopper():
+    pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)
+
+EPS = 1e-5
+BF16 = torch.bfloat16
+TOKENS = [1, 5, 27, 64, 128]
+SHAPES = [(4096, 14336), (1152, 400), (256, 128)]
+ROUNDINGS: list[Rounding] = [TokenRounding(), TokenRounding(2.0), StaticRounding(0.01), GroupRounding()]
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(BF16)
+
+
+def matrix(out: int, width: int, rounding: Rounding) -> Fp8Matrix:
+    block = (128, 128) if rounding.columns > 1 else None
+    shape = (-(-out // 128), -(-width // 128)) if block else (out, 1)
+    scales = torch.rand(shape, device="cuda") * 1e-2 + 1e-3
+    return Fp8Matrix(to_e4m3(torch.randn(out, width, device="cuda") * 20), scales, rounding, block)
+
+
+def twin(weight: Fp8Matrix, x: ScaledRows) -> Tensor:
+    """Returns norm(x) W^T by the definition, but for where 1 / rms is multiplied."""
+    if x.squares is None:
+        return weight.twin(x.rows)
+    rms = torch.rsqrt(x.squares.sum(dim=0)[: len(x.rows)] / x.rows.shape[1] + EPS).unsqueeze(1)
+    if isinstance(weight.rounding, StaticRounding):
+        return weight.twin(x.rows.float() * rms)
+    return weight.twin(x.rows) * rms
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 0.01) -> None:
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance * float(expected.std()))
+
+
+def poisoned(rows: int, width: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.full((rows, width), torch.nan, device="cuda", dtype=dtype)
+
+
+def tile_sums(width: int) -> TileSums:
+    return TileSums(*torch.full((2, -(-width // 32), MAX_ROWS), torch.nan, device="cuda"))
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+def test_store(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
+    """Also into columns of a wider tensor, from rows of zeros and with outliers."""
+    weight, rows = matrix(out, width, rounding), normal(num_tokens, width)
+    rows[num_tokens // 2, 3] = 80.0
+    if num_tokens > 2:
+        rows[2] = 0.0
+    x = ScaledRows(rows, torch.rand(3, MAX_ROWS, device="cuda") * width)
+    assert fits(weight)
+    actual = poisoned(num_tokens + 1, out + 8, torch.float32)
+    Fp8Products(EPS, "silu").store(stream(), x, weight, actual[:num_tokens, 4 : out + 4])
+    assert_close(actual[:num_tokens, 4 : out + 4], twin(weight, x), 5e-3)
+    assert actual[num_tokens].isnan().all()
+    assert actual[:, :4].isnan().all()
+    assert actual[:, out + 4 :].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize("rounding", [TokenRounding(), GroupRounding()], ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize(("out", "width"), [(28672, 4096), (3072, 576)])
+def test_gated(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
+    weight = matrix(out, width, rounding)
+    x = ScaledRows(normal(num_tokens, width) * 0.1, torch.rand(3, MAX_ROWS, device="cuda") * width)
+    actual = poisoned(num_tokens + 1, out // 2)
+    Fp8Products(EPS, "gelu").gated(stream(), x, weight, actual[:num_tokens], tile_sums(out // 2))
+    gate, up = twin(weight, x).chunk(2, dim=-1)
+    assert_close(actual[:num_tokens], functional.gelu(gate) * up, 0.02)
+    assert actual[num_tokens].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize("rounding", [TokenRounding(), GroupRounding()], ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+def test_add(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
+    x, weight, norm_weight = normal(num_tokens, width), matrix(out, width, rounding), normal(out)
+    residual = normal(num_tokens, out) * 30
+    expected = residual.float() + weight.twin(x)
+    normed, rows = poisoned(num_tokens, out), ScaledRows(x, None)
+    following = Fp8Products(EPS, "silu").add(stream(), rows, weight, residual, norm_weight, normed, tile_sums(out))
+    assert_close(residual, expected)
+    assert_close(normed, residual.float() * norm_weight.float())
+    assert following.squares is not None
+    sums = following.squares.sum(dim=0)[:num_tokens]
+    torch.testing.assert_close(sums, residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("rounding", [TokenRounding(), GroupRounding()], ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize(("out", "width"), [(6144, 4096), (4096, 14336), (1152, 400)])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(out: int, width: int, rounding: Rounding) -> None:
+    """Also among NaN and infinities, in every run, and whether it is rounded in the product or before."""
+    weight, products = matrix(out, width, rounding), Fp8Products(EPS, "silu")
+    rows, squares = normal(MAX_ROWS, width), torch.rand(5, MAX_ROWS, device="cuda") * width
+    outs = []
+    for count in (1, 8, 8, 13, 32, 64, 128):
+        outs.append(poisoned(count, out, torch.float32))
+        products.store(stream(), ScaledRows(rows[:count], squares), weight, outs[-1])
+        rows[1] = torch.nan
+        rows[2, 0] = torch.inf
+    for each in outs:
+        assert torch.equal(each[0], outs[0][0])
+    assert outs[2][1:3].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", [7, 33])
+def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(num_tokens: int) -> None:
+    """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
+    hidden, inner = 1024, 3072
+    gate_up, down = matrix(2 * inner, hidden, TokenRounding()), matrix(hidden, inner, TokenRounding())
+    norm_weight, start = normal(hidden), normal(num_tokens, hidden)
+    residual, activated = poisoned(num_tokens, hidden), poisoned(num_tokens, inner)
+    normed, sums = poisoned(num_tokens, hidden), tile_sums(hidden)
+
+    def run(overlap: bool) -> None:
+        products = Fp8Products(EPS, "silu", overlap=overlap)
+        residual.copy_(start)
+        normed.copy_(start)
+        sums.squares.fill_(hidden / len(sums.squares))
+        x = ScaledRows(normed, sums.squares)
+        for _ in range(12):
+            x = products.gated(stream(), x, gate_up, activated, sums)
+            x = products.add(stream(), x, down, residual, norm_weight, normed, sums)
+
+    run(False)
+    expected = residual.clone()
+    run(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(True)
+    for _ in range(20):
+        residual.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 64, 65, 300])
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize(("out", "width"), [(1024, 2048), (1152, 400)])
+def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
+    """With a bias into columns of a wider tensor, in float32, added, and with gates."""
+    weight, x, bias = matrix(out, width, rounding), normal(num_tokens, width), normal(out)
+    x[num_tokens // 2] *= 20
+    products, expected = Fp8Linear(EPS, "silu", torch.device("cuda")), weight.twin(x)
+    wide = poisoned(num_tokens, out + 8)
+    products.multiply(stream(), x, weight, bias, wide[:, 8:])
+    assert_close(wide[:, 8:], expected + bias.float(), 0.02)
+    assert wide[:, :8].isnan().all()
+    logits = poisoned(num_tokens, out, torch.float32)
+    products.multiply(stream(), x, weight, None, logits)
+    assert_close(logits, expected)
+    total = torch.ones(num_tokens, out, device="cuda", dtype=BF16)
+    products.add(stream(), x, weight, None, total, 0.5)
+    assert_close(total, 0.5 * expected + 1.0, 0.02)
+    if products.fits(weight):
+        gated = poisoned(num_tokens, out // 2)
+        products(stream(), x, weight, gated)
+        gate, up = expected.chunk(2, dim=-1)
+        assert_close(gated, functional.silu(gate) * up, 0.04)
+        codes = products(stream(), x, weight, gated, rounding)
+        assert isinstance(codes, QuantizedRows)
+        numbers = codes.codes.float() * codes.scales
+        assert (numbers - rounding.rounded(gated)).norm() < 0.01 * numbers.norm()
+        down = matrix(256, out // 2, rounding)
+        product = poisoned(num_tokens, 256)
+        products.multiply(stream(), codes, down, None, product)
+        assert_close(product, numbers @ down.dequantized().t(), 0.02)
