@@ -376,7 +376,8 @@ def main() -> None:
             count = max(3, round(300_000_000 / matrix.out / matrix.width))
             shown[key] = [random_matrix(matrix.out, matrix.width, grouped) for _ in range(count)]
             products = Fp8Products(EPS, "silu", overlap=True)
-            log(f"{matrix.name}{' grouped' if grouped else ''}, split {split_of(matrix.out, matrix.width)}")
+            split = split_of(matrix.out, matrix.width, grouped=grouped)
+            log(f"{matrix.name}{' grouped' if grouped else ''}, split {split}")
             if matrix.name in CHECKED:
                 log(f"bits that differ from one row's: {check_bits(matrix, shown[key][0], products)}")
             if arguments.linear:

@@ -1,34 +1,41 @@
-"""Checks and times products of few rows with 4-bit matrices: `python -m bench.products.int4 [--tune]`.
+"""Times products of few rows with 4-bit matrices: `python -m bench.products.int4`.
 
 For each matrix of an 8B model and each number of rows, a CUDA graph multiplies by copies of the matrix in turn, so that
-L2 holds none of them; launches overlap, as in a step. TB/s count the bytes of codes and scales. `--tune` times the
-variants of the kernel and then whole layers with the fastest.
+L2 holds none of them; launches overlap, as in a step. TB/s count the bytes of codes and scales. Then whole layers with
+the fastest variants, and kernels that leave something out.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import hashlib
 import multiprocessing
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
+from runner_svc.cuda import module
 from runner_svc.cuda.int4.dequantize import Dequantize
 from runner_svc.cuda.int4.few_rows import Int4Products, product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
-from runner_svc.cuda.module import load
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.int4_packing import pack_pairs
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+BF16 = torch.bfloat16
 STORE, GATED, ADD = "EPILOGUE_STORE", "EPILOGUE_GATED", "EPILOGUE_RESIDUAL"
 Key = tuple[Int4Variant, str, torch.dtype, int, torch.dtype, bool]
 
@@ -47,166 +54,60 @@ SHAPES = (
     Shape("qkv", 6144, 4096, STORE),
     Shape("output", 4096, 4096, ADD),
 )
+
+
+class Form(NamedTuple):
+    """How a matrix is divided; see `Int4Variant`."""
+
+    row_groups: int
+    parts: int
+    blocks: int
+    launched: int = 0
+    sharers: int = 1
+    prefetched: int = 0
+    by_warps: bool = False
+
+
+BY_WARPS = tuple(
+    Form(row_groups, parts, blocks, launched, by_warps=True)
+    for row_groups, parts, blocks, launched in (
+        *((1, 2, 2, 0), (1, 2, 3, 0), (1, 4, 1, 0), (1, 4, 2, 0), (2, 2, 1, 0), (2, 2, 2, 0)),
+        *((1, 4, 2, 1), (2, 2, 2, 1)),
+    )
+)
 FORMS = {
-    8: (
-        *((1, 1, 4, 0, 16), (1, 2, 2, 0, 0), (1, 2, 2, 0, 16), (1, 2, 2, 1, 16), (2, 2, 1, 0, 16), (4, 1, 2, 1, 16)),
-        *((1, 4, 1, 0, 0), (1, 4, 2, 0, 0), (1, 4, 2, 0, 16), (1, 4, 2, 1, 16), (1, 4, 2, 1, 0), (2, 1, 2, 0, 16)),
-        *((2, 2, 2, 0, 0), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (4, 1, 1, 0, 0)),
-    ),
-    16: ((1, 2, 2, 0, 16), (1, 4, 2, 0, 16), (1, 4, 2, 1, 16), (2, 2, 2, 0, 16), (2, 2, 2, 1, 16), (2, 1, 2, 0, 16)),
-    32: ((1, 2, 2, 0, 16), (2, 1, 2, 0, 16), (2, 2, 1, 0, 16), (4, 1, 1, 0, 0)),
+    8: (Form(1, 2, 2), Form(1, 4, 1), Form(1, 4, 2), *BY_WARPS),
+    16: (Form(1, 2, 2), Form(1, 4, 1), *BY_WARPS[:1], BY_WARPS[2], BY_WARPS[4]),
     64: (
-        *((2, 1, 1, 0, 0), (2, 2, 1, 0, 0), (2, 2, 1, 0, 8), (4, 1, 1, 0, 0), (4, 1, 1, 0, 8), (2, 1, 2, 0, 0)),
-        *((2, 1, 2, 0, 8), (4, 1, 1, 0, 0, 2), (4, 1, 1, 0, 8, 2), (2, 2, 1, 0, 0, 2), (2, 1, 2, 0, 0, 2)),
+        *(Form(2, 2, 1), Form(2, 1, 2), Form(2, 1, 2, prefetched=8), Form(4, 1, 1), Form(2, 2, 1, sharers=2)),
+        Form(4, 1, 1, sharers=2),
     ),
-    128: (
-        *((2, 1, 1, 0, 0), (1, 2, 1, 0, 0), (1, 1, 2, 0, 0), (2, 1, 1, 0, 0, 2), (2, 1, 1, 0, 8, 2)),
-        *((1, 2, 1, 0, 0, 2), (1, 1, 2, 0, 0, 2)),
-    ),
+    128: (Form(2, 1, 1), Form(1, 2, 1), Form(2, 1, 1, 0, 2, 8), Form(2, 1, 1, sharers=2), Form(1, 2, 1, sharers=2)),
 }
-"""Row groups, parts, blocks, launched blocks, prefetched stages, and sharers if there are two."""
-TOTALS = {"qkv": (2, 4), "output": (4, 8), "gate-up": (1, 2, 4), "down": (4, 8)}
+"""By the most rows."""
+TOTALS = {"qkv": (4,), "output": (4, 8), "gate-up": (1, 2, 4), "down": (4, 8)}
+"""Parts of the columns."""
 
 
 def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Int4Variant]:
     """Returns the variants that are worth timing."""
     found = []
-    for row_groups, parts, blocks, launched, prefetched, *more in FORMS[tokens]:
-        sharers = more[0] if more else 1
+    for form in FORMS[tokens]:
         for total in TOTALS[shape.name]:
-            split = total // parts
-            is_large = shape.name == "gate-up"
-            if total % parts or split * sharers > 8 or (split > 1 if is_large else launched):
+            split, is_large = total // form.parts, shape.name == "gate-up"
+            if total % form.parts or split * form.sharers > 8 or (split > 1 if is_large else form.launched):
                 continue
-            variant = Int4Variant(tokens, row_groups, parts, split, blocks, tile_bytes, launched, sharers, prefetched)
+            variant = Int4Variant(tokens, form.row_groups, form.parts, split, form.blocks, tile_bytes, *form[3:])
             if variant.stages >= 2:
                 found.append(variant)
     return found
 
 
-def random_matrix(rows: int, columns: int, group: int, zeros: bool, scale: torch.dtype, order: bool) -> Int4Matrix:
-    """Returns random codes with scales of which some are outliers and some zero."""
-    groups = -(-columns // group)
+def random_matrix(rows: int, columns: int) -> Int4Matrix:
+    """Returns random codes in symmetric groups of 128."""
     codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device="cuda")
-    scales = torch.randn(rows, groups, device="cuda") * 0.02
-    scales[::7, 0] = 1.5
-    scales[::5, groups // 2] = 0.0
-    zero = torch.randint(0, 16, (rows, groups), dtype=torch.uint8, device="cuda") if zeros else None
-    columns_order = torch.randperm(columns, device="cuda") if order else None
-    return Int4Matrix(pack_pairs(codes), scales.to(scale), zero, group, columns, columns_order)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    tokens: int
-    rows: int
-    columns: int
-    group: int
-    zeros: bool
-    scale: torch.dtype
-    order: bool
-    epilogue: str
-    form: tuple[int, int, int, int]  # row groups, parts, split, blocks
-    sharers: int = 1
-
-    @property
-    def variant(self) -> Int4Variant:
-        box = next(box for box in (8, 16, 32, 64, 128) if box >= self.tokens)
-        per_group = 32 * (self.scale.itemsize + self.zeros)
-        tile_bytes = 2 * (2048 + 128 // self.group * per_group)
-        return Int4Variant(box, *self.form, tile_bytes, sharers=self.sharers, prefetched=3)
-
-    @property
-    def key(self) -> Key:
-        out = F32 if self.epilogue == STORE else BF16
-        return self.variant, self.epilogue, out, self.group, self.scale, self.zeros
-
-
-CHECKS = (
-    Check(1, 6144, 4096, 128, False, BF16, False, STORE, (1, 2, 2, 2)),
-    Check(5, 192, 576, 64, True, F16, False, STORE, (2, 1, 1, 2)),
-    Check(8, 960, 320, 32, True, BF16, True, STORE, (1, 2, 1, 2)),
-    Check(13, 1152, 2048, 128, True, F16, False, STORE, (4, 1, 4, 1)),
-    Check(27, 4096, 1024, 64, False, F32, False, STORE, (2, 2, 4, 1)),
-    Check(64, 640, 4096, 32, True, BF16, False, STORE, (2, 2, 2, 1)),
-    Check(50, 28672, 4096, 128, False, BF16, False, STORE, (4, 1, 1, 1)),
-    Check(128, 4096, 4096, 128, False, BF16, False, STORE, (2, 1, 4, 1)),
-    Check(101, 576, 1536, 64, True, F16, False, STORE, (1, 2, 1, 1)),
-    Check(7, 3072, 576, 64, False, BF16, False, GATED, (1, 2, 1, 2)),
-    Check(16, 28672, 4096, 128, False, BF16, False, GATED, (2, 1, 1, 2)),
-    Check(64, 28672, 4096, 128, True, BF16, False, GATED, (4, 1, 1, 1)),
-    Check(3, 4096, 14336, 128, False, BF16, False, ADD, (1, 2, 4, 2)),
-    Check(33, 576, 1536, 32, False, F16, False, ADD, (2, 2, 2, 1)),
-    Check(128, 4096, 14336, 128, True, BF16, False, ADD, (2, 1, 8, 1)),
-    Check(128, 4096, 4096, 128, False, BF16, False, STORE, (2, 1, 4, 1), 2),
-    Check(50, 28672, 4096, 128, False, BF16, False, GATED, (4, 1, 1, 1), 2),
-    Check(101, 576, 1536, 64, True, F16, False, ADD, (1, 2, 1, 1), 2),
-    Check(64, 1088, 1472, 32, True, F16, False, STORE, (2, 2, 2, 1), 2),
-)
-
-
-def check(one: Check) -> None:
-    """Compares a product with float64 torch; prints the relative error."""
-    matrix = random_matrix(one.rows, one.columns, one.group, one.zeros, one.scale, one.order)
-    weight = packed(matrix)
-    assert weight is not None
-    x = torch.randn(one.tokens, one.columns, device="cuda").to(BF16)
-    x[:, 3] *= 50
-    bias = torch.randn(one.rows, device="cuda").to(BF16)
-    product = x.double() @ matrix.dequantized().double().t()
-    squares = torch.rand(3, MAX_ROWS, device="cuda") * one.columns
-    products = Int4Products(1e-5, "silu", lambda *sizes: one.variant)
-    stream = torch.cuda.current_stream().cuda_stream
-    if one.epilogue == ADD:
-        out = torch.full((one.tokens + 1, one.rows), torch.nan, device="cuda", dtype=BF16)
-        residual = torch.randn(one.tokens, one.rows, device="cuda").to(BF16)
-        norm, sums = torch.randn(one.rows, device="cuda").to(BF16), torch.full((99, MAX_ROWS), torch.nan, device="cuda")
-        expected = residual.double() + product + bias.double()
-        products.launch(stream, ADD, ScaledRows(x, None), weight, out[:-1], bias, residual, norm, sums)
-        added = sums[: one.rows // 64, : one.tokens].sum(dim=0)
-        assert torch.allclose(added, residual.float().square().sum(dim=1), rtol=1e-4), "sums of squares"
-        assert torch.equal(out[:-1], (residual.float() * norm.float()).to(BF16)), "normed"
-        actual = residual.double()
-    else:
-        scale = torch.rsqrt(squares.sum(dim=0)[: one.tokens] / one.columns + 1e-5).double().unsqueeze(1)
-        expected = product * scale + bias.double()
-        width = one.rows
-        if one.epilogue == GATED:
-            gate, up = expected.chunk(2, dim=-1)
-            expected, width = torch.nn.functional.silu(gate) * up, one.rows // 2
-        pitch = width + (64 if one.epilogue == STORE else 0)
-        out = torch.full((one.tokens + 1, pitch), torch.nan, device="cuda", dtype=one.key[2])
-        products.launch(stream, one.epilogue, ScaledRows(x, squares), weight, out[:-1, :width], bias)
-        assert out[:-1, width:].isnan().all(), "stride"
-        actual = out[:-1, :width].double()
-    torch.cuda.synchronize()
-    assert out[-1].isnan().all(), "wrote too much"
-    error = float((actual - expected).norm() / expected.norm())
-    limit = 2e-6 if one.epilogue == STORE else 4e-3
-    print(f"{'ok ' if error < limit else 'BAD'} {error:.1e} {one}", flush=True)
-
-
-def check_bits() -> None:
-    """Prints whether a row's bits depend on the number of rows."""
-    weight = packed(random_matrix(6144, 4096, 128, False, BF16, False))
-    assert weight is not None
-    x, found = torch.randn(128, 4096, device="cuda").to(BF16), []
-    for variant in BITS:
-        out = torch.empty(variant.tokens, 6144, device="cuda")
-        products = Int4Products(1e-5, "silu", lambda *sizes, variant=variant: variant)
-        rows = ScaledRows(x[: variant.tokens], None)
-        products.launch(torch.cuda.current_stream().cuda_stream, STORE, rows, weight, out)
-        found.append(out[:8])
-    print("same bits", [torch.equal(found[0], one) for one in found[1:]], flush=True)
-
-
-BITS = (
-    Int4Variant(8, 1, 2, 2, 2, 4224),
-    Int4Variant(16, 4, 1, 4, 1, 4224),
-    Int4Variant(32, 2, 2, 2, 1, 4224),
-    Int4Variant(64, 2, 2, 2, 1, 4224),
-    Int4Variant(128, 2, 1, 4, 1, 4224),
-)
+    scales = torch.randn(rows, columns // 128, device="cuda") * 0.02
+    return Int4Matrix(pack_pairs(codes), scales.to(BF16), None, 128, columns)
 
 
 class Work:
@@ -215,7 +116,7 @@ class Work:
     def __init__(self, layers: int) -> None:
         self.weights: dict[str, list[PackedInt4Matrix]] = {}
         for shape in SHAPES:
-            weight = packed(random_matrix(shape.rows, shape.columns, 128, False, BF16, False))
+            weight = packed(random_matrix(shape.rows, shape.columns))
             assert weight is not None
             count = max(layers, round(600e6 / weight.tiles.numel()))
             self.weights[shape.name] = [replace(weight, tiles=weight.tiles.clone()) for _ in range(count)]
@@ -270,7 +171,7 @@ def compile_one(key: Key) -> str:
     """Compiles a kernel into CuPy's cache; returns an error."""
     variant, epilogue, out, group, scale, zeros = key
     try:
-        load("int4_product", product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
+        module.load("int4_product", product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
     except Exception as error:
         return f"{key}: {error}"
     return ""
@@ -288,13 +189,7 @@ def compile_all(keys: Sequence[Key]) -> None:
 
 
 def time_dequantization(work: Work) -> None:
-    """Prints whether it is right, and its time for the gate-up matrix."""
-    matrix = random_matrix(576, 704, 64, True, F16, False)
-    weight = packed(matrix)
-    assert weight is not None
-    stream, small = torch.cuda.current_stream().cuda_stream, torch.empty(576, 704, device="cuda", dtype=BF16)
-    Dequantize(BF16)(stream, weight, small)
-    is_right = torch.equal(small, matrix.dequantized().to(BF16))
+    """Prints the time of writing the gate-up matrix as 16-bit numbers."""
     weights, write = work.weights["gate-up"], Dequantize(BF16)
     out = torch.empty(28672, 4096, device="cuda", dtype=BF16)
 
@@ -302,9 +197,47 @@ def time_dequantization(work: Work) -> None:
         for weight in weights:
             write(torch.cuda.current_stream().cuda_stream, weight, out)
 
-    print(
-        f"dequantized: {is_right}, {median_microseconds(captured(run), 5, 2) / len(weights):.1f} us gate-up", flush=True
-    )
+    microseconds = median_microseconds(captured(run), 5, 2) / len(weights)
+    print(f"dequantized: {microseconds:.1f} us gate-up", flush=True)
+
+
+CONSUMER = "int4_consumer.cuh"
+# The numbers are combined instead, for the compiler would leave out what nothing uses.
+NO_PRODUCTS = (
+    "Product::multiply(sums, a[chunk % 2][f], x, !begins || f > 0);",
+    "for (int i = 0; i < 4; i++) sums[f] = __uint_as_float(__float_as_uint(sums[f]) ^ a[chunk % 2][f][i] ^ x);",
+)
+NO_NUMBERS = ("minus<SCALAR>(raised<SCALAR>(words[f] >> 4 * i), zero[i % 2])", "words[f]")
+TRIALS = {"whole": (), "no products": (NO_PRODUCTS,), "no numbers": (NO_NUMBERS,), "neither": (NO_PRODUCTS, NO_NUMBERS)}
+"""What the kernel leaves out, to find what it waits for."""
+
+
+@contextmanager
+def changed_kernels(changes: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Compiles kernels with changes of a header, each of which must be there once."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(shutil.copytree(module.kernel_folder(), Path(name, "kernels")))
+        text = (folder / CONSUMER).read_text("utf-8")
+        for old, new in changes:
+            if text.count(old) != 1:
+                raise ValueError(f"{old!r} is in {CONSUMER} {text.count(old)} times")
+            text = text.replace(old, new)
+        (folder / CONSUMER).write_text(text, "utf-8")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        with (
+            patch.object(module, "kernel_folder", lambda: folder),
+            patch.object(module, "headers_hash", lambda: digest),
+        ):
+            yield
+
+
+def time_trials(work: Work) -> None:
+    """Prints the times of kernels that leave something out."""
+    for tokens, variant in ((8, Int4Variant(8, 1, 2, 1, 2, 4224)), (64, Int4Variant(64, 2, 2, 1, 1, 4224))):
+        for name, changes in TRIALS.items():
+            with changed_kernels(changes):
+                microseconds = work.product_time(SHAPES[0], variant, tokens)
+            print(f"T {tokens:3} gate-up, {name}: {microseconds:.1f} us", flush=True)
 
 
 def tune(rows: Sequence[int], layers: int) -> None:
@@ -312,10 +245,11 @@ def tune(rows: Sequence[int], layers: int) -> None:
     begin = time.monotonic()
     work, bandwidth = Work(layers), copy_bandwidth()
     print(f"copy {bandwidth:.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
-    try:
-        time_dequantization(work)
-    except Exception as error:
-        print("FAILED dequantization", str(error)[:200], flush=True)
+    for measure in (time_dequantization, time_trials):
+        try:
+            measure(work)
+        except Exception as error:
+            print("FAILED", measure.__name__, str(error)[:200], flush=True)
     for tokens in rows:
         chosen: dict[str, dict[str, Int4Variant]] = {}
         box = next(box for box in FORMS if box >= tokens)
@@ -327,13 +261,12 @@ def tune(rows: Sequence[int], layers: int) -> None:
                 except Exception as error:
                     print("FAILED", variant, str(error)[:200], flush=True)
             ordered = sorted(times, key=lambda variant: times[variant])
-            for kind, present in (("any", ordered), ("kept", [one for one in ordered if not one.prefetched])):
+            by_warps = [one for one in ordered if one.by_warps]
+            for kind, present in (("any", ordered), ("warps", by_warps or ordered)):
                 chosen.setdefault(kind, {})[shape.name] = present[0]
-            ahead = [one for one in ordered if one.prefetched]
-            chosen.setdefault("prefetched", {})[shape.name] = (ahead or ordered)[0]
             shown = " ".join(
                 f"{one.row_groups}.{one.parts}.{one.split}/{one.blocks}.{one.launched}p{one.prefetched}s{one.sharers}"
-                f" {us:.1f}"
+                f"{'w' if one.by_warps else ''} {us:.1f}"
                 for one, us in sorted(times.items(), key=lambda item: item[1])[:10]
             )
             rate = weight.tiles.numel() / times[ordered[0]] / 1e6
@@ -357,30 +290,21 @@ def print_layer(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--checks", type=int, default=len(CHECKS))
-    parser.add_argument("--rows", nargs="+", type=int, default=[8, 64, 128])
+    parser.add_argument("--rows", nargs="+", type=int, default=[8, 64, 128, 16])
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
     arguments = parser.parse_args()
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
-    keys = [one.key for one in CHECKS[: arguments.checks]] + [
-        (variant, STORE, F32, 128, BF16, False) for variant in BITS
-    ]
-    if arguments.tune:
-        for tokens in arguments.rows:
-            box = next(box for box in FORMS if box >= tokens)
-            for shape in SHAPES:
-                keys += [(one, shape.epilogue, BF16, 128, BF16, False) for one in variants(shape, box, 4224)]
-    compile_all(keys)
-    for one in CHECKS[: arguments.checks]:
-        try:
-            check(one)
-        except Exception as error:
-            print("BAD", type(error).__name__, str(error)[:200], one, flush=True)
-    check_bits()
-    if arguments.tune:
-        tune(arguments.rows, arguments.layers)
+    boxes = [next(box for box in FORMS if box >= tokens) for tokens in arguments.rows]
+    compile_all(
+        [
+            (one, shape.epilogue, BF16, 128, BF16, False)
+            for box in boxes
+            for shape in SHAPES
+            for one in variants(shape, box, 4224)
+        ]
+    )
+    tune(arguments.rows, arguments.layers)
 
 
 if __name__ == "__main__":

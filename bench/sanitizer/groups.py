@@ -59,6 +59,8 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",
     ),
+    "formats": Group(("fp8_product", "int4_product"), ("test_formats",), shards=4),
+    "quantized": Group(("fp8_product", "int4_product"), ("test_quantized",), shards=2, captures=True),
     "experts": Group(
         (
             "expert_activate",
@@ -91,7 +93,6 @@ GROUPS = {
         shards=2,
         captures=True,
     ),
-    "int4-models": Group(("int4_product", "int4_dequantize"), ("test_int4_models",), captures=True),
     "attention": Group(
         ("paged_decode", "paged_prefill_hopper", "paged_prefill"),
         ("test_attention",),

@@ -15,8 +15,10 @@ from runner_svc.weights.fp8_matrix import Fp8Matrix
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.fp8.linear import Fp8Linear
+from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
+from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.product import Fp8Products, fits
+from runner_svc.cuda.fp8.rows import Fp8Rows, RoundingArguments, rounded_rows
 from runner_svc.cuda.module import is_hopper  # imports CuPy
 
 if not is_hopper():
@@ -186,10 +188,40 @@ def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> No
         gate, up = expected.chunk(2, dim=-1)
         assert_close(gated, functional.silu(gate) * up, 0.04)
         codes = products(stream(), x, weight, gated, rounding)
-        assert isinstance(codes, QuantizedRows)
+        assert isinstance(codes, QuantizedRows) == (num_tokens > FEW)
+        if not isinstance(codes, QuantizedRows):
+            return
         numbers = codes.codes.float() * codes.scales
         assert (numbers - rounding.rounded(gated)).norm() < 0.01 * numbers.norm()
         down = matrix(256, out // 2, rounding)
         product = poisoned(num_tokens, 256)
         products.multiply(stream(), codes, down, None, product)
         assert_close(product, numbers @ down.dequantized().t(), 0.02)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize("width", [400, 4096, 14336])
+@pytest.mark.parametrize("adds", [True, False])
+def test_norm(width: int, rounding: Rounding, adds: bool) -> None:
+    """A sum in another order may round a number of bfloat16, and with it a code, differently."""
+    hidden, residual, weight = normal(70, width), normal(70, width), normal(width)
+    total = hidden + residual if adds else residual.clone()
+    expected = functional.rms_norm(total.float(), (width,), weight.float(), EPS).to(BF16)
+    out = Fp8Norm(width, EPS)(stream(), hidden if adds else None, residual, weight, rounding)
+    assert torch.equal(residual, total)
+    columns = width if out.scales.shape[1] == 1 else 128
+    numbers = out.codes.float() * out.scales.repeat_interleave(columns, dim=1)[:, :width]
+    wanted = rounding.rounded(expected)
+    assert (numbers - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+def test_rows_are_rounded_to_the_same_codes(rounding: Rounding) -> None:
+    """Also where a row's largest number makes many ties, which a scale that is off by one bit rounds wrongly."""
+    x = torch.randint(-127, 128, (240, 14336), device="cuda") * 2.0 ** torch.randint(-9, 1, (240, 14336), device="cuda")
+    largest = torch.tensor([7.0, 14.0, 56.0, 63.0, 105.0, 112.0], device="cuda").repeat(40)
+    x[:, 0] = largest * 2.0 ** torch.arange(240, device="cuda").remainder(24)
+    out = rounded_rows(240, 14336, x.device)
+    Fp8Rows(EPS)(stream(), ScaledRows(x.to(BF16), None), RoundingArguments.of(rounding), out)
+    scales = out.scales.t().repeat_interleave(128, dim=1) if rounding.columns > 1 else out.factors.unsqueeze(1)
+    assert torch.equal(out.codes.float() * scales, rounding.rounded(x.to(BF16)))

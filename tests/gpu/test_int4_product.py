@@ -38,7 +38,15 @@ CASES = (
     ProductCase(64, MatrixCase(28672, 4096, has_zeros=True), GATED, (4, 1, 1, 1)),
     ProductCase(3, MatrixCase(4096, 14336), ADD, (1, 2, 4, 2)),
     ProductCase(33, MatrixCase(576, 1536, 32, scale=F16), ADD, (2, 2, 2, 1)),
-    ProductCase(128, MatrixCase(4096, 14336, has_zeros=True), ADD, (2, 1, 8, 1)),
+    ProductCase(128, MatrixCase(4096, 14336, has_zeros=True), ADD, (2, 1, 8, 1), prefetched=3),
+    ProductCase(128, MatrixCase(4096, 4096), STORE, (2, 1, 4, 1), sharers=2),
+    ProductCase(50, MatrixCase(28672, 4096), GATED, (4, 1, 1, 1), sharers=2, prefetched=8),
+    ProductCase(101, MatrixCase(576, 1536, 64, has_zeros=True, scale=F16), ADD, (1, 2, 1, 1), sharers=2),
+    ProductCase(64, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, (2, 2, 2, 1), sharers=2),
+    ProductCase(1, MatrixCase(6144, 4096), STORE, (1, 4, 1, 2), by_warps=True),
+    ProductCase(8, MatrixCase(28672, 4096, 64, has_zeros=True), GATED, (1, 2, 1, 2), by_warps=True),
+    ProductCase(13, MatrixCase(4096, 14336), ADD, (1, 4, 2, 1), by_warps=True),
+    ProductCase(32, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, (2, 2, 2, 1), by_warps=True),
 )
 
 
@@ -136,6 +144,23 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
         residual.fill_(torch.nan)
         graph.replay()
         assert torch.equal(residual, expected)
+
+
+@needs_hopper
+def test_warps_and_warpgroups_give_the_same_bits() -> None:
+    _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
+    x, found = torch.randn(8, 4096, device="cuda").to(BF16), []
+    for by_warps in (False, True):
+        variant = Int4Variant(8, 1, 4, 1, 1, matrix.tiles.shape[2], by_warps=by_warps)
+        out = torch.empty(8, 4096, device="cuda")
+        products = Int4Products(EPS, "silu", partial(_always, variant))
+        products.store(stream(), ScaledRows(x, None), matrix, out)
+        found.append(out)
+    assert torch.equal(*found)
+
+
+def _always(variant: Int4Variant, *sizes: int) -> Int4Variant:
+    return variant
 
 
 @needs_hopper

@@ -6,6 +6,7 @@ prefill of FP8 caches with this fault passed under memcheck and racecheck, and f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant
-from runner_svc.cuda.fp8.variant import Fp8Variant
+from runner_svc.cuda.int4.few_rows import product_defines as int4_defines
+from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
@@ -80,13 +82,6 @@ def test_skinny_products(tokens: int, blocks: int) -> None:
     assert arrivals_before_loads_are_done(machine_code("skinny_product", defines)) == []
 
 
-@pytest.mark.parametrize("tokens", choice([1, 9, 64], in_ci=[9]))
-def test_fp8_products(tokens: int) -> None:
-    fixed: dict[str, int | str] = {"STATIC": 0, "EPILOGUE": "EPILOGUE_GATED", "OUT": "float", "ACTIVATION": "silu"}
-    defines = Fp8Variant.choose(1, tokens, 28672, 4096).defines | fixed
-    assert arrivals_before_loads_are_done(machine_code("fp8_product", defines)) == []
-
-
 def test_gated_products() -> None:
     defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "SCALAR": "__nv_bfloat16"}
     assert arrivals_before_loads_are_done(machine_code("gated_product", defines)) == []
@@ -100,3 +95,13 @@ def test_gated_products() -> None:
 def test_expert_products(variant: ExpertVariant | TilesVariant) -> None:
     defines = product_defines(GPT_OSS, variant, torch.bfloat16, gated=True, early=True)
     assert arrivals_before_loads_are_done(machine_code(variant.kernel, defines)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "by_warps"), choice([(8, False), (8, True), (64, False), (128, False)], in_ci=[(8, True)])
+)
+def test_products_with_4_bit_matrices(tokens: int, by_warps: bool) -> None:
+    variant = replace(Int4Variant.choose(1, tokens, 64, 32, 4352), by_warps=by_warps)
+    bf16 = torch.bfloat16
+    defines = int4_defines(variant, "EPILOGUE_STORE", "silu", bf16, bf16, 128, bf16, True)
+    assert arrivals_before_loads_are_done(machine_code("int4_product", defines)) == []

@@ -22,12 +22,14 @@ from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows,
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import FULL, choice
 
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
 EPS = 1e-5
+thorough = pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=1 runs it")
+"""Of what a test of tests/gpu does too."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,8 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 CASES: dict[str, tuple[int, int, int, Rounding, dict[str, int | bool]]] = {
-    "token": (2, 136, 272, TokenRounding(), {}),
+    "token": (2, 72, 144, TokenRounding(), {}),
+    "token-longer": (5, 136, 272, TokenRounding(), {}),
     "token-tile-of-two": (9, 200, 144, TokenRounding(), {"groups": 2, "batch": 1}),
     "token-resident": (20, 136, 400, TokenRounding(), {"resident": True}),
     "bound": (3, 72, 144, TokenRounding(2.0), {}),
@@ -73,7 +76,8 @@ CASES: dict[str, tuple[int, int, int, Rounding, dict[str, int | bool]]] = {
 }
 
 
-@pytest.mark.parametrize("name", choice(list(CASES), in_ci=["token"]))
+@thorough
+@pytest.mark.parametrize("name", CASES)
 def test_store(name: str) -> None:
     """Rows of zeros, outliers, tiny numbers and NaN included, with and without the factor of a norm."""
     tokens, rows, width, rounding, changes = CASES[name]
@@ -115,6 +119,7 @@ def test_rows_are_rounded_to_the_same_codes(rounding: Rounding) -> None:
     assert torch.equal(out.codes.float() * scales, rounding.rounded(x.bfloat16()))
 
 
+@thorough
 def test_gated_and_add() -> None:
     weight, x = matrix(2 * 72, 144, TokenRounding()), torch.randn(5, 144).bfloat16() * 0.03
     products = Fp8Products(EPS, "silu", unsplit)
@@ -134,7 +139,8 @@ def test_gated_and_add() -> None:
     torch.testing.assert_close(totals, residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
 
 
-@pytest.mark.parametrize("rows", choice([70, 6], in_ci=[]))
+@thorough
+@pytest.mark.parametrize("rows", [70, 6])
 def test_linear(rows: int) -> None:
     """Few rows and many, with a bias, added, and with gates."""
     weight, x = matrix(96, 144, TokenRounding()), torch.randn(rows, 144).bfloat16()
@@ -155,7 +161,9 @@ def test_linear(rows: int) -> None:
     expected = torch.nn.functional.silu(gate) * up
     close(gated, expected)
     codes = products(0, x * 0.01, weight, gated, TokenRounding())
-    assert isinstance(codes, QuantizedRows)
+    assert isinstance(codes, QuantizedRows) == (rows > FEW)
+    if not isinstance(codes, QuantizedRows):
+        return
     numbers = codes.codes.float() * codes.scales
     torch.testing.assert_close(numbers, TokenRounding().rounded(gated), rtol=0.13, atol=0.01)
     down = matrix(64, 48, TokenRounding())
@@ -163,9 +171,10 @@ def test_linear(rows: int) -> None:
     close(out[:, :64], numbers @ down.dequantized().t())
 
 
+@thorough
 @pytest.mark.parametrize(
     ("rounding", "adds"),
-    choice([(TokenRounding(), True), (GroupRounding(), True), (StaticRounding(0.05), False)], in_ci=[]),
+    [(TokenRounding(), True), (GroupRounding(), True), (StaticRounding(0.05), False)],
 )
 def test_norm(rounding: Rounding, adds: bool) -> None:
     hidden, residual, weight = (torch.randn(*size).bfloat16() for size in ((3, 400), (3, 400), (400,)))

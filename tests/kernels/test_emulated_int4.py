@@ -39,6 +39,7 @@ CASES = {
     "parts": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, (1, 2, 1, 1)),
     "many": ProductCase(37, MatrixCase(192, 512), ADD, (2, 2, 1, 1)),
     "gated": ProductCase(9, MatrixCase(320, 320, 32, has_order=True), GATED, (2, 1, 1, 1)),
+    "warps": ProductCase(13, MatrixCase(192, 320, 32, has_zeros=True), STORE, (2, 1, 1, 1), by_warps=True),
     "most": ProductCase(101, MatrixCase(64, 256, scale=torch.float32), STORE, (1, 1, 1, 1)),
 }
 

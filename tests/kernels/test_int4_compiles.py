@@ -52,6 +52,13 @@ def test_products_of_few_rows(
     compiled("int4_product", "sm_90a", defines)
 
 
+@pytest.mark.parametrize(("tokens", "group"), choice([(8, 128), (8, 32), (16, 64), (16, 32)], in_ci=[(8, 128)]))
+def test_products_by_warps(tokens: int, group: int) -> None:
+    variant = Int4Variant(tokens, 1, 4, 1, 1, 4096 + 128 // group * 192, by_warps=True)
+    defines = product_defines(variant, ADD, "silu", BF16, BF16, group, F16, True)
+    compiled("int4_product", "sm_90a", defines)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 def test_dequantization(arch: str) -> None:
     compiled("int4_dequantize", arch, dequantize_defines(BF16, 32, F16, arch == "sm_80"))

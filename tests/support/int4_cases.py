@@ -58,12 +58,22 @@ class ProductCase:
     case: MatrixCase
     epilogue: str
     form: tuple[int, int, int, int]
+    sharers: int = 1
+    by_warps: bool = False
+    prefetched: int = 0
 
     @property
     def variant(self) -> Int4Variant:
         tokens = next(tokens for tokens in (8, 16, 32, 64, 128) if tokens >= self.tokens)
         bytes_of_group = 64 * (self.case.scale.itemsize + self.case.has_zeros)
-        return Int4Variant(tokens, *self.form, 4096 + 128 // min(self.case.group, 128) * bytes_of_group)
+        return Int4Variant(
+            tokens,
+            *self.form,
+            4096 + 128 // min(self.case.group, 128) * bytes_of_group,
+            sharers=self.sharers,
+            prefetched=self.prefetched,
+            by_warps=self.by_warps,
+        )
 
     def check(self, device: str, stream: int) -> None:
         """Runs the product into poisoned outputs and compares with float64."""

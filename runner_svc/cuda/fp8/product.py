@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
-from runner_svc.cuda.fp8.variant import QUAD, TILE_ROWS, Fp8Variant
+from runner_svc.cuda.fp8.variant import MOST_GROUPED_COLUMNS, QUAD, TILE_ROWS, Fp8Variant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import codes_map
@@ -177,6 +177,7 @@ def fits(matrix: Matrix) -> bool:
         and not matrix.scales.data_ptr() % 16
         and rows % (2 * (16 if grouped else QUAD)) == 0
         and width % 16 == 0
+        and (not grouped or width <= MOST_GROUPED_COLUMNS)
     )
 
 

@@ -18,6 +18,10 @@ _ENOUGH_BLOCKS = 128
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
+# Steps of a block whose groups' scales fit in shared memory beside a ring.
+_MOST_SCALES = 64
+MOST_GROUPED_COLUMNS = _SPLITS[-1] * _MOST_SCALES * STEP
+"""Most columns of a matrix with scales of groups."""
 _FEWEST_STAGES = 4
 # Steps of a block above which a long ring is better than a second block.
 _LONG = 32
@@ -30,13 +34,15 @@ def num_steps(num_columns: int) -> int:
     return -(-num_columns // STEP)
 
 
-def split_of(num_rows: int, num_columns: int) -> int:
+def split_of(num_rows: int, num_columns: int, *, grouped: bool) -> int:
     """Returns the parts in which the columns of a matrix [num_rows, num_columns] are added up, whatever is multiplied.
 
     A row's bits depend on it, so it depends on nothing else.
     """
-    splits = [split for split in _SPLITS if split <= num_steps(num_columns)]
-    tiles = -(-num_rows // TILE_ROWS)
+    steps, tiles = num_steps(num_columns), -(-num_rows // TILE_ROWS)
+    splits = [split for split in _SPLITS if split <= steps]
+    if grouped:
+        splits = [split for split in splits if steps <= split * _MOST_SCALES] or splits[-1:]
     return next((split for split in splits if tiles * split >= _ENOUGH_BLOCKS), splits[-1])
 
 
@@ -63,7 +69,7 @@ class Fp8Variant:
     ) -> Fp8Variant:
         """Returns the variant for x of `num_tokens` rows and W [num_rows, num_columns]."""
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
-        split = split_of(num_rows, num_columns)
+        split = split_of(num_rows, num_columns, grouped=grouped)
         steps = -(-num_steps(num_columns) // split)
         if tokens > 32:
             return cls(tokens, split, steps, grouped, groups=2, batch=2 if tokens == 64 else 1, blocks=1)

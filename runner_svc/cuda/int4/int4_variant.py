@@ -37,6 +37,8 @@ class Int4Variant:
     """Blocks of a cluster with the same columns and other tiles, which copy x for each other: 1 or 2."""
     prefetched: int = 0
     """Stages behind those in shared memory that are brought into L2 before the predecessors have ended."""
+    by_warps: bool = False
+    """Whether each warp multiplies on its own (mma.sync); otherwise, warpgroups do (wgmma). The bits are the same."""
 
     @classmethod
     def choose(cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int) -> Int4Variant:
@@ -104,6 +106,7 @@ class Int4Variant:
             "STAGES": self.stages,
             "PREFETCHED": self.prefetched,
             "SHARERS": self.sharers,
+            "BY_WARPS": int(self.by_warps),
         }
 
     def grid(self, tiles: int, multiprocessors: int) -> int:
