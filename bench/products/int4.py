@@ -233,7 +233,12 @@ def changed_kernels(changes: Sequence[tuple[str, str]]) -> Iterator[None]:
 
 def time_trials(work: Work) -> None:
     """Prints the times of kernels that leave something out."""
-    for tokens, variant in ((8, Int4Variant(8, 1, 2, 1, 2, 4224)), (64, Int4Variant(64, 2, 2, 1, 1, 4224))):
+    chosen = (
+        (8, Int4Variant(8, 1, 2, 1, 2, 4224)),
+        (64, Int4Variant(64, 2, 2, 1, 1, 4224)),
+        (128, Int4Variant(128, 2, 1, 1, 1, 4224, sharers=2)),
+    )
+    for tokens, variant in chosen:
         for name, changes in TRIALS.items():
             with changed_kernels(changes):
                 microseconds = work.product_time(SHAPES[0], variant, tokens)
@@ -245,11 +250,7 @@ def tune(rows: Sequence[int], layers: int) -> None:
     begin = time.monotonic()
     work, bandwidth = Work(layers), copy_bandwidth()
     print(f"copy {bandwidth:.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
-    for measure in (time_dequantization, time_trials):
-        try:
-            measure(work)
-        except Exception as error:
-            print("FAILED", measure.__name__, str(error)[:200], flush=True)
+    time_dequantization(work)
     for tokens in rows:
         chosen: dict[str, dict[str, Int4Variant]] = {}
         box = next(box for box in FORMS if box >= tokens)
@@ -276,6 +277,7 @@ def tune(rows: Sequence[int], layers: int) -> None:
                 print_layer(work, kind, chosen[kind], fewer, layers, bandwidth)
             except Exception as error:
                 print("FAILED layer", str(error)[:200], flush=True)
+    time_trials(work)
 
 
 def print_layer(
