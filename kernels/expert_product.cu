@@ -15,7 +15,7 @@
 // of gate, then those of up; of GATED: HALF_ROWS, rows of gate in a tile, 32 or, for more tiles, 24 or 16, so that the
 // product's other rows are unused; BIAS; SCALED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are
 // older than this kernel's predecessor, so weights are copied before that has ended; ROUTES, 1: x is a single row, whose
-// experts every block finds from the router's logits, which saves a launch (macros of expert_choice.cuh).
+// experts every block finds from the router's logits, which saves a launch (macros of lone_row.cuh).
 
 #include "expert_jobs.cuh"
 #include "wgmma.cuh"
@@ -23,7 +23,7 @@
 #include "gating.cuh"
 #endif
 #if ROUTES
-#include "expert_choice.cuh"
+#include "lone_row.cuh"
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -215,32 +215,18 @@ private:
 };
 
 #if ROUTES
-// By a warp: the jobs of the row with these logits, and its scale, where SCALED, to shared memory; where GATED the first
-// block leaves the choice to the kernels behind the products.
-struct Router {
-    const float* logits;
-    const float* bias;
-    const float* squares;
-    int num_squares;
-    float inverse_width, eps;
-    int* experts;
-    float* weights;
-    int* places;
+static_assert(EXPERTS <= TOKENS * kPitch, "the logits lie where sums will");
 
-    __device__ __forceinline__ void route(int* jobs, float* scale) const {
-        const int lane = threadIdx.x % 32;
-        const Choice choice(logits, bias);
-        if (lane == 0) jobs[0] = TOP_K;
-        if (lane < TOP_K) {
-            int* job = jobs + 4 + lane * 4;
-            job[0] = choice.expert, job[1] = lane, job[2] = 1;
-            if (GATED && blockIdx.x == 0) experts[lane] = choice.expert, weights[lane] = choice.weight, places[lane] = lane;
-        }
-#if SCALED
-        *scale = scale_of(squares, num_squares, 0, inverse_width, eps);
-#endif
-    }
-};
+// By a warp: the jobs of a lone row, to shared memory; where GATED the first block leaves the choice to the kernels behind
+// the products.
+__device__ __forceinline__ void list_jobs(const Choice& choice, int* jobs, int* experts, float* weights, int* places) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) jobs[0] = TOP_K;
+    if (lane >= TOP_K) return;
+    int* job = jobs + 4 + lane * 4;
+    job[0] = choice.expert, job[1] = lane, job[2] = 1;
+    if (GATED && blockIdx.x == 0) experts[lane] = choice.expert, weights[lane] = choice.weight, places[lane] = lane;
+}
 #endif
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of HALF_ROWS where
@@ -250,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles,
     int outputs
 #if ROUTES
-    , const float* logits, const float* router_bias, const float* squares, int num_squares, float inverse_width, float eps,
-    int* experts, float* router_weights, int* places
+    , const float* parts, int num_parts, const float* router_bias, const float* squares, int num_squares,
+    float inverse_width, float eps, int* experts, float* router_weights, int* places
 #endif
 ) {
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -264,13 +250,17 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
+    float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));
 #if ROUTES
     __shared__ int own_jobs[4 + 4 * TOP_K];
     __shared__ float own_scale;
+    if (!EARLY) wait_for_predecessors();
+    const LoneRow lone{parts, num_parts, router_bias, squares, num_squares, inverse_width, eps};
+    const float scale = lone.add_up(sums);
+    __syncthreads();
     if (warp == kConsumers / 32) {
-        if (!EARLY) wait_for_predecessors();
-        const Router router{logits, router_bias, squares, num_squares, inverse_width, eps, experts, router_weights, places};
-        router.route(own_jobs, &own_scale);
+        list_jobs(Choice(sums, router_bias), own_jobs, experts, router_weights, places);
+        if (threadIdx.x == kConsumers) own_scale = scale;
     }
     jobs = own_jobs, scales = &own_scale;
 #endif
@@ -278,7 +268,6 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
     if (warp < kConsumers / 32) {
         wait_then_release();
-        float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));
         Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
     } else if (threadIdx.x == kConsumers) {
         Producer{shared, &weights, &inputs, problem}.produce();

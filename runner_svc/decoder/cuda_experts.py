@@ -23,7 +23,7 @@ from runner_svc.interface.expert_launchers import (
     LoneRow,
     RowNorm,
 )
-from runner_svc.interface.skinny_launchers import ProductLauncher, ScaledRows
+from runner_svc.interface.skinny_launchers import ProductLauncher, RouterParts, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 
@@ -44,6 +44,8 @@ class ExpertSpace:
         self.plan = ExpertPlan.allocate(config.num_experts, config.top_k, max_tokens, FEW_ROWS, device)
         columns = config.num_experts + (config.shared_width is not None and config.shared_gate)
         self.logits = torch.empty(max_tokens, columns, dtype=torch.float32, device=device)
+        # Parts of a lone row's logits, of 64 columns of the row each.
+        self.lone_logits = torch.empty(-(-hidden_size // 64), columns, dtype=torch.float32, device=device)
         self.rows = empty(pairs, hidden_size)  # sorted by expert; the products' input, then their output
         self.activated = empty(pairs, config.width)
         shared_width = config.shared_width or 0
@@ -89,22 +91,38 @@ class CudaExpertMlp:
         norm_weight: Tensor,
         out: Tensor,
         eps: float,
+        squares: Tensor,
     ) -> ScaledRows:
         """Adds the experts of x [T, hidden_size] to `residual`, and returns `out` with the next norm's rows.
 
-        The router's product is one of `products`, so T is at most their maximum. `out` may be the rows of x. There must
-        be no shared expert.
+        The router's product is one of `products`, so T is at most their maximum; where there are `router_parts`, it was
+        that of x. `out` may be the rows of x. `squares` are as those of x, and others. There must be no shared expert.
         """
         rows, space, launchers = len(residual), self._space, self._launchers
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
-        products.store(stream, x, self._router, logits)
         norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
-        lone = LoneRow(logits, self._router_bias, norm) if rows == 1 else None
-        if lone is None:
-            launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
-        y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
+        parts = self.router_parts(rows)
+        if parts is not None and launchers.sum is not None:
+            lone = LoneRow(parts.logits, self._router_bias, norm)
+            activated, weights = space.activated[: len(plan.pairs)], self._weights
+            product.gated(
+                stream, x.rows, weights.gate_up, weights.gate_up_bias, plan, activated,
+                is_sorted=False, scaled=norm is not None, lone=lone,
+            )  # fmt: skip
+            return launchers.sum(
+                stream, activated, weights.down, weights.down_bias, lone, residual, norm_weight, out, squares
+            )
+        products.store(stream, x, self._router, logits)
+        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
+
+    def router_parts(self, rows: int) -> RouterParts | None:
+        """Returns what the product before a pass of `rows` rows multiplies by, where it is the router's as well."""
+        if rows > 1 or self._launchers.sum is None:
+            return None
+        return RouterParts(self._router, self._space.lone_logits)
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""

@@ -15,6 +15,8 @@ from runner_svc.cuda.embed import Embed
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
+from runner_svc.cuda.experts.expert_sum import ExpertSum
+from runner_svc.cuda.experts.expert_sum import fits as fits_sum
 from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant, TilesVariant
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
@@ -176,6 +178,7 @@ class CudaLaunchers(StepLaunchers):
             shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)
             if shared is not None
             else None,
+            sum=ExpertSum(experts, overlap=self._overlap) if fits_sum(experts, self._dtype) else None,
         )
 
     def _gated(self) -> GatedProduct:

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runner_svc.interface.skinny_launchers import ScaledRows
+
 FEW_ROWS = 8
 """Up to this number, rows are not sorted by expert: a job multiplies all of them at the cost of its own."""
 
@@ -36,9 +38,9 @@ class RowNorm:
 class LoneRow:
     """What the products need to route a pass of one row themselves."""
 
-    logits: Tensor  # float32 [1, num_experts]
+    logits: Tensor  # float32 [n, num_experts]: they add up to those of the row before it is divided by its RMS
     bias: Tensor | None  # float32 [num_experts]
-    norm: RowNorm | None
+    norm: RowNorm | None  # None where the row is divided already
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +179,23 @@ class ExpertProductLauncher(Protocol):
     ) -> None: ...
 
 
+class ExpertSumLauncher(Protocol):
+    """As `runner_svc.cuda.experts.expert_sum.ExpertSum`."""
+
+    def __call__(
+        self,
+        stream: int,
+        activated: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        lone: LoneRow,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        squares: Tensor,
+    ) -> ScaledRows: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertLaunchers:
     """The kernels of the experts of one model."""
@@ -189,5 +208,7 @@ class ExpertLaunchers:
     tiles: ExpertProductLauncher
     # Whether torch's grouped products can be captured.
     has_grouped: bool
+    # What ends a layer for a lone row, where its kernel has these experts.
+    sum: ExpertSumLauncher | None = None
     # Of an expert that computes every row.
     shared_activation: ActivationLauncher | None = None

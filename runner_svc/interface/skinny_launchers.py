@@ -20,6 +20,14 @@ class ScaledRows:
     squares: Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RouterParts:
+    """A router's product with a lone row, in as many parts as the product that writes the row has tiles."""
+
+    weight: Tensor  # [num_experts, width]
+    logits: Tensor  # float32 [tiles, num_experts]: they add up to the logits of the row that is not yet divided
+
+
 class EmbedLauncher(Protocol):
     """Implemented by `runner_svc.cuda.embed.Embed`."""
 
@@ -51,6 +59,7 @@ class ProductLauncher(Protocol):
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
+        router: RouterParts | None = None,
     ) -> ScaledRows: ...
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("cupy")
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
+from runner_svc.cuda.experts.expert_sum import ExpertSum
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm
@@ -21,7 +22,7 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, LoneRow
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_weights import ExpertWeights
@@ -90,6 +91,7 @@ def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:
         [ExpertProducts(config, case.dtype, variant, overlap=True) for variant in variants],
         ExpertProducts(config, case.dtype, TilesVariant(160), overlap=True),
         has_grouped=True,
+        sum=ExpertSum(config, overlap=True),
     )
 
 
@@ -161,16 +163,19 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
         outputs.append((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype))
     norm_weight = (torch.rand(hidden, device=GPU) + 0.5).to(case.dtype)
     residual, normed, product = (torch.empty(rows, hidden, dtype=case.dtype, device=GPU) for _ in range(3))
-    squares = torch.zeros(hidden // 64, MAX_ROWS, device=GPU)
+    squares, others = torch.zeros(2, hidden // 64, MAX_ROWS, device=GPU)
     attended = layers[0].x.clone()
     seen: list[torch.Tensor] = [torch.empty_like(residual) for _ in mlps]
 
     def launch() -> None:
         residual.copy_(attended)
         for mlp, output, out in zip(mlps, outputs, seen, strict=True):
-            x = products.add(stream(), attended, output, residual, norm_weight, normed, squares)
-            mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps)
+            parts = mlp.router_parts(rows)
+            x = products.add(stream(), attended, output, residual, norm_weight, normed, squares, parts)
+            mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps, others)
             out.copy_(normed)
+            if rows == 1:  # whose norm is left to the next product
+                out.mul_(torch.rsqrt(others[:, :1].sum() / hidden + eps))
 
     def launch_apart() -> None:
         residual.copy_(attended)
@@ -199,6 +204,40 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
         # Some rows are sent elsewhere by a near tie between experts, in this layer or in one before it.
         assert error.median() < 0.03, error
         assert (error < 0.03).float().mean() > 0.6, error
+
+
+@pytest.mark.parametrize("config", [LARGE, QWEN, TINY, GROUPED, GPT_OSS], ids=["large", "qwen", "tiny", "groups", "biases"])
+def test_the_sum_of_a_lone_row_has_the_bits_of_kernels_that_fuse_less(config: ExpertsConfig) -> None:
+    case = ExpertCase(config, 1, hidden=2048 if config is LARGE else 192)
+    products, rows = ExpertProducts(config, case.dtype, ExpertVariant(32, 2)), ExpertRows(config, case.hidden, case.dtype)
+    ends = ExpertSum(config)
+    for seed in range(5):
+        tensors = ExpertTensors(case, GPU, seed)
+        plan = tensors.plan(8)
+        lone = LoneRow(tensors.logits, tensors.router_bias, None)
+        activated = torch.empty(config.top_k, config.width, dtype=case.dtype, device=GPU)
+        products.gated(
+            stream(), tensors.x, tensors.gate_up, tensors.gate_up_bias, plan, activated, is_sorted=False, lone=lone
+        )
+        y = torch.empty(config.top_k, case.hidden, dtype=case.dtype, device=GPU)
+        ExpertRouting(config)(stream(), tensors.logits, tensors.router_bias, (routed := tensors.plan(32)), 32)
+        products.store(stream(), activated[routed.pairs.long()].contiguous(), tensors.down, routed, y)
+        norm_weight = (torch.rand(case.hidden, device=GPU) + 0.5).to(case.dtype)
+        residual = torch.randn(1, case.hidden, device=GPU).to(case.dtype)
+        expected, got = residual.clone(), residual.clone()
+        rows.combine_norm(
+            stream(), y, tensors.down_bias, routed, expected, norm_weight, (normed := torch.empty_like(got)), 1e-5
+        )
+        out, squares = torch.full_like(got, torch.nan), torch.full((40, MAX_ROWS), torch.nan, device=GPU)
+        x = ends(
+            stream(), activated, tensors.down, tensors.down_bias, lone, got, norm_weight, out, squares
+        )
+        assert torch.equal(got, expected)
+        assert x.squares is not None
+        torch.testing.assert_close(x.squares[:, 0].sum(), got.float().square().sum(), rtol=1e-5, atol=0)
+        assert torch.equal(out.float(), (got.float() * norm_weight.float()).to(case.dtype).float())
+        scale = torch.rsqrt(x.squares[:, 0].sum() / case.hidden + 1e-5)
+        torch.testing.assert_close(out.float() * scale, normed.float(), rtol=2e-2, atol=2e-2)
 
 
 def test_a_row_has_the_same_bits_among_others() -> None:

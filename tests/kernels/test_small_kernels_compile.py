@@ -7,11 +7,12 @@ import torch
 
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_routing import routing_defines
+from runner_svc.cuda.experts.expert_sum import shared_bytes, sum_defines
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
-from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig
 from tests.support.expert_cases import GPT_OSS, GROUPED, QWEN
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice
@@ -73,6 +74,7 @@ CASES = {
     "adjust": ("adjust_logits", ("-DLOGIT=__nv_bfloat16", "-DVOCAB=49152")),
     "sample": ("sample", ("-DLOGIT=float", "-DVOCAB=151936")),
 }
+LARGE = ExpertsConfig(256, 8, 768, RouterConfig(normalize=True), activation="silu")
 EVERYWHERE = [(case, arch) for arch in ("sm_80", "sm_90a", "sm_100") for case in CASES]
 DEAR = [("sample", "sm_80"), ("sample", "sm_100")]
 """Cases of a kernel whose compilation takes as long as that of all others together."""
@@ -169,6 +171,21 @@ def test_expert_products_compile_for_hopper(
     assert " 0 bytes spill stores" in log, log
     assert variant.shared_bytes <= (228 << 10) // variant.blocks - 1024
     assert variant.stages >= 4
+
+
+@pytest.mark.parametrize("config", [GPT_OSS, LARGE], ids=["biases", "large"])
+def test_kernels_of_a_lone_row_compile_for_hopper(config: ExpertsConfig) -> None:
+    routed = product_defines(config, ExpertVariant(32, 2), torch.bfloat16, gated=True, early=False, scaled=True, routes=True)
+    product = SkinnyVariant.choose(2, 1, 2048, 4096).defines
+    product |= {"EPILOGUE": "EPILOGUE_RESIDUAL", "OUT": "__nv_bfloat16", "ACTIVATION": "silu", "EXPERTS": config.num_experts}
+    for name, defines in (("expert_sum", sum_defines(config)), ("expert_product", routed), ("skinny_product", product)):
+        options = tuple(f"-D{key}={value}" for key, value in defines.items())
+        code, log = compile_kernel(kernel_folder() / f"{name}.cu", "sm_90a", options)
+        assert code.startswith(b"\x7fELF")
+        assert "warning" not in log, log
+        assert "Potential Performance Loss" not in log, log
+        assert " 0 bytes spill stores" in log, log
+    assert shared_bytes(config) <= (228 << 10) // 2 - 1024
 
 
 def test_an_error_is_reported_with_its_line() -> None:

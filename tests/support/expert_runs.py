@@ -110,7 +110,10 @@ def _run_alone(
 ) -> None:
     """Lets the products route one row themselves: each expert's outputs have the bits that they have with a plan."""
     places, alone = plan.places.long().flatten(), tensors.plan(product.job_rows)
-    lone = LoneRow(tensors.logits, tensors.router_bias, norm)
+    # Parts of the logits, which add up to them times the row's RMS.
+    parts = torch.rand(3, 1, device=tensors.device)
+    logits = tensors.logits / plan.scales * (parts / parts.sum())
+    lone = LoneRow(logits, tensors.router_bias, norm)
 
     def gated(of: ExpertPlan, scaled: bool, lone: LoneRow | None) -> Tensor:
         out, bias = torch.full_like(activated, torch.nan), tensors.gate_up_bias

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
-from runner_svc.interface.skinny_launchers import ScaledRows
+from runner_svc.interface.skinny_launchers import RouterParts, ScaledRows
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind, QkNorm
 
@@ -75,9 +75,15 @@ class HostProducts:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
+        router: RouterParts | None = None,
     ) -> ScaledRows:
         residual += self._multiply(ScaledRows(x, None), weight).to(residual.dtype)
-        return unscaled_norm(residual, norm_weight, out, squares)
+        normed = unscaled_norm(residual, norm_weight, out, squares)
+        if router is not None:
+            for index, logits in enumerate(router.logits):
+                own = slice(index * 64, index * 64 + 64)
+                torch.mv(router.weight[:, own].float(), normed.rows[0, own].float(), out=logits)
+        return normed
 
     def _multiply(self, x: ScaledRows, weight: Tensor) -> Tensor:
         product = x.rows.float() @ weight.float().t()

@@ -21,8 +21,8 @@ from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.expert_launchers import ExpertPlan, LoneRow, max_jobs
 from runner_svc.model.families.experts_config import ExpertsConfig
 
-# Maps of a model's weights, and of a decoder's workspace for every number of rows.
-_MAX_MAPS = 16384
+MAX_MAPS = 16384
+"""Of a model's weights, and of a decoder's workspace for every number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ExpertProducts:
         self._variant = variant
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
-        self._map = lru_cache(_MAX_MAPS)(_matrix_map)
+        self._map = lru_cache(MAX_MAPS)(matrix_map)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether the kernel has products with these matrices."""
@@ -126,7 +126,7 @@ class ExpertProducts:
             width // STEP,
             tiles,
             outputs,
-            *(_routing_arguments(lone, plan) if lone is not None else ()),
+            *((*lone_arguments(lone), *_choice(plan)) if lone is not None else ()),
         )
 
     def _compile(self, variant: Variant, kind: _Kind) -> Kernel:
@@ -143,8 +143,8 @@ class ExpertProducts:
             load(variant.kernel, defines),
             variant.kernel,
             # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs; where
-            # it routes: logits, bias, squares; number of squares, 1 / width, eps; experts, weights, places
-            "128s128sPPPPPiiiii" + ("PPPiffPPP" if kind.routes else ""),
+            # it routes: those of lone_arguments; experts, weights, places
+            "128s128sPPPPPiiiii" + ("PiPPiffPPP" if kind.routes else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
@@ -175,20 +175,24 @@ def product_defines(
     return defines | gating_defines(config) if gated else defines
 
 
-def _routing_arguments(lone: LoneRow, plan: ExpertPlan) -> tuple[int | float, ...]:
+def lone_arguments(lone: LoneRow) -> tuple[int | float, ...]:
+    """Returns the arguments that are a `LoneRow` of kernels/lone_row.cuh, whose format is "PiPPiff"."""
     norm = lone.norm
     return (
         lone.logits.data_ptr(),
+        len(lone.logits),
         lone.bias.data_ptr() if lone.bias is not None else 0,
         norm.squares.data_ptr() if norm is not None else 0,
         len(norm.squares) if norm is not None else 0,
         1.0 / norm.width if norm is not None else 0.0,
         norm.eps if norm is not None else 0.0,
-        plan.experts.data_ptr(),
-        plan.weights.data_ptr(),
-        plan.places.data_ptr(),
     )
 
 
-def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+def _choice(plan: ExpertPlan) -> tuple[int, ...]:
+    return plan.experts.data_ptr(), plan.weights.data_ptr(), plan.places.data_ptr()
+
+
+def matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+    """Returns the map of a matrix, or of all experts' above each other, whose rows are copied `box_rows` at once."""
     return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1), read_once=True)

@@ -17,7 +17,7 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.products.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.skinny_launchers import ScaledRows
+from runner_svc.interface.skinny_launchers import RouterParts, ScaledRows
 
 Choose = Callable[[int, int, int], SkinnyVariant]
 """Returns the variant for rows of x, rows and columns of W."""
@@ -50,20 +50,22 @@ class SkinnyProducts:
     def add(
         self,
         stream: int,
-        x: Tensor,
+        rows: Tensor,
         weight: Tensor,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
+        router: RouterParts | None = None,
     ) -> ScaledRows:
-        """Computes residual += x W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
+        """Computes residual += rows W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
 
         `residual` and `out` are [T, out]; `squares` is float32 [n, 128], n at least the tiles of W. Returns `out` with
-        the sums of squares as the input of the next product.
+        the sums of squares as the input of the next product. With a `router`, T is 1.
         """
         squares = squares[: num_tiles(weight.shape[0])]
-        self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares)
+        x = ScaledRows(rows, None)
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, weight, out, residual, norm_weight, squares, router)
         return ScaledRows(out, squares)
 
     def _launch(
@@ -76,6 +78,7 @@ class SkinnyProducts:
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
+        router: RouterParts | None = None,
     ) -> None:
         num_rows, width = weight.shape
         num_tokens = len(x.rows)
@@ -85,7 +88,7 @@ class SkinnyProducts:
         if variant.split == 1:
             grid = min(grid, variant.blocks * num_multiprocessors())
         box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
-        self._kernel(variant, epilogue, out.dtype)(
+        self._kernel(variant, epilogue, out.dtype, len(router.weight) if router is not None else 0)(
             stream,
             grid,
             self._map(weight.data_ptr(), num_rows, width, box_rows),
@@ -98,24 +101,28 @@ class SkinnyProducts:
             residual.data_ptr() if residual is not None else 0,
             norm_weight.data_ptr() if norm_weight is not None else 0,
             new_squares.data_ptr() if new_squares is not None else 0,
+            router.weight.data_ptr() if router is not None else 0,
+            router.logits.data_ptr() if router is not None else 0,
             width // STEP,
             tiles,
             out.shape[1],
             num_tokens,
         )
 
-    def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype) -> Kernel:
+    def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype, num_experts: int) -> Kernel:
         defines = variant.defines | {
             "EPILOGUE": epilogue,
             "OUT": DTYPE_DEFINES[out],
             "ACTIVATION": self._activation,
         }
+        if num_experts:
+            defines["EXPERTS"] = num_experts
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles,
-            # outputs, tokens
-            "128s128sPiffPPPPiiii",
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits; steps,
+            # tiles, outputs, tokens
+            "128s128sPiffPPPPPPiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
