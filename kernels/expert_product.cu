@@ -57,6 +57,7 @@ struct Producer {
     const TensorMap* weights;
     const TensorMap* inputs;
     const Problem& problem;
+    unsigned long long policy;
 
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
         barrier_expect(shared.full(stage), kCopiedBytes + boxes(work) * kBoxBytes);
@@ -65,10 +66,10 @@ struct Producer {
         const unsigned target = shared.weights(stage), full = shared.full(stage);
         if (GATED) {
             const int row = work.expert * 2 * problem.outputs + work.tile * kOutputs;
-            copy_tensor(target, weights, 0, row, step, full);
-            copy_tensor(target + kWeightBytes / 2, weights, 0, row + problem.outputs, step, full);
+            copy_tensor(target, weights, 0, row, step, full, policy);
+            copy_tensor(target + kWeightBytes / 2, weights, 0, row + problem.outputs, step, full, policy);
         } else {
-            copy_tensor(target, weights, 0, work.expert * problem.outputs + work.tile * kRows, step, full);
+            copy_tensor(target, weights, 0, work.expert * problem.outputs + work.tile * kRows, step, full, policy);
         }
     }
     __device__ __forceinline__ void copy_inputs(const Work& work, int step, int stage) const {
@@ -270,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         wait_then_release();
         Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
     } else if (threadIdx.x == kConsumers) {
-        Producer{shared, &weights, &inputs, problem}.produce();
+        Producer{shared, &weights, &inputs, problem, evict_first_policy()}.produce();
     }
 }
 

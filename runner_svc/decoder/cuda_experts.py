@@ -1,7 +1,7 @@
 """A layer's mixture of experts on a GPU.
 
 Per layer: the router's product with float32 logits; routing, which also sorts rows by expert; a copy of the rows in
-that order, unless they are few; gate-up products with activation; down products; the weighted sum, which adds up each
+that order, unless they are few or so many that the products gather them; gate-up products with activation; down products; the weighted sum, which adds up each
 row's experts in the order in which the router chose them. What depends on the routing stays on the device, so that
 steps can be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with
 a kernel for the activation. `mlp` is the counterpart on the CPU.
@@ -186,7 +186,7 @@ class CudaExpertMlp:
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
         weights, space, pairs = self._weights, self._space, len(plan.pairs)
-        x, is_sorted = normed, len(normed) > FEW_ROWS
+        x, is_sorted = normed, len(normed) > FEW_ROWS and not product.gathers
         if is_sorted:
             x = space.rows[:pairs]
             self._launchers.rows.gather(stream, normed, plan, x)

@@ -55,11 +55,17 @@ def run(
             rows.gather(stream, tensors.x, plan, x)
         assert torch.equal(x, tensors.x[plan.pairs.long() // config.top_k])
     check_plan(tensors, plan, product.job_rows)
+    if product.gathers:
+        x, is_sorted = tensors.x, False
+    places = plan.places.clone()
     experts = plan.experts.long()
 
     def gated(scales: Tensor | None) -> Tensor:
         out, bias = poisoned(pairs, config.width), tensors.gate_up_bias
+        if product.gathers:
+            plan.places.fill_(-1)
         product.gated(stream, x, tensors.gate_up, bias, plan, out, is_sorted=is_sorted, scaled=scales is not None)
+        assert torch.equal(plan.places, places)
         torch.testing.assert_close(out.float(), tensors.activated(plan.pairs, experts, scales), **TOLERANCE)
         return out
 

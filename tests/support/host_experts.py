@@ -104,9 +104,10 @@ class HostExpertRows:
 
 
 class HostExpertProducts:
-    def __init__(self, config: ExpertsConfig, job_rows: int) -> None:
+    def __init__(self, config: ExpertsConfig, job_rows: int, *, gathers: bool = False) -> None:
         self.name = f"of {job_rows} rows"
         self.job_rows = job_rows
+        self.gathers = gathers
         self._config = config
         self._gate = gate_function(config)
 
@@ -194,7 +195,7 @@ def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | 
         HostRouting(config),
         HostExpertRows(config),
         [HostExpertProducts(config, job_rows) for job_rows in (8, 32)],
-        HostExpertProducts(config, 160),
+        HostExpertProducts(config, 160, gathers=True),
         has_grouped=True,
         shared_activation=shared_activation,
         sum=HostExpertSum(config),

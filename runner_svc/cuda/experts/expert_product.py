@@ -41,6 +41,7 @@ class ExpertProducts:
     def __init__(self, config: ExpertsConfig, dtype: torch.dtype, variant: Variant, *, overlap: bool = False) -> None:
         self.name = f"{variant.kernel}, {variant.job_rows} x {variant.blocks}"
         self.job_rows = variant.job_rows
+        self.gathers = variant.gathers
         self._config = config
         self._dtype = dtype
         self._variant = variant
@@ -67,7 +68,8 @@ class ExpertProducts:
     ) -> None:
         """`out` [T * k, inner], sorted, from `x` and `weight` [num_experts, 2 * inner, width], gate above up.
 
-        `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS`.
+        `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS` unless
+        the kernel gathers, which it does with all rows. Those that gather also fill the plan's places.
         `bias` is [num_experts, 2 * inner]. Where the products are `scaled`, they are multiplied by the plan's scales.
         A `lone` row needs no routing: the plan gets its experts, weights and places, and nothing else of it is used.
         """
@@ -111,18 +113,23 @@ class ExpertProducts:
         pairs, outputs = out.shape
         tiles = num_tiles(outputs, variant.outputs(gated))
         most = max_jobs(num_experts, pairs, self.job_rows) * tiles
+        gathers = gated and variant.gathers
         self._kernel(variant, kind)(
             stream,
             min(most, variant.blocks * num_multiprocessors()),
             self._map(weight.data_ptr(), num_experts * num_rows, width, variant.copied_rows(gated)),
-            self._map(x.data_ptr(), len(x), width, variant.box_rows),
+            *(
+                (x.data_ptr(), plan.places.data_ptr())
+                if gathers
+                else (self._map(x.data_ptr(), len(x), width, variant.box_rows),)
+            ),
             plan.jobs.data_ptr(),
-            plan.pairs.data_ptr(),
+            plan.members.data_ptr() if gathers else plan.pairs.data_ptr(),
             bias.data_ptr() if bias is not None else 0,
             plan.scales.data_ptr(),
             out.data_ptr(),
             self._config.top_k,
-            all_rows,
+            plan.members.shape[1] if gathers else all_rows,
             width // STEP,
             tiles,
             outputs,
@@ -142,9 +149,10 @@ class ExpertProducts:
         return Kernel(
             load(variant.kernel, defines),
             variant.kernel,
-            # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs; where
-            # it routes: those of lone_arguments; experts, weights, places
-            "128s128sPPPPPiiiii" + ("PiPPiffPPP" if kind.routes else ""),
+            # map of weights; map of x, or x and places where it gathers; jobs, pairs, bias, scales, out; k, rows of
+            # unsorted x or distance of experts' pairs, steps, tiles, outputs; where it routes: those of lone_arguments;
+            # experts, weights, places
+            ("128sPP" if kind.gated and variant.gathers else "128s128s") + "PPPPPiiiii" + ("PiPPiffPPP" if kind.routes else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

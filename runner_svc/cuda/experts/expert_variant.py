@@ -30,6 +30,10 @@ class Variant(Protocol):
         """Maximum number of rows of a job."""
 
     @property
+    def gathers(self) -> bool:
+        """Whether gated products read rows where they are."""
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
 
@@ -74,6 +78,7 @@ class ExpertVariant:
     half_rows: int = HALF_ROWS[0]
 
     kernel = "expert_product"
+    gathers = False
     threads = 160
     """A warpgroup that multiplies and a warp that copies."""
     box_rows = 8
@@ -130,6 +135,7 @@ class TilesVariant:
     job_rows: int
 
     kernel = "expert_tiles"
+    gathers = True
     threads = 384
     """Two warpgroups that multiply and one that copies."""
     blocks = 1
