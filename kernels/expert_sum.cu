@@ -183,12 +183,14 @@ extern "C" __global__ void __cluster_dims__(TOP_K, 1, 1) __launch_bounds__(kThre
     } else {
         wait_for_predecessors();
         multiply(shared, sums, steps, rank);
+        __syncwarp();
     }
     if (TOP_K > 1) cluster_sync();
     else __syncthreads();
     if (rank == 0 && warp == 0) {
         const Ends ends{bias, residual, norm_weight, out, new_squares};
         end_tile(shared, own_experts, own_weights, ends, tile, outputs);
+        __syncwarp();
     }
     if (TOP_K > 1) cluster_sync();  // the first block still reads the others' sums
 }

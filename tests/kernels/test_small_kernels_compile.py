@@ -175,9 +175,16 @@ def test_expert_products_compile_for_hopper(
 
 @pytest.mark.parametrize("config", [GPT_OSS, LARGE], ids=["biases", "large"])
 def test_kernels_of_a_lone_row_compile_for_hopper(config: ExpertsConfig) -> None:
-    routed = product_defines(config, ExpertVariant(32, 2), torch.bfloat16, gated=True, early=False, scaled=True, routes=True)
+    routed = product_defines(
+        config, ExpertVariant(32, 2), torch.bfloat16, gated=True, early=False, scaled=True, routes=True
+    )
     product = SkinnyVariant.choose(2, 1, 2048, 4096).defines
-    product |= {"EPILOGUE": "EPILOGUE_RESIDUAL", "OUT": "__nv_bfloat16", "ACTIVATION": "silu", "EXPERTS": config.num_experts}
+    product |= {
+        "EPILOGUE": "EPILOGUE_RESIDUAL",
+        "OUT": "__nv_bfloat16",
+        "ACTIVATION": "silu",
+        "EXPERTS": config.num_experts,
+    }
     for name, defines in (("expert_sum", sum_defines(config)), ("expert_product", routed), ("skinny_product", product)):
         options = tuple(f"-D{key}={value}" for key, value in defines.items())
         code, log = compile_kernel(kernel_folder() / f"{name}.cu", "sm_90a", options)

@@ -43,13 +43,13 @@ class HostRouting:
         plan.places.view(-1)[order] = torch.arange(len(order), dtype=torch.int32)
         counts = torch.bincount(experts.flatten(), minlength=config.num_experts)
         plan.ends.copy_(counts.cumsum(0))
-        jobs = [
-            (expert, *job)
-            for expert, (end, count) in enumerate(zip(plan.ends.tolist(), counts.tolist(), strict=True))
-            for job in equal_jobs(end - count, count, job_rows)
-        ]
+        jobs = []
+        for expert, (end, count) in enumerate(zip(plan.ends.tolist(), counts.tolist(), strict=True)):
+            start = end - count
+            plan.members[expert, :count] = plan.pairs[start:end]
+            jobs += [(expert, first, rows, first - start) for first, rows in equal_jobs(start, count, job_rows)]
         plan.jobs[0] = len(jobs)
-        plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:, :3] = torch.tensor(jobs, dtype=torch.int32)
+        plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:] = torch.tensor(jobs, dtype=torch.int32)
 
 
 class HostExpertRows:

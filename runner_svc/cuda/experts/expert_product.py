@@ -152,7 +152,9 @@ class ExpertProducts:
             # map of weights; map of x, or x and places where it gathers; jobs, pairs, bias, scales, out; k, rows of
             # unsorted x or distance of experts' pairs, steps, tiles, outputs; where it routes: those of lone_arguments;
             # experts, weights, places
-            ("128sPP" if kind.gated and variant.gathers else "128s128s") + "PPPPPiiiii" + ("PiPPiffPPP" if kind.routes else ""),
+            ("128sPP" if kind.gated and variant.gathers else "128s128s")
+            + "PPPPPiiiii"
+            + ("PiPPiffPPP" if kind.routes else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
