@@ -17,7 +17,7 @@
 // older than this kernel's predecessor, so weights are copied before that has ended; ROUTES, 1: x is a single row, whose
 // experts every block finds from the router's logits, which saves a launch (macros of lone_row.cuh).
 
-#include "expert_jobs.cuh"
+#include "expert_ring.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
@@ -35,24 +35,16 @@ constexpr int kConsumers = 128;
 constexpr int kWeightBytes = kRows * 128;
 constexpr int kBoxRows = 8;  // of x, copied at once
 constexpr int kBoxBytes = kBoxRows * 128;
-constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kPitch = kRows + 4;  // of a row's sums: lanes of a warp write to different banks
 constexpr int kOutputs = GATED ? HALF_ROWS : kRows;  // of a row
 constexpr int kCopiedBytes = (GATED ? 2 * HALF_ROWS : kRows) * 128;  // of weights in a stage
 constexpr int kQuads = kOutputs / 4;
 
-// Shared memory: the ring, a full and an empty barrier for each stage, sums [TOKENS][kPitch].
-struct Shared {
-    unsigned base;
+// Behind the ring, sums [TOKENS][kPitch].
+using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
-    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
-    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
-    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
-    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
-};
-
-// By one thread: fills the ring for all of a block's tiles.
-struct Producer {
+// What fills the ring.
+struct Copies {
     Shared shared;
     const TensorMap* weights;
     const TensorMap* inputs;
@@ -78,41 +70,10 @@ struct Producer {
             copy_tensor(shared.inputs(stage) + box * kBoxBytes, inputs, 0, first + box * kBoxRows, step, shared.full(stage));
         }
     }
-    __device__ __forceinline__ void produce() const {
-        Ring<STAGES> ring(1);
-        int done = 0;
-        if (!EARLY) wait_then_release();
-        const int total = load_job(problem.jobs) * problem.tiles;
-        if (EARLY) {
-            if (static_cast<int>(blockIdx.x) < total) done = start(ring);
-            else wait_then_release();
-        }
-        for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
-            const Work work(problem, index);
-            for (int step = done; step < problem.steps; step++, ring.advance()) {
-                barrier_wait(shared.empty(ring.stage), ring.parity);
-                expect(work, ring.stage);
-                copy_weights(work, step, ring.stage);
-                copy_inputs(work, step, ring.stage);
-            }
-        }
-    }
 
 private:
     __device__ __forceinline__ int boxes(const Work& work) const {
         return (work.columns(problem) + kBoxRows - 1) / kBoxRows;
-    }
-    // The first stages get their weights before the predecessors are waited for; how many there are.
-    __device__ __forceinline__ int start(Ring<STAGES>& ring) const {
-        const Work work(problem, blockIdx.x);
-        const int ahead = min(STAGES, problem.steps);
-        for (int i = 0; i < ahead; i++) {
-            expect(work, i);
-            copy_weights(work, i, i);
-        }
-        wait_then_release();
-        for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(work, i, i);
-        return ahead;
     }
 };
 
@@ -156,7 +117,7 @@ private:
         for (int step = 0; step < problem.steps; step++) {
             barrier_wait(shared.full(ring.stage), ring.parity);
             wgmma_fence();
-            const unsigned place = ring.stage * (kStageBytes >> 4);
+            const unsigned place = ring.stage * (Shared::kStageBytes >> 4);
 #pragma unroll
             for (int k = 0; k < 4; k++) Product::multiply(d, a + place + 2 * k, b + place + 2 * k, step > 0 || k > 0);
             wgmma_commit();
@@ -243,15 +204,9 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
 ) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    if (threadIdx.x == kConsumers) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), 1);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == kConsumers) shared.init(1, 1);
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
-    float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));
+    float* sums = reinterpret_cast<float*>(shared_bytes + Shared::kBytes);
 #if ROUTES
     __shared__ int own_jobs[4 + 4 * TOP_K];
     __shared__ float own_scale;
@@ -271,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         wait_then_release();
         Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
     } else if (threadIdx.x == kConsumers) {
-        Producer{shared, &weights, &inputs, problem, evict_first_policy()}.produce();
+        fill_ring<EARLY>(Copies{shared, &weights, &inputs, problem, evict_first_policy()}, problem);
     }
 }
 

@@ -11,6 +11,7 @@
 //
 // Macros: STAGES; BIAS, 1: products have their biases; those of lone_row.cuh, TOP_K up to 8.
 
+#include "operand_ring.cuh"
 #include "hopper_cluster.cuh"
 #include "lone_row.cuh"
 #include "wgmma.cuh"
@@ -24,29 +25,20 @@ constexpr int kColumns = 8;  // of the products: all of the row's experts, of wh
 constexpr int kConsumers = 128;
 constexpr int kThreads = kConsumers + 32;
 constexpr int kWeightBytes = kRows * 128;
-constexpr int kStageBytes = kWeightBytes + kColumns * 128;
 constexpr int kQuads = kRows / 4;
 static_assert(TOP_K <= kColumns, "a cluster has up to eight blocks");
 
 using Product = Wgmma<Scalar, kColumns / 2>;
 
-// Shared memory: the ring, a full and an empty barrier for each stage, sums [kRows], logits [EXPERTS].
-struct Shared {
-    unsigned base;
-
-    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
-    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
-    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
-    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
-    __device__ __forceinline__ unsigned sums() const { return base + STAGES * (kStageBytes + 16); }
-};
+// Behind the ring, sums [kRows] and logits [EXPERTS].
+using Shared = OperandRing<STAGES, kWeightBytes, kColumns * 128>;
 
 // By one thread: fills the ring; the first stages get their weights before the predecessor is waited for.
 __device__ __forceinline__ void produce(
     Shared shared, const TensorMap* weights, const TensorMap* inputs, int first_row, int steps) {
     const int ahead = min(STAGES, steps);
     for (int i = 0; i < ahead; i++) {
-        barrier_expect(shared.full(i), kStageBytes);
+        barrier_expect(shared.full(i), Shared::kStageBytes);
         copy_tensor(shared.weights(i), weights, 0, first_row, i, shared.full(i));
     }
     wait_for_predecessors();
@@ -54,7 +46,7 @@ __device__ __forceinline__ void produce(
     for (int i = 0; i < ahead; i++, ring.advance()) copy_tensor(shared.inputs(i), inputs, 0, 0, i, shared.full(i));
     for (int i = ahead; i < steps; i++, ring.advance()) {
         barrier_wait(shared.empty(ring.stage), ring.parity);
-        barrier_expect(shared.full(ring.stage), kStageBytes);
+        barrier_expect(shared.full(ring.stage), Shared::kStageBytes);
         copy_tensor(shared.weights(ring.stage), weights, 0, first_row, i, shared.full(ring.stage));
         copy_tensor(shared.inputs(ring.stage), inputs, 0, 0, i, shared.full(ring.stage));
     }
@@ -70,7 +62,7 @@ __device__ __forceinline__ void multiply(Shared shared, float* sums, int steps, 
     for (int step = 0; step < steps; step++) {
         barrier_wait(shared.full(ring.stage), ring.parity);
         wgmma_fence();
-        const unsigned place = ring.stage * (kStageBytes >> 4);
+        const unsigned place = ring.stage * (Shared::kStageBytes >> 4);
 #pragma unroll
         for (int k = 0; k < 4; k++) Product::multiply(d, a + place + 2 * k, b + place + 2 * k, step > 0 || k > 0);
         wgmma_commit();
@@ -121,7 +113,7 @@ __device__ __forceinline__ void end_tile(
         const auto weight = load_vector<Scalar, 4>(ends.norm_weight + column);
         float4 parts[TOP_K];
 #pragma unroll
-        for (int rank = 0; rank < TOP_K; rank++) parts[rank] = load_sums(shared.sums() + quad * 16, rank);
+        for (int rank = 0; rank < TOP_K; rank++) parts[rank] = load_sums(shared.base + Shared::kBytes + quad * 16, rank);
         float sums[4] = {};
 #pragma unroll
         for (int rank = 0; rank < TOP_K; rank++) {
@@ -160,15 +152,9 @@ extern "C" __global__ void __cluster_dims__(TOP_K, 1, 1) __launch_bounds__(kThre
     __shared__ float own_weights[TOP_K];
     __shared__ int own_experts[TOP_K];
     const Shared shared{shared_address(shared_bytes)};
-    float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));
+    float* sums = reinterpret_cast<float*>(shared_bytes + Shared::kBytes);
     float* logits = sums + kRows;
-    if (threadIdx.x == kConsumers) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), 1);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == kConsumers) shared.init(1, 1);
     release_successors();
     LoneRow{parts, num_parts, router_bias, squares, num_squares, inverse_width, eps}.add_up(logits);
     __syncthreads();

@@ -16,7 +16,7 @@
 // Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
 // then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales.
 
-#include "expert_jobs.cuh"
+#include "expert_ring.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
@@ -35,19 +35,10 @@ constexpr int kSecondBytes = GATED ? kBlockBytes : 1024;  // from a warpgroup's 
 constexpr int kGroupBytes = GATED ? 1024 : 2048;          // from eight rows of an operand to the next
 constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or where GATED by a warpgroup
 constexpr int kBoxBytes = kBoxRows * 128;
-constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
-// Shared memory: the ring, with weights and x in each stage; then a full and an empty barrier for each stage.
-struct Shared {
-    unsigned base;
-
-    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
-    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
-    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
-    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
-};
+using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
 #if GATED
 constexpr int kFetched = 8;  // steps of a block's first tile that L2 gets early
@@ -86,56 +77,14 @@ struct JobRows {
 };
 #endif
 
-// Fills the ring for all of a block's tiles: by a warpgroup where GATED, else by one thread.
-struct Producer {
+// What fills the ring.
+struct Copies {
     Shared shared;
     const TensorMap* weights;
     const TensorMap* inputs;
     const Problem& problem;
-    bool leads;  // this thread copies weights
     unsigned long long policy;
 
-#if GATED
-    __device__ __forceinline__ void produce(const char* x, int* places) const {
-        JobRows job{x};
-        job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
-        if (leads) fetch();
-        wait_then_release();
-        Ring<STAGES> ring(1);
-        const int total = load_job(problem.jobs) * problem.tiles;
-        for (int index = blockIdx.x; index < total; index += gridDim.x) {
-            const Work work(problem, index);
-            job.find(problem, work, places);
-            for (int step = 0; step < problem.steps; step++, ring.advance()) {
-                barrier_wait(shared.empty(ring.stage), ring.parity);
-                if (leads) {
-                    barrier_expect(shared.full(ring.stage), kWeightBytes);
-                    copy_weights(work, step, ring.stage);
-                }
-                job.copy(step, shared.inputs(ring.stage), shared.full(ring.stage));
-            }
-        }
-    }
-#else
-    __device__ __forceinline__ void produce() const {
-        Ring<STAGES> ring(1);
-        const int total = load_job(problem.jobs) * problem.tiles;
-        int done = 0;
-        if (static_cast<int>(blockIdx.x) < total) done = start(ring);
-        else wait_then_release();
-        for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
-            const Work work(problem, index);
-            for (int step = done; step < problem.steps; step++, ring.advance()) {
-                barrier_wait(shared.empty(ring.stage), ring.parity);
-                expect(work, ring.stage);
-                copy_weights(work, step, ring.stage);
-                copy_inputs(work, step, ring.stage);
-            }
-        }
-    }
-#endif
-
-private:
     // Where GATED, blocks are gate and up of 64 outputs, then of the next 64.
     __device__ __forceinline__ int row_of(int expert, int tile, int block) const {
         return GATED ? (expert * 2 + block % 2) * problem.outputs + tile * kOutputs + block / 2 * 64
@@ -148,17 +97,7 @@ private:
                         shared.full(stage), policy);
         }
     }
-#if GATED
-    // Asks L2 for the weights of the tile that this block will begin with if each expert has one job.
-    __device__ __forceinline__ void fetch() const {
-        const int expert = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
-        for (int step = 0; step < min(kFetched, problem.steps); step++) {
-#pragma unroll
-            for (int block = 0; block < kBlocks; block++) prefetch_tensor(weights, 0, row_of(expert, tile, block), step);
-        }
-    }
-#else
-    __device__ __forceinline__ int boxes(const Work& work) const { return (work.rows + kBoxRows - 1) / kBoxRows; }
+#if !GATED
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
         barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
     }
@@ -169,20 +108,48 @@ private:
                         shared.full(stage));
         }
     }
-    // The first stages get their weights before the predecessors are waited for; how many there are.
-    __device__ __forceinline__ int start(Ring<STAGES>& ring) const {
-        const Work work(problem, blockIdx.x);
-        const int ahead = min(STAGES, problem.steps);
-        for (int i = 0; i < ahead; i++) {
-            expect(work, i);
-            copy_weights(work, i, i);
-        }
-        wait_then_release();
-        for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(work, i, i);
-        return ahead;
-    }
+
+private:
+    __device__ __forceinline__ int boxes(const Work& work) const { return (work.rows + kBoxRows - 1) / kBoxRows; }
 #endif
 };
+
+#if GATED
+// Asks L2 for the weights of the tile that this block will begin with if each expert has one job.
+__device__ __forceinline__ void fetch(const Copies& copies, const Problem& problem) {
+    const int expert = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
+    for (int step = 0; step < min(kFetched, problem.steps); step++) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; block++) {
+            prefetch_tensor(copies.weights, 0, copies.row_of(expert, tile, block), step);
+        }
+    }
+}
+
+// By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
+__device__ __forceinline__ void gather_into_ring(
+    const Copies& copies, const Problem& problem, const char* x, int* places, bool leads) {
+    const Shared& shared = copies.shared;
+    JobRows job{x};
+    job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
+    if (leads) fetch(copies, problem);
+    wait_then_release();
+    Ring<STAGES> ring(1);
+    const int total = load_job(problem.jobs) * problem.tiles;
+    for (int index = blockIdx.x; index < total; index += gridDim.x) {
+        const Work work(problem, index);
+        job.find(problem, work, places);
+        for (int step = 0; step < problem.steps; step++, ring.advance()) {
+            barrier_wait(shared.empty(ring.stage), ring.parity);
+            if (leads) {
+                barrier_expect(shared.full(ring.stage), kWeightBytes);
+                copies.copy_weights(work, step, ring.stage);
+            }
+            job.copy(step, shared.inputs(ring.stage), shared.full(ring.stage));
+        }
+    }
+}
+#endif
 
 // One of the multiplying warpgroups: two blocks of 64 rows of each tile.
 struct Consumer {
@@ -234,7 +201,7 @@ private:
             if (GATED) fence_async_proxy();  // rows of x are not written by the copy engine
             wgmma_fence();
             // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
-            const unsigned place = __shfl_sync(kFullWarp, ring.stage * (kStageBytes >> 4), 0);
+            const unsigned place = __shfl_sync(kFullWarp, ring.stage * (Shared::kStageBytes >> 4), 0);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const unsigned a = weight_matrix + place + 2 * k, b = input_matrix + place + 2 * k;
@@ -353,13 +320,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     int tiles, int outputs) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared.full(i), GATED ? 1 + 128 : 1);
-            barrier_init(shared.empty(i), kConsumers);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) shared.init(GATED ? 1 + 128 : 1, kConsumers);
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
@@ -367,9 +328,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const bool leads = threadIdx.x == kConsumers * 128;
 #if GATED
-        Producer{shared, &weights, nullptr, problem, leads, evict_first_policy()}.produce(x, places);
+        gather_into_ring(Copies{shared, &weights, nullptr, problem, evict_first_policy()}, problem, x, places, leads);
 #else
-        if (leads) Producer{shared, &weights, &inputs, problem, leads, evict_first_policy()}.produce();
+        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, evict_first_policy()}, problem);
 #endif
         __syncwarp();
     } else {
