@@ -4,9 +4,8 @@
 // A tile is 256 rows of an expert's matrix by a job's rows, of which there are up to TOKENS: the matrix's rows are the
 // product's 64-row operands, so that a job pays for its own rows, rounded up to 8 or 16, and not for whole tiles of 64 or
 // 128 rows. Two warpgroups multiply 128 rows each, where GATED 64 of gate and the same 64 of up: a thread has the gate and
-// up sums of the same outputs. Otherwise a warp has 32 rows that lie together: every second eight of a warpgroup's rows
-// are one of its two operands. The third warpgroup copies pieces of 64 columns through a ring of stages, also across
-// tiles. Outputs are transposed within warps and stored without shared memory, as many of a row at once as a warp has.
+// up sums of the same outputs. The third copies pieces of 64 columns through a ring of stages, also across tiles.
+// Outputs are transposed within warps and stored without shared memory.
 //
 // Where GATED, x is not sorted: the third warpgroup copies the rows of a job from wherever they are, and notes where their
 // outputs will lie. While the predecessor, which routes, still runs, L2 gets the weights of the first tiles, on the
@@ -31,8 +30,6 @@ constexpr int kThreads = (kConsumers + 1) * 128;
 constexpr int kBlocks = 4;                 // of 64 rows of the matrix in a tile
 constexpr int kBlockBytes = 64 * 128;      // 64 columns of a block
 constexpr int kWeightBytes = kBlocks * kBlockBytes;
-constexpr int kSecondBytes = GATED ? kBlockBytes : 1024;  // from a warpgroup's first operand to its second
-constexpr int kGroupBytes = GATED ? 1024 : 2048;          // from eight rows of an operand to the next
 constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or where GATED by a warpgroup
 constexpr int kBoxBytes = kBoxRows * 128;
 constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
@@ -205,8 +202,8 @@ private:
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const unsigned a = weight_matrix + place + 2 * k, b = input_matrix + place + 2 * k;
-                Product::multiply(first, a, b, step > 0 || k > 0, kGroupBytes);
-                Product::multiply(second, a + (kSecondBytes >> 4), b, step > 0 || k > 0, kGroupBytes);
+                Product::multiply(first, a, b, step > 0 || k > 0);
+                Product::multiply(second, a + (kBlockBytes >> 4), b, step > 0 || k > 0);
             }
             wgmma_commit();
             if (step > 0) {
@@ -224,9 +221,9 @@ private:
 
     // A thread's sums are of the rows lane / 4 and lane / 4 + 8 of its warp's 16, and two neighbouring columns in 8.
     __device__ __forceinline__ void write(const Work& work) const {
-        const int warp = (threadIdx.x & 127) / 32;
+        const int warp = (threadIdx.x & 127) / 32 * 16;
 #if GATED
-        const int output = work.tile * kOutputs + index * 64 + warp * 16;
+        const int output = work.tile * kOutputs + index * 64 + warp;
         if (output >= problem.outputs) return;
         Biases biases(problem, work, output);
 #pragma unroll
@@ -238,18 +235,21 @@ private:
             store(words, work, j, output);
         }
 #else
-        const int output = work.tile * kOutputs + index * 128 + warp * 32;
-        if (output >= problem.outputs) return;
 #pragma unroll
-        for (int j = 0; j < TOKENS / 8; j++) {
-            if (j * 8 >= work.rows) return;
-            unsigned words[4];
+        for (int block = 0; block < 2; block++) {
+            const int output = work.tile * kOutputs + index * 128 + block * 64 + warp;
+            if (output >= problem.outputs) return;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float* pair = sums[i % 2] + j * 4 + i / 2 * 2;
-                words[i] = Tensor16<Scalar>::pack(pair[0], pair[1]);
+            for (int j = 0; j < TOKENS / 8; j += 2) {
+                if (j * 8 >= work.rows) break;
+                unsigned words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float* pair = sums[block] + (j + i / 2) * 4 + i % 2 * 2;
+                    words[i] = Tensor16<Scalar>::pack(pair[0], pair[1]);
+                }
+                store(words, work, j, output);
             }
-            store(words, work, j, output);
         }
 #endif
     }
@@ -292,17 +292,15 @@ private:
     }
 #endif
 
-    // Stores what a warp has of some of the job's rows. Where GATED, that is 16 outputs of 16 rows, and words are both
-    // halves of the j-th 8 rows, then of the next; else 32 outputs of the j-th 8 rows.
+    // Stores 16 outputs of 16 of the job's rows: words are both halves of the j-th 8 rows, then of the next.
     __device__ __forceinline__ void store(unsigned (&words)[4], const Work& work, int j, int output) const {
         const int lane = threadIdx.x & 31, quad = lane & 3;
 #pragma unroll
         for (int i = 0; i < 4; i++) words[i] = transpose_matrix(words[i]);
         exchange_in_quad(words, static_cast<bool>(quad & 1), static_cast<bool>(quad & 2));
-        const int row = (GATED ? j + quad / 2 : j) * 8 + lane / 4;
+        const int row = (j + quad / 2) * 8 + lane / 4;
         if (row >= work.rows) return;
-        const int column = output + (GATED ? quad % 2 : quad) * 8;
-        Scalar* target = problem.out + (work.first + row) * static_cast<long long>(problem.outputs) + column;
+        Scalar* target = problem.out + (work.first + row) * static_cast<long long>(problem.outputs) + output + quad % 2 * 8;
         *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 };

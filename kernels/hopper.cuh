@@ -96,9 +96,9 @@ __device__ __forceinline__ unsigned matrix_descriptor(unsigned address, unsigned
     return (address & 0x3ffff) >> 4 | (leading >> 4) << 16;
 }
 
-// Adds the upper half: `stride` bytes between groups of eight rows, 128-byte swizzle.
-__device__ __forceinline__ unsigned long long whole_descriptor(unsigned low, unsigned stride = 1024) {
-    return (1ull << 30 | stride >> 4) << 32 | low;
+// Adds the upper half: 1,024 bytes between groups of eight rows, 128-byte swizzle.
+__device__ __forceinline__ unsigned long long whole_descriptor(unsigned low) {
+    return (1ull << 30 | 1024 >> 4) << 32 | low;
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -54,21 +54,19 @@
 template <typename Scalar, int Count>
 struct Wgmma;
 
-// `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows; `stride` bytes lie
-// between groups of eight rows of a.
+// `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows.
 // `mix`: d (+)= a [64, 16] in registers * b [16, 2 * Count] in shared memory with k across the rows.
 // `pin` prevents the compiler from moving uses of the sums above a wait.
 // I0 to I5 are the numbers of the operands after the sums.
 #define DEFINE_WGMMA(TYPE, NAME, COUNT, N, I0, I1, I2, I3, I4, I5)                                                   \
     template <>                                                                                                      \
     struct Wgmma<TYPE, COUNT> {                                                                                      \
-        static __device__ __forceinline__ void multiply(                                                             \
-            float (&d)[COUNT], unsigned a, unsigned b, int accumulate, unsigned stride = 1024) {                     \
+        static __device__ __forceinline__ void multiply(float (&d)[COUNT], unsigned a, unsigned b, int accumulate) { \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                                          \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME                             \
                          " {" REGISTERS_WIDE_##COUNT "}, %" #I0 ", %" #I1 ", p, 1, 1, 0, 0;\n}"                      \
                          : ACCUMULATORS_WIDE_##COUNT(d)                                                              \
-                         : "l"(whole_descriptor(a, stride)), "l"(whole_descriptor(b)), "r"(accumulate));             \
+                         : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate));                     \
         }                                                                                                            \
         static __device__ __forceinline__ void mix(                                                                  \
             float (&d)[COUNT], const unsigned* a, unsigned b, int accumulate) {                                      \

@@ -33,7 +33,6 @@ struct Product {  // a thread's part of d [64, 2 * count] (+)= a [64, 16] * b [1
     unsigned a_low, b_low;
     std::vector<unsigned> a;  // in registers
     unsigned number;
-    unsigned a_stride = 1024;  // bytes between groups of eight rows of a
 };
 
 struct SmallCopy {  // of 16 bytes; those after `valid_bytes` are zeros

@@ -15,8 +15,7 @@ inline void issue(Product product) {
     current->open_group.push_back(std::move(product));
 }
 inline void multiply(float* d, int count, bool is_bf16, unsigned long long a, unsigned long long b, int accumulate) {
-    const unsigned stride = static_cast<unsigned>(a >> 32 & 0x3fff) << 4;
-    issue({d, count, is_bf16, true, accumulate != 0, static_cast<unsigned>(a), static_cast<unsigned>(b), {}, 0, stride});
+    issue({d, count, is_bf16, true, accumulate != 0, static_cast<unsigned>(a), static_cast<unsigned>(b), {}, 0});
 }
 inline void mix(
     float* d, int count, bool is_bf16, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long b,
@@ -33,10 +32,10 @@ inline float element_at(unsigned address, bool is_bf16) {
     memcpy(&bits, at(swizzled(address), 2), 2);
     return element(bits, is_bf16);
 }
-// Element of a matrix in shared memory: rows of 128 bytes along k, groups of eight rows `stride` bytes apart.
-inline float along_k(unsigned low, int row, int k, bool is_bf16, unsigned stride = 1024) {
+// Element of a matrix in shared memory: rows of 128 bytes along k, groups of eight rows 1,024 bytes apart.
+inline float along_k(unsigned low, int row, int k, bool is_bf16) {
     unsigned start = (low & 0x3fff) << 4;
-    return element_at(start + row / 8 * stride + row % 8 * 128 + k * 2, is_bf16);
+    return element_at(start + row / 8 * 1024 + row % 8 * 128 + k * 2, is_bf16);
 }
 // The same with a row per k, where a row's next 64 elements are `leading` bytes further.
 inline float across_k(unsigned low, int k, int column, bool is_bf16) {
@@ -57,7 +56,7 @@ inline const Matrices& matrices_of(const Product& product) {
                 read.b[k * columns + n] = product.a_is_shared ? along_k(product.b_low, n, k, product.is_bf16)
                                                               : across_k(product.b_low, k, n, product.is_bf16);
         for (int i = 0; product.a_is_shared && i < 64 * 16; i++)
-            read.a[i / 16][i % 16] = along_k(product.a_low, i / 16, i % 16, product.is_bf16, product.a_stride);
+            read.a[i / 16][i % 16] = along_k(product.a_low, i / 16, i % 16, product.is_bf16);
         if (product.number >= 256) block->matrices.erase(std::make_pair(thread_number() / 128, product.number - 256));
     }
     return read;
