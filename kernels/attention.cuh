@@ -102,6 +102,12 @@ __device__ __forceinline__ unsigned long long evict_first_policy() {
     return policy;
 }
 
+__device__ __forceinline__ unsigned long long evict_normal_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 // Arrives at a barrier of shared memory once the thread's copies so far are complete.
 __device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

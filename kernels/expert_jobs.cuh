@@ -1,7 +1,7 @@
 // The work of kernels/expert_product.cu and kernels/expert_tiles.cu, as kernels/expert_routing.cu lists it on the device:
 // a job is an expert and some of its rows, which lie one after the other; each of them has all tiles of the matrix.
 //
-// Macros: SCALAR; ROUTES, of kernels/expert_product.cu.
+// Macros: SCALAR; ROUTES, of kernels/expert_product.cu; GATHERS is one of kernels/expert_tiles.cu.
 #pragma once
 
 #include "hopper.cuh"
@@ -9,11 +9,11 @@
 
 struct Problem {
     const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, rows of it before
-    const int* pairs;     // [rows]: token * top_k + rank of each sorted row; of expert_tiles.cu: of each expert's, `room` apart
+    const int* pairs;     // [rows]: token * top_k + rank of each sorted row; of GATHERS, of each expert's rows
     int top_k;
     union {
-        int all_rows;     // of expert_product.cu: rows of x, where it is not sorted; else 0
-        int room;         // of expert_tiles.cu: distance of `pairs` of two experts
+        int all_rows;     // of expert_product.cu: rows of x, where they are few and not sorted; else 0
+        int room;         // of GATHERS: distance of the pairs of two experts
     };
     int steps;            // columns of W, in pieces of 64
     int tiles;            // of an expert's matrix

@@ -192,11 +192,11 @@ __device__ __forceinline__ void list_jobs(const Choice& choice, int* jobs, int* 
 #endif
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of HALF_ROWS where
-// GATED); inputs: those of x in boxes of 8 rows. Any grid will do.
+// GATED); inputs: those of x in boxes of 8 rows. With `reads_once` few experts have more than one job. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
     const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles,
-    int outputs
+    int outputs, int reads_once
 #if ROUTES
     , const float* parts, int num_parts, const float* router_bias, const float* squares, int num_squares,
     float inverse_width, float eps, int* experts, float* router_weights, int* places
@@ -226,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         wait_then_release();
         Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
     } else if (threadIdx.x == kConsumers) {
-        fill_ring<EARLY>(Copies{shared, &weights, &inputs, problem, evict_first_policy()}, problem);
+        const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
+        fill_ring<EARLY>(Copies{shared, &weights, &inputs, problem, policy}, problem);
     }
 }
 

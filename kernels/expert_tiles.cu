@@ -7,13 +7,13 @@
 // up sums of the same outputs. The third copies pieces of 64 columns through a ring of stages, also across tiles.
 // Outputs are transposed within warps and stored without shared memory.
 //
-// Where GATED, x is not sorted: the third warpgroup copies the rows of a job from wherever they are, and notes where their
-// outputs will lie. While the predecessor, which routes, still runs, L2 gets the weights of the first tiles, on the
-// guess that each expert has rows. Otherwise the jobs are older than the predecessor, so weights are copied before that
-// has ended.
+// The jobs are older than this kernel's predecessor, so weights are copied before that has ended; unless it GATHERS. Then x
+// is not sorted, and the predecessor is the routing: the third warpgroup copies the rows of a job from wherever they are,
+// and notes where their outputs will lie. While the routing still runs, L2 gets the weights of the first tiles, on the guess
+// that each expert has one job.
 //
 // Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
-// then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales.
+// then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
 #include "expert_ring.cuh"
 #include "wgmma.cuh"
@@ -30,15 +30,16 @@ constexpr int kThreads = (kConsumers + 1) * 128;
 constexpr int kBlocks = 4;                 // of 64 rows of the matrix in a tile
 constexpr int kBlockBytes = 64 * 128;      // 64 columns of a block
 constexpr int kWeightBytes = kBlocks * kBlockBytes;
-constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or where GATED by a warpgroup
+constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or by a warpgroup that GATHERS
 constexpr int kBoxBytes = kBoxRows * 128;
 constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
-#if GATED
-constexpr int kFetched = 8;  // steps of a block's first tile that L2 gets early
+#if GATHERS
+static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
+constexpr int kFetched = 14;  // steps of a block's first tile that L2 gets early
 
 // The rows of a job, as a thread of the copying warpgroup knows them: it copies 16 bytes of every 16th.
 struct JobRows {
@@ -94,7 +95,7 @@ struct Copies {
                         shared.full(stage), policy);
         }
     }
-#if !GATED
+#if !GATHERS
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
         barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
     }
@@ -111,7 +112,7 @@ private:
 #endif
 };
 
-#if GATED
+#if GATHERS
 // Asks L2 for the weights of the tile that this block will begin with if each expert has one job.
 __device__ __forceinline__ void fetch(const Copies& copies, const Problem& problem) {
     const int expert = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
@@ -195,7 +196,7 @@ private:
         int last_stage = 0;
         for (int step = 0; step < problem.steps; step++) {
             barrier_wait(shared.full(ring.stage), ring.parity);
-            if (GATED) fence_async_proxy();  // rows of x are not written by the copy engine
+            if (GATHERS) fence_async_proxy();  // rows of x are not written by the copy engine
             wgmma_fence();
             // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
             const unsigned place = __shfl_sync(kFullWarp, ring.stage * (Shared::kStageBytes >> 4), 0);
@@ -278,9 +279,8 @@ private:
         for (int i = 0; i < 2; i++) {
             float gate = sums[0][j * 4 + half * 2 + i], up = sums[1][j * 4 + half * 2 + i];
 #if SCALED
-            const int row = work.before + min(j * 8 + static_cast<int>(threadIdx.x & 3) * 2 + i, work.rows - 1);
-            const int pair = __ldcg(problem.pairs + work.expert * problem.room + row);
-            const float scale = __ldcg(problem.scales + pair / problem.top_k);
+            const int row = work.first + min(j * 8 + static_cast<int>(threadIdx.x & 3) * 2 + i, work.rows - 1);
+            const float scale = __ldcg(problem.scales + __ldcg(problem.pairs + row) / problem.top_k);
             gate *= scale, up *= scale;
 #endif
 #if BIAS
@@ -306,29 +306,31 @@ private:
 };
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows; inputs: those of x,
-// sorted, in boxes of 16 rows, or where GATED x itself, whose rows are `steps` pieces of 64 columns. Any grid will do.
+// sorted, in boxes of 16 rows, or x itself, whose rows are `steps` pieces of 64 columns, for what GATHERS. With `reads_once`
+// few experts have more than one job. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     const __grid_constant__ TensorMap weights,
-#if GATED
+#if GATHERS
     const char* x, int* places,
 #else
     const __grid_constant__ TensorMap inputs,
 #endif
     const int* jobs, const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int room, int steps,
-    int tiles, int outputs) {
+    int tiles, int outputs, int reads_once) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    if (threadIdx.x == 0) shared.init(GATED ? 1 + 128 : 1, kConsumers);
+    if (threadIdx.x == 0) shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const bool leads = threadIdx.x == kConsumers * 128;
-#if GATED
-        gather_into_ring(Copies{shared, &weights, nullptr, problem, evict_first_policy()}, problem, x, places, leads);
+        const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
+#if GATHERS
+        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, leads);
 #else
-        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, evict_first_policy()}, problem);
+        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem);
 #endif
         __syncwarp();
     } else {

@@ -100,17 +100,20 @@ class CudaDecoder:
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
         norms_only = any(described.post_norms for described in self.config.layers)
+        adding = [Adding.NORMS] if norms_only else list(Adding)
+        experts = self._launchers.experts
+        if experts is None:
+            return [Fusions(each, activating) for activating in self._activating for each in adding]
+        # Torch's grouped products, and where rows are gathered, are tried in one way each: timing takes a second.
         return [
-            Fusions(adding, activating)
-            for activating in self._activating
-            for adding in ([Adding.NORMS] if norms_only else Adding)
+            *([Fusions()] if experts.has_grouped else []),
+            *(Fusions(each, Activating.PRODUCT) for each in adding),
+            Fusions(adding[-1], Activating.GATHERING_PRODUCT),
         ]
 
     @property
     def _activating(self) -> Sequence[Activating]:
-        experts, gated = self._launchers.experts, self._launchers.gated
-        if experts is not None:
-            return list(Activating) if experts.has_grouped else [Activating.PRODUCT]
+        gated = self._launchers.gated
         fits = gated is not None and all(
             isinstance(layer.mlp, MlpWeights)
             and described.mlp.gated
@@ -118,7 +121,7 @@ class CudaDecoder:
             and gated.fits(layer.mlp.gate_up.weight)
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
-        return list(Activating) if fits else [Activating.KERNEL]
+        return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
 
     @property
     def mlps(self) -> Sequence[CudaMlp]:

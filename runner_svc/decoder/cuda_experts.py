@@ -1,10 +1,10 @@
 """A layer's mixture of experts on a GPU.
 
 Per layer: the router's product with float32 logits; routing, which also sorts rows by expert; a copy of the rows in
-that order, unless they are few or so many that the products gather them; gate-up products with activation; down products; the weighted sum, which adds up each
-row's experts in the order in which the router chose them. What depends on the routing stays on the device, so that
-steps can be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with
-a kernel for the activation. `mlp` is the counterpart on the CPU.
+that order, unless they are few, or gate-up products gather them; gate-up products with activation; down products; the
+weighted sum, which adds up each row's experts in the order in which the router chose them. What depends on the routing
+stays on the device, so that steps can be captured. The products are ours, which read each active expert's weights once,
+or torch's grouped ones with a kernel for the activation. `mlp` is the counterpart on the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runner_svc.interface.expert_launchers import (
     LoneRow,
     RowNorm,
 )
-from runner_svc.interface.skinny_launchers import ProductLauncher, RouterParts, ScaledRows
+from runner_svc.interface.skinny_launchers import MAX_ROUTED, ProductLauncher, RouterParts, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 
@@ -91,36 +91,31 @@ class CudaExpertMlp:
         norm_weight: Tensor,
         out: Tensor,
         eps: float,
-        squares: Tensor,
     ) -> ScaledRows:
         """Adds the experts of x [T, hidden_size] to `residual`, and returns `out` with the next norm's rows.
 
-        The router's product is one of `products`, so T is at most their maximum; where there are `router_parts`, it was
-        that of x. `out` may be the rows of x. `squares` are as those of x, and others. There must be no shared expert.
+        The router's product is one of `products`, so T is at most their maximum; where there are `router_parts`, the
+        product that x comes from had it. `out` may be the rows of x. There must be no shared expert.
         """
         rows, space, launchers = len(residual), self._space, self._launchers
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
         norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
-        parts = self.router_parts(rows)
-        if parts is not None and launchers.sum is not None:
-            lone = LoneRow(parts.logits, self._router_bias, norm)
-            activated, weights = space.activated[: len(plan.pairs)], self._weights
-            product.gated(
-                stream, x.rows, weights.gate_up, weights.gate_up_bias, plan, activated,
-                is_sorted=False, scaled=norm is not None, lone=lone,
-            )  # fmt: skip
-            return launchers.sum(
-                stream, activated, weights.down, weights.down_bias, lone, residual, norm_weight, out, squares
-            )
-        products.store(stream, x, self._router, logits)
-        launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
-        y = self._own(stream, product, x.rows, plan, scaled=norm is not None)
+        lone = None
+        if rows > 1:
+            products.store(stream, x, self._router, logits)
+            launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        else:
+            parts = self.router_parts(rows)
+            if parts is None:
+                products.store(stream, ScaledRows(x.rows, None), self._router, logits)
+            lone = LoneRow(logits if parts is None else parts.logits, self._router_bias, norm)
+        y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
 
     def router_parts(self, rows: int) -> RouterParts | None:
-        """Returns what the product before a pass of `rows` rows multiplies by, where it is the router's as well."""
-        if rows > 1 or self._launchers.sum is None:
+        """Returns what the product before a pass of `rows` rows multiplies by where it has the router's as well."""
+        if rows > 1 or len(self._router) > MAX_ROUTED:
             return None
         return RouterParts(self._router, self._space.lone_logits)
 
@@ -159,7 +154,8 @@ class CudaExpertMlp:
     def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
         """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""
         rows, space, launchers = len(normed), self._space, self._launchers
-        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
+        uses_grouped = activating is Activating.KERNEL and launchers.has_grouped
+        product = None if uses_grouped else self._own_product(rows, gathers=activating is Activating.GATHERING_PRODUCT)
         logits, plan = space.logits[:rows], space.plan.rows(rows)
         multiply_float32(normed, self._router, logits)
         job_rows = product.job_rows if product is not None else FEW_ROWS
@@ -167,11 +163,11 @@ class CudaExpertMlp:
         y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
         return y, plan, logits
 
-    def _own_product(self, rows: int) -> ExpertProductLauncher:
+    def _own_product(self, rows: int, *, gathers: bool = False) -> ExpertProductLauncher:
         """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
         products, share = self._launchers.products, rows * self._config.top_k / self._config.num_experts
-        if share >= _TILES_FROM and rows > FEW_ROWS:
-            return self._launchers.tiles
+        if uses_tiles(self._config, rows):
+            return self._launchers.gathering if gathers else self._launchers.tiles
         return next((product for product in products if product.job_rows >= 2 * share), products[-1])
 
     def _own(
@@ -214,6 +210,11 @@ class CudaExpertMlp:
         activation(stream, gate_up, activated)
         weights.down.multiply(activated, self._space.shared[:rows])
         return self._space.shared[:rows]
+
+
+def uses_tiles(config: ExpertsConfig, rows: int) -> bool:
+    """Returns whether the products of a step of `rows` rows are made for experts with many of them."""
+    return rows * config.top_k >= _TILES_FROM * config.num_experts and rows > FEW_ROWS
 
 
 def multiply_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -5,8 +5,7 @@ products around it. The first adds to the residual stream, multiplies by the nor
 The next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
 attention; output product with addition; gate-up product with activation; down product with addition. In a layer with
 experts, the last two are the router's product; routing; the experts' products; weighted sum, addition and norm in one.
-For one row there are two: the router's product is in the output product, whoever needs the routing finds it, and the
-sum and the addition are in the second of the experts' products.
+For one row, the router's product is part of the output product, and the experts' products route.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class SkinnyDecoder:
         # One row for each tile of an output or down matrix; tiles have at least 64 rows.
         tiles = -(-decoder.config.hidden_size // 64)
         self._squares = torch.zeros(tiles, MAX_ROWS, dtype=torch.float32, device=decoder.device)
-        self._expert_squares = torch.zeros_like(self._squares)
 
     def decode(
         self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention, logits: Tensor
@@ -58,8 +56,7 @@ class SkinnyDecoder:
             router = mlp.router_parts(num_tokens) if isinstance(mlp, CudaExpertMlp) else None
             x = products.add(stream, attended, layer.output.weight, residual, mlp_norm, normed, squares, router)
             if isinstance(mlp, CudaExpertMlp):
-                ends = residual, next_norm, normed, self._eps, self._expert_squares
-                x = mlp.add_and_norm(stream, x, products, *ends)
+                x = mlp.add_and_norm(stream, x, products, residual, next_norm, normed, self._eps)
             elif isinstance(layer.mlp, MlpWeights):
                 products.gated(stream, x, layer.mlp.gate_up.weight, activated)
                 x = products.add(stream, activated, layer.mlp.down.weight, residual, next_norm, normed, squares)

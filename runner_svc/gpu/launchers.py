@@ -15,8 +15,6 @@ from runner_svc.cuda.embed import Embed
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_sum import ExpertSum
-from runner_svc.cuda.experts.expert_sum import fits as fits_sum
 from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant, TilesVariant
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
@@ -172,13 +170,15 @@ class CudaLaunchers(StepLaunchers):
             ExpertRouting(experts, overlap=self._overlap),
             ExpertRows(experts, self._config.hidden_size, self._dtype, overlap=self._overlap),
             [ExpertProducts(experts, self._dtype, variant, overlap=self._overlap) for variant in self._expert_variants],
-            ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS), overlap=self._overlap),
+            *(
+                ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
+                for gathers in (False, True)
+            ),
             # Torch's grouped products of float16 wait for the host.
             has_grouped=self._dtype is torch.bfloat16,
             shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)
             if shared is not None
             else None,
-            sum=ExpertSum(experts, overlap=self._overlap) if fits_sum(experts, self._dtype) else None,
         )
 
     def _gated(self) -> GatedProduct:

@@ -9,8 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.interface.skinny_launchers import ScaledRows
-
 FEW_ROWS = 8
 """Up to this number, rows are not sorted by expert: a job multiplies all of them at the cost of its own."""
 
@@ -183,23 +181,6 @@ class ExpertProductLauncher(Protocol):
     ) -> None: ...
 
 
-class ExpertSumLauncher(Protocol):
-    """As `runner_svc.cuda.experts.expert_sum.ExpertSum`."""
-
-    def __call__(
-        self,
-        stream: int,
-        activated: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        lone: LoneRow,
-        residual: Tensor,
-        norm_weight: Tensor,
-        out: Tensor,
-        squares: Tensor,
-    ) -> ScaledRows: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertLaunchers:
     """The kernels of the experts of one model."""
@@ -208,11 +189,10 @@ class ExpertLaunchers:
     rows: ExpertRowsLauncher
     # Variants of the products at the rate of memory, by ascending rows of a job.
     products: Sequence[ExpertProductLauncher]
-    # Those at the rate of the tensor cores, of sorted rows.
+    # Those at the rate of the tensor cores, of sorted rows, and of rows that the gated products gather.
     tiles: ExpertProductLauncher
+    gathering: ExpertProductLauncher
     # Whether torch's grouped products can be captured.
     has_grouped: bool
-    # What ends a layer for a lone row, where its kernel has these experts.
-    sum: ExpertSumLauncher | None = None
     # Of an expert that computes every row.
     shared_activation: ActivationLauncher | None = None

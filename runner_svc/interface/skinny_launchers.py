@@ -20,6 +20,10 @@ class ScaledRows:
     squares: Tensor | None
 
 
+MAX_ROUTED = 256
+"""Most experts of a router whose product another one has as well."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RouterParts:
     """A router's product with a lone row, in as many parts as the product that writes the row has tiles."""

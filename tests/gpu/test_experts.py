@@ -14,7 +14,6 @@ pytest.importorskip("cupy")
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
-from runner_svc.cuda.experts.expert_sum import ExpertSum
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm
@@ -22,7 +21,7 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, LoneRow
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_weights import ExpertWeights
@@ -66,6 +65,7 @@ def stream() -> int:
         (ExpertVariant(64, 1), True),
         (TilesVariant(160), True),
         (TilesVariant(128), False),
+        (TilesVariant(160, gathers=True), True),
     ],
     ids=str,
 )
@@ -90,14 +90,16 @@ def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:
         ExpertRows(config, case.hidden, case.dtype, overlap=True),
         [ExpertProducts(config, case.dtype, variant, overlap=True) for variant in variants],
         ExpertProducts(config, case.dtype, TilesVariant(160), overlap=True),
+        ExpertProducts(config, case.dtype, TilesVariant(160, gathers=True), overlap=True),
         has_grouped=True,
-        sum=ExpertSum(config, overlap=True),
     )
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 64, 700])
+@pytest.mark.parametrize(
+    ("rows", "gathers"), [(1, False), (8, False), (9, False), (64, False), (700, False), (700, True)]
+)
 @pytest.mark.parametrize("config", [LARGE, replace(GPT_OSS, num_experts=32, top_k=4)], ids=["qwen", "gpt-oss"])
-def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, rows: int) -> None:
+def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, rows: int, gathers: bool) -> None:
     """Four layers one after another, replayed with other rows: nothing of the first routing may remain."""
     case = ExpertCase(config, rows, hidden=512)
     layers = [ExpertTensors(case, GPU, seed) for seed in range(4)]
@@ -122,15 +124,17 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
     x = layers[0].x.clone()
     outs = [torch.empty_like(x) for _ in mlps]
 
+    own = Activating.GATHERING_PRODUCT if gathers else Activating.PRODUCT
+
     def launch(activating: Activating) -> None:
         for mlp, out in zip(mlps, outs, strict=True):
             mlp(stream(), x, Hidden(x, out), activating)
 
-    launch(Activating.PRODUCT)
+    launch(own)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launch(Activating.PRODUCT)
+        launch(own)
     for seed in (11, 12):
         x.copy_(ExpertTensors(case, GPU, seed).x)
         for out in outs:
@@ -163,7 +167,7 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
         outputs.append((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype))
     norm_weight = (torch.rand(hidden, device=GPU) + 0.5).to(case.dtype)
     residual, normed, product = (torch.empty(rows, hidden, dtype=case.dtype, device=GPU) for _ in range(3))
-    squares, others = torch.zeros(2, hidden // 64, MAX_ROWS, device=GPU)
+    squares = torch.zeros(hidden // 64, MAX_ROWS, device=GPU)
     attended = layers[0].x.clone()
     seen: list[torch.Tensor] = [torch.empty_like(residual) for _ in mlps]
 
@@ -172,10 +176,8 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
         for mlp, output, out in zip(mlps, outputs, seen, strict=True):
             parts = mlp.router_parts(rows)
             x = products.add(stream(), attended, output, residual, norm_weight, normed, squares, parts)
-            mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps, others)
+            mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps)
             out.copy_(normed)
-            if rows == 1:  # whose norm is left to the next product
-                out.mul_(torch.rsqrt(others[:, :1].sum() / hidden + eps))
 
     def launch_apart() -> None:
         residual.copy_(attended)
@@ -206,43 +208,6 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
         assert (error < 0.03).float().mean() > 0.6, error
 
 
-@pytest.mark.parametrize(
-    "config", [LARGE, QWEN, TINY, GROUPED, GPT_OSS], ids=["large", "qwen", "tiny", "groups", "biases"]
-)
-def test_the_sum_of_a_lone_row_has_the_bits_of_kernels_that_fuse_less(config: ExpertsConfig) -> None:
-    case = ExpertCase(config, 1, hidden=2048 if config is LARGE else 192)
-    products, rows = (
-        ExpertProducts(config, case.dtype, ExpertVariant(32, 2)),
-        ExpertRows(config, case.hidden, case.dtype),
-    )
-    ends = ExpertSum(config)
-    for seed in range(5):
-        tensors = ExpertTensors(case, GPU, seed)
-        plan = tensors.plan(8)
-        lone = LoneRow(tensors.logits, tensors.router_bias, None)
-        activated = torch.empty(config.top_k, config.width, dtype=case.dtype, device=GPU)
-        products.gated(
-            stream(), tensors.x, tensors.gate_up, tensors.gate_up_bias, plan, activated, is_sorted=False, lone=lone
-        )
-        y = torch.empty(config.top_k, case.hidden, dtype=case.dtype, device=GPU)
-        ExpertRouting(config)(stream(), tensors.logits, tensors.router_bias, (routed := tensors.plan(32)), 32)
-        products.store(stream(), activated[routed.pairs.long()].contiguous(), tensors.down, routed, y)
-        norm_weight = (torch.rand(case.hidden, device=GPU) + 0.5).to(case.dtype)
-        residual = torch.randn(1, case.hidden, device=GPU).to(case.dtype)
-        expected, got = residual.clone(), residual.clone()
-        rows.combine_norm(
-            stream(), y, tensors.down_bias, routed, expected, norm_weight, (normed := torch.empty_like(got)), 1e-5
-        )
-        out, squares = torch.full_like(got, torch.nan), torch.full((40, MAX_ROWS), torch.nan, device=GPU)
-        x = ends(stream(), activated, tensors.down, tensors.down_bias, lone, got, norm_weight, out, squares)
-        assert torch.equal(got, expected)
-        assert x.squares is not None
-        torch.testing.assert_close(x.squares[:, 0].sum(), got.float().square().sum(), rtol=1e-5, atol=0)
-        assert torch.equal(out.float(), (got.float() * norm_weight.float()).to(case.dtype).float())
-        scale = torch.rsqrt(x.squares[:, 0].sum() / case.hidden + 1e-5)
-        torch.testing.assert_close(out.float() * scale, normed.float(), rtol=2e-2, atol=2e-2)
-
-
 def test_a_row_has_the_same_bits_among_others() -> None:
     case = ExpertCase(LARGE, 200, hidden=2048)
     tensors = ExpertTensors(case, GPU, 3)
@@ -250,9 +215,9 @@ def test_a_row_has_the_same_bits_among_others() -> None:
     made = launchers(case, ExpertVariant(8, 2), ExpertVariant(16, 2), ExpertVariant(64, 1))
     whole = torch.empty_like(tensors.x)
 
-    def compute(begin: int, end: int, product: int | None, out: torch.Tensor) -> None:
+    def compute(begin: int, end: int, product: int, out: torch.Tensor) -> None:
         plan = space.plan.rows(end - begin)
-        own = made.tiles if product is None else made.products[product]
+        own = [*made.products, made.tiles, made.gathering][product]
         made.routing(stream(), tensors.logits[begin:end], None, plan, own.job_rows)
         pairs = len(plan.pairs)
         x, activated = space.rows[:pairs], space.activated[:pairs]
@@ -273,8 +238,10 @@ def test_a_row_has_the_same_bits_among_others() -> None:
         (20, 60, 0),
         (20, 90, 1),
         (100, 200, 1),
-        (0, 200, None),
-        (20, 60, None),
+        (0, 200, 3),
+        (20, 60, 3),
+        (0, 200, 4),
+        (20, 60, 4),
     ):
         part = torch.empty_like(tensors.x[begin:end])
         compute(begin, end, product, part)

@@ -72,8 +72,9 @@ def run(
     if norm is not None:
         scales = torch.rsqrt(norm.squares.sum(dim=0)[: case.rows] / case.hidden + EPS)
         torch.testing.assert_close(plan.scales, scales, rtol=1e-4, atol=1e-5)
-        activated = gated(scales)
-    if plain:
+        if not product.gathers:
+            activated = gated(scales)
+    if plain or product.gathers:
         activated = gated(None)
     y = poisoned(pairs, case.hidden)
     product.store(stream, activated, tensors.down, plan, y)

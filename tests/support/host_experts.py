@@ -9,11 +9,9 @@ from torch.nn import functional
 from runner_svc.decoder.mlp import gate_function, route
 from runner_svc.decoder.norm import Norm
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, LoneRow, RowNorm
-from runner_svc.interface.skinny_launchers import ScaledRows
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.expert_cases import equal_jobs
-from tests.support.host_layers import unscaled_norm
 
 
 class HostRouting:
@@ -158,45 +156,13 @@ class HostExpertProducts:
         return found
 
 
-class HostExpertSum:
-    def __init__(self, config: ExpertsConfig) -> None:
-        self._config = config
-
-    def __call__(
-        self,
-        stream: int,
-        activated: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        lone: LoneRow,
-        residual: Tensor,
-        norm_weight: Tensor,
-        out: Tensor,
-        squares: Tensor,
-    ) -> ScaledRows:
-        config = self._config
-        logits = lone.logits.sum(dim=0, keepdim=True)
-        if lone.norm is not None:
-            logits = logits * torch.rsqrt(lone.norm.squares[:, :1].sum() / lone.norm.width + lone.norm.eps)
-        if config.router.is_corrected:
-            experts, weights = route(logits, config, lone.bias)
-        else:
-            experts, weights = route(logits if lone.bias is None else logits + lone.bias, config)
-        total = torch.zeros(residual.shape)
-        for row, expert, factor in zip(activated, experts[0].tolist(), weights[0].tolist(), strict=True):
-            product = (weight[expert].float() @ row.float()).to(activated.dtype).float()
-            total += factor * (product if bias is None else product + bias[expert].float())
-        residual.copy_(residual + total)
-        return unscaled_norm(residual, norm_weight, out, squares)
-
-
 def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | None = None) -> ExpertLaunchers:
     return ExpertLaunchers(
         HostRouting(config),
         HostExpertRows(config),
         [HostExpertProducts(config, job_rows) for job_rows in (8, 32)],
+        HostExpertProducts(config, 160),
         HostExpertProducts(config, 160, gathers=True),
         has_grouped=True,
         shared_activation=shared_activation,
-        sum=HostExpertSum(config),
     )

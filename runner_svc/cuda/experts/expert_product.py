@@ -21,8 +21,8 @@ from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.expert_launchers import ExpertPlan, LoneRow, max_jobs
 from runner_svc.model.families.experts_config import ExpertsConfig
 
-MAX_MAPS = 16384
-"""Of a model's weights, and of a decoder's workspace for every number of rows."""
+# Maps of a model's weights, and of a decoder's workspace for every number of rows.
+_MAX_MAPS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ExpertProducts:
         self._variant = variant
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
-        self._map = lru_cache(MAX_MAPS)(matrix_map)
+        self._map = lru_cache(_MAX_MAPS)(_matrix_map)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether the kernel has products with these matrices."""
@@ -133,7 +133,8 @@ class ExpertProducts:
             width // STEP,
             tiles,
             outputs,
-            *((*lone_arguments(lone), *_choice(plan)) if lone is not None else ()),
+            int(2 * pairs <= num_experts * self.job_rows),  # few experts have several jobs
+            *((*_lone_arguments(lone), *_choice(plan)) if lone is not None else ()),
         )
 
     def _compile(self, variant: Variant, kind: _Kind) -> Kernel:
@@ -149,11 +150,11 @@ class ExpertProducts:
         return Kernel(
             load(variant.kernel, defines),
             variant.kernel,
-            # map of weights; map of x, or x and places where it gathers; jobs, pairs, bias, scales, out; k, rows of
-            # unsorted x or distance of experts' pairs, steps, tiles, outputs; where it routes: those of lone_arguments;
-            # experts, weights, places
+            # map of weights; map of x, or x and places where it gathers; jobs, pairs, bias, scales, out; k, number of
+            # few rows or distance of experts' pairs, steps, tiles, outputs, whether weights are read once; where it
+            # routes: those of a lone row; experts, weights, places
             ("128sPP" if kind.gated and variant.gathers else "128s128s")
-            + "PPPPPiiiii"
+            + "PPPPPiiiiii"
             + ("PiPPiffPPP" if kind.routes else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
@@ -179,14 +180,15 @@ def product_defines(
         "SCALED": int(scaled),
         "EARLY": int(early),
         "ROUTES": int(routes),
+        "GATHERS": int(gated and variant.gathers),
     }
     if routes:
         defines |= routing_defines(config)
     return defines | gating_defines(config) if gated else defines
 
 
-def lone_arguments(lone: LoneRow) -> tuple[int | float, ...]:
-    """Returns the arguments that are a `LoneRow` of kernels/lone_row.cuh, whose format is "PiPPiff"."""
+def _lone_arguments(lone: LoneRow) -> tuple[int | float, ...]:
+    """Returns the arguments that are a `LoneRow` of kernels/lone_row.cuh."""
     norm = lone.norm
     return (
         lone.logits.data_ptr(),
@@ -203,6 +205,5 @@ def _choice(plan: ExpertPlan) -> tuple[int, ...]:
     return plan.experts.data_ptr(), plan.weights.data_ptr(), plan.places.data_ptr()
 
 
-def matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
-    """Returns the map of a matrix, or of all experts' above each other, whose rows are copied `box_rows` at once."""
+def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
     return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1), read_once=True)

@@ -130,12 +130,12 @@ class ExpertVariant:
 
 @dataclass(frozen=True, slots=True)
 class TilesVariant:
-    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows."""
+    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows, which gated products may gather."""
 
     job_rows: int
+    gathers: bool = False
 
     kernel = "expert_tiles"
-    gathers = True
     threads = 384
     """Two warpgroups that multiply and one that copies."""
     blocks = 1

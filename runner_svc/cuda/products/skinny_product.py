@@ -120,8 +120,8 @@ class SkinnyProducts:
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits; steps,
-            # tiles, outputs, tokens
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits;
+            # steps, tiles, outputs, tokens
             "128s128sPiffPPPPPPiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,
