@@ -94,8 +94,8 @@ class CudaExpertMlp:
     ) -> ScaledRows:
         """Adds the experts of x [T, hidden_size] to `residual`, and returns `out` with the next norm's rows.
 
-        The router's product is one of `products`, so T is at most their maximum; where there are `router_parts`, the
-        product that x comes from had it. `out` may be the rows of x. There must be no shared expert.
+        The router's product is one of `products`, so T is at most their maximum, unless x has its logits. `out` may be
+        the rows of x. There must be no shared expert.
         """
         rows, space, launchers = len(residual), self._space, self._launchers
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
@@ -105,19 +105,17 @@ class CudaExpertMlp:
             products.store(stream, x, self._router, logits)
             launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
         else:
-            parts = self.router_parts(rows)
-            if parts is None:
+            if x.logits is None:
                 products.store(stream, ScaledRows(x.rows, None), self._router, logits)
-            lone = LoneRow(logits if parts is None else parts.logits, self._router_bias, norm)
+            lone = LoneRow(logits if x.logits is None else x.logits, self._router_bias, norm)
         y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
 
-    def router_parts(self, rows: int) -> RouterParts | None:
-        """Returns what the product before a pass of `rows` rows multiplies by where it has the router's as well."""
-        if rows > 1 or len(self._router) > MAX_ROUTED:
-            return None
-        return RouterParts(self._router, self._space.lone_logits)
+    @property
+    def router_parts(self) -> RouterParts | None:
+        """The router for the product before a lone row's pass, or None if it has too many experts for that."""
+        return RouterParts(self._router, self._space.lone_logits) if len(self._router) <= MAX_ROUTED else None
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""

@@ -53,8 +53,12 @@ class SkinnyDecoder:
         ):
             products.store(stream, x, layer.qkv.weight, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
-            router = mlp.router_parts(num_tokens) if isinstance(mlp, CudaExpertMlp) else None
-            x = products.add(stream, attended, layer.output.weight, residual, mlp_norm, normed, squares, router)
+            ends = layer.output.weight, residual, mlp_norm, normed, squares
+            router = mlp.router_parts if isinstance(mlp, CudaExpertMlp) and num_tokens == 1 else None
+            if router is None:
+                x = products.add(stream, attended, *ends)
+            else:
+                x = products.add_and_route(stream, attended, *ends, router)
             if isinstance(mlp, CudaExpertMlp):
                 x = mlp.add_and_norm(stream, x, products, residual, next_norm, normed, self._eps)
             elif isinstance(layer.mlp, MlpWeights):

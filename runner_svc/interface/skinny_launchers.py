@@ -18,18 +18,20 @@ class ScaledRows:
     rows: Tensor
     # float32 [n, MAX_ROWS]: a column's sum is the row's sum of squares before the norm's weight. None: no factor.
     squares: Tensor | None
+    # float32 [n, num_experts]: they add up to a router's logits of the only row. None: no router was multiplied by.
+    logits: Tensor | None = None
 
 
 MAX_ROUTED = 256
-"""Most experts of a router whose product another one has as well."""
+"""Most experts of a router that the product before can multiply by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RouterParts:
-    """A router's product with a lone row, in as many parts as the product that writes the row has tiles."""
+    """A router, and room for its product with a lone row, of which there is a part for 64 columns of the row each."""
 
     weight: Tensor  # [num_experts, width]
-    logits: Tensor  # float32 [tiles, num_experts]: they add up to the logits of the row that is not yet divided
+    logits: Tensor  # float32 [ceil(width / 64), num_experts]
 
 
 class EmbedLauncher(Protocol):
@@ -63,8 +65,24 @@ class ProductLauncher(Protocol):
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
-        router: RouterParts | None = None,
     ) -> ScaledRows: ...
+
+
+class RoutingProducts(ProductLauncher, Protocol):
+    """Products of which one may include that of a router."""
+
+    def add_and_route(
+        self,
+        stream: int,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        squares: Tensor,
+        router: RouterParts,
+    ) -> ScaledRows:
+        """As `add`, of one row; what is returned may have the router's logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,4 +91,4 @@ class SkinnyLaunchers:
 
     name: str
     embed: EmbedLauncher
-    products: ProductLauncher
+    products: RoutingProducts

@@ -174,8 +174,11 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
     def launch() -> None:
         residual.copy_(attended)
         for mlp, output, out in zip(mlps, outputs, seen, strict=True):
-            parts = mlp.router_parts(rows)
-            x = products.add(stream(), attended, output, residual, norm_weight, normed, squares, parts)
+            ends = output, residual, norm_weight, normed, squares
+            if rows == 1:
+                x = products.add_and_route(stream(), attended, *ends, mlp.router_parts)
+            else:
+                x = products.add(stream(), attended, *ends)
             mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps)
             out.copy_(normed)
 

@@ -75,15 +75,26 @@ class HostProducts:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
-        router: RouterParts | None = None,
     ) -> ScaledRows:
         residual += self._multiply(ScaledRows(x, None), weight).to(residual.dtype)
-        normed = unscaled_norm(residual, norm_weight, out, squares)
-        if router is not None:
-            for index, logits in enumerate(router.logits):
-                own = slice(index * 64, index * 64 + 64)
-                torch.mv(router.weight[:, own].float(), normed.rows[0, own].float(), out=logits)
-        return normed
+        return unscaled_norm(residual, norm_weight, out, squares)
+
+    def add_and_route(
+        self,
+        stream: int,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        squares: Tensor,
+        router: RouterParts,
+    ) -> ScaledRows:
+        normed = self.add(stream, x, weight, residual, norm_weight, out, squares)
+        for index, logits in enumerate(router.logits):
+            own = slice(index * 64, index * 64 + 64)
+            torch.mv(router.weight[:, own].float(), normed.rows[0, own].float(), out=logits)
+        return ScaledRows(normed.rows, normed.squares, router.logits)
 
     def _multiply(self, x: ScaledRows, weight: Tensor) -> Tensor:
         product = x.rows.float() @ weight.float().t()

@@ -50,23 +50,38 @@ class SkinnyProducts:
     def add(
         self,
         stream: int,
-        rows: Tensor,
+        x: Tensor,
         weight: Tensor,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
-        router: RouterParts | None = None,
     ) -> ScaledRows:
-        """Computes residual += rows W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
+        """Computes residual += x W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
 
         `residual` and `out` are [T, out]; `squares` is float32 [n, 128], n at least the tiles of W. Returns `out` with
-        the sums of squares as the input of the next product. With a `router`, T is 1.
+        the sums of squares as the input of the next product.
         """
         squares = squares[: num_tiles(weight.shape[0])]
-        x = ScaledRows(rows, None)
-        self._launch(stream, "EPILOGUE_RESIDUAL", x, weight, out, residual, norm_weight, squares, router)
+        self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares)
         return ScaledRows(out, squares)
+
+    def add_and_route(
+        self,
+        stream: int,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        squares: Tensor,
+        router: RouterParts,
+    ) -> ScaledRows:
+        """As `add`, of one row, and multiplies `out` by `router`, which has up to `MAX_ROUTED` experts."""
+        squares = squares[: num_tiles(weight.shape[0])]
+        rows = ScaledRows(x, None)
+        self._launch(stream, "EPILOGUE_RESIDUAL", rows, weight, out, residual, norm_weight, squares, router)
+        return ScaledRows(out, squares, router.logits)
 
     def _launch(
         self,
