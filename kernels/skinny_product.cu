@@ -13,8 +13,8 @@
 // the residual stream, stores the sum times the next norm's weight, and the sums of squares of the residual's rows. The
 // next product multiplies each of its rows by 1 / rms, which commutes with a product.
 //
-// Before experts, a product with a lone row also has the router's: a block multiplies the 64 columns of `out` that it has
-// by the router's, and whoever reads the logits adds these parts up (lone_row.cuh). That saves the router's own launch.
+// Before experts, a product with a lone row may have the router's as well: a block multiplies the 64 columns of `out` that
+// it has by the router's. The experts' products add up these parts of the logits (lone_row.cuh). That saves a launch.
 //
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
 // ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL.
