@@ -39,7 +39,7 @@ A model is served this way if its class declares that its attention can be repla
 refused at start, with a sentence.
 
 - **Its state is keys and values.** State-space layers, linear attention, convolutions, cross-attention, and encoders
-  are refused, as are quantized checkpoints and models with code of their own (`auto_map`).
+  are refused, as are [quantized checkpoints](quantization.md) and models with code of their own (`auto_map`).
 - **Its masks are causal, or a causal sliding window.** The mask function of each layer is evaluated at chosen pairs of
   positions. Masks that a layer changes, and scores that an argument changes, are refused.
 - **All layers have as many query heads.** The cache has one shape for all layers. Keys and values of unlike sizes are

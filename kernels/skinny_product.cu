@@ -106,6 +106,7 @@ struct Shared {
 struct Problem {
     int tiles;    // of kRows rows of W
     int outputs;  // columns of `out`
+    int pitch;    // elements between rows of `out`
     int tokens;   // rows of `out`
     int begin;    // columns of W that this block multiplies, in steps
     int end;
@@ -116,7 +117,7 @@ struct Ends {
     int num_squares;
     float inverse_width;      // 1 / (number of elements of a row of x)
     float eps;
-    OUT* out;                 // [tokens, outputs]
+    OUT* out;                 // [tokens, outputs], its rows apart by `pitch`
     Scalar* residual;         // [tokens, outputs]
     const Scalar* norm_weight;  // [outputs]
     float* new_squares;       // [tiles, kSquaresPitch]
@@ -245,7 +246,6 @@ __device__ __forceinline__ Vector<float, 4> scaled(float4 v, float scale) {
 // Applies the epilogue to four adjacent outputs; returns the sum of the new residual's squares.
 __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const Problem& problem, int token, int row,
     long long column, float scale, float* written) {
-    const long long place = token * static_cast<long long>(problem.outputs) + column;
     Vector<float, 4> values = scaled(add_up(shared, token, row), scale);
     Vector<OUT, 4> result;
     float squares = 0.0f;
@@ -254,6 +254,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
 #pragma unroll
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
+    const long long place = token * static_cast<long long>(problem.outputs) + column;
     auto residual = load_vector<Scalar, 4>(ends.residual + place);
     const auto weight = load_vector<Scalar, 4>(ends.norm_weight + column);
 #pragma unroll
@@ -267,7 +268,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
 #endif
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
-    store_vector(ends.out + place, result);
+    store_vector(ends.out + token * static_cast<long long>(problem.pitch) + column, result);
 #if EXPERTS
 #pragma unroll
     for (int j = 0; j < 4; j++) written[row + j] = to_float(result[j]);
@@ -358,7 +359,7 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int tokens) {
+    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -371,7 +372,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     __syncthreads();
     release_successors();
     const int rank = SPLIT > 1 ? cluster_rank() : 0;
-    const Problem problem{tiles, outputs, tokens, steps * rank / SPLIT, steps * (rank + 1) / SPLIT};
+    const Problem problem{tiles, outputs, pitch, tokens, steps * rank / SPLIT, steps * (rank + 1) / SPLIT};
     const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares, router, logits};
     float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * kStageBytes);
     float* scales = sums + TOKENS * kPitch;

@@ -53,6 +53,8 @@ SETTINGS = frozenset(
         "policy_timeout_ms",
         "prefix_sharing",
         "profile",
+        "quantization",
+        "quantize_head",
         "retention_requests",
         "retention_s",
         "runner_id",

@@ -154,7 +154,7 @@ class StepCost(_message.Message):
     def __init__(self, decode_rows: _Optional[int] = ..., context: _Optional[int] = ..., prompt_positions: _Optional[int] = ..., prompt_start: _Optional[int] = ..., step_ns: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions", "decoder")
+    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions", "decoder", "weight_formats")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class Model(_message.Message):
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     DECODER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FORMATS_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     weights_version: str
@@ -184,7 +185,8 @@ class Model(_message.Message):
     special_tokens: _containers.ScalarMap[str, str]
     prefix_positions: int
     decoder: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ...) -> None: ...
+    weight_formats: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ..., weight_formats: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags")

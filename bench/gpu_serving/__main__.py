@@ -34,6 +34,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.common import quantization
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.common.traces import CONVERSATIONS
@@ -63,7 +64,7 @@ def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, objec
         flags |= {"model": folder / arguments.shape, "weights": "random", "gpu_memory": arguments.gpu_memory}
     else:
         flags |= {"kv_tokens": 1 << 20, "test_backend": json.dumps({"vocab_size": TEST_VOCABULARY, "step_ms": 2})}
-    return flags | dict(flag.split("=", 1) for flag in arguments.runner_flag)
+    return flags | quantization.runner_flags(arguments) | dict(flag.split("=", 1) for flag in arguments.runner_flag)
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -156,6 +157,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=4, help="gRPC streams that share the requests")
     parser.add_argument("--runner-flag", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--json", type=Path)
+    quantization.add_options(parser)
     return parser.parse_args()
 
 

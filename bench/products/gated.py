@@ -27,6 +27,7 @@ from runner_svc.cuda.module import load, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import TILES, GatedVariant
 from runner_svc.model.config import ModelConfig
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 ROWS = (192, 256, 512, 768, 1024, 1152, 2048, 8192)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
@@ -86,7 +87,7 @@ class Case:
     def _run_own(self, product: GatedProduct) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for weight in self._weights:
-            product(stream, self._x, weight, self._out)
+            product(stream, self._x, PlainMatrix(weight), self._out)
 
     def _time(self, what: str, launch: partial[None]) -> GatedTime:
         microseconds = steady_microseconds(launch) / len(self._weights)

@@ -23,8 +23,9 @@ from bench.common.random_model import SHAPES
 from bench.products.rotated_weights import rotated_weights
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant, num_tiles
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 ROWS = (8, 16, 32, 64, 128)
 BF16 = torch.bfloat16
@@ -78,7 +79,8 @@ class Case:
         self.x = torch.randn(rows, matrix.width, device="cuda", dtype=BF16)
         self.residual, self.normed = (torch.zeros(rows, matrix.out, device="cuda", dtype=BF16) for _ in range(2))
         self.gated = torch.empty(rows, matrix.out // 2, device="cuda", dtype=BF16)
-        self.squares = torch.ones(-(-matrix.out // 64), MAX_ROWS, device="cuda")
+        self.sums = TileSums.allocate(matrix.out, torch.device("cuda"))
+        self.sums.squares.fill_(1.0)
 
     def time_of(self, variant: str, chosen: bool, launch: Launch) -> ProductTime:
         """Times `launch`, which multiplies by all matrices."""
@@ -97,13 +99,15 @@ class Case:
 
     def skinny(self, products: SkinnyProducts) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        for weight in self.weights:
+        normed = ScaledRows(self.x, self.sums.squares[:8])
+        for weight in map(PlainMatrix, self.weights):
             if self.matrix.kind == "gated":
-                products.gated(stream, ScaledRows(self.x, self.squares[:8]), weight, self.gated)
+                products.gated(stream, normed, weight, self.gated, self.sums)
             elif self.matrix.kind == "add":
-                products.add(stream, self.x, weight, self.residual, self.residual[0], self.normed, self.squares)
+                x = ScaledRows(self.x, None)
+                products.add(stream, x, weight, self.residual, self.residual[0], self.normed, self.sums)
             else:
-                products.store(stream, ScaledRows(self.x, self.squares[:8]), weight, self.out)
+                products.store(stream, normed, weight, self.out)
 
 
 def measure(all_rows: Sequence[int], tune: bool) -> Iterator[ProductTime]:

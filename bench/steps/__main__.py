@@ -8,6 +8,8 @@ For each shape and batch, plans are sent as by a scheduler: prompts of 512 token
 always in flight and growing block tables. The result is the mean time per step over output tokens 128 to 256, and the
 GPU's idle time between steps. The floor is measured in the same run: the step's matrix products alone, with the LM
 head, as one CUDA graph, plus the KV bytes of the mean context over the bandwidth of a copy. Weights are random.
+`--quantization`, `--quantize-head` and `--kv-cache-dtype` are the runner's settings. The products' floor of quantized
+weights is their bytes over the bandwidth of a copy.
 
 Beside them are the times of vLLM 0.25.0 on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the
 bars: in milliseconds on an H200, as a ratio to the floor of the same run on other cards.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,24 +30,34 @@ import torch
 from bench.common.gpu_timing import card, copy_bandwidth
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
+from bench.common.quantization import add_options
 from bench.common.random_model import ALL_SHAPES, SHAPES
 from bench.steps.backend import DTYPE, VARIANTS, backend_of, no_progress
 from bench.steps.decoding import Decoding
-from bench.steps.floors import active_experts, experts_ms, products_ms
+from bench.steps.floors import active_experts, experts_ms, products_ms, read_ms
 from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, WIDE, StepTimes, print_header, print_line
 from runner_svc.execution.runner import Runner
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
+from runner_svc.weights.on_load import OnLoad
 
 
 def measure(
-    shape: str, variant: str, batches: Sequence[int], weights: ModelWeights, layers: list[LayerWeights], tb_s: float
+    arguments: argparse.Namespace,
+    shape: str,
+    variant: str,
+    weights: ModelWeights,
+    layers: list[LayerWeights],
+    tb_s: float,
 ) -> Iterator[StepTimes]:
     """Times the batches of one shape with one backend; `tb_s` is the copy bandwidth."""
+    batches, fp8_cache = arguments.batches, arguments.kv_cache_dtype != "auto"
+    quantized = OnLoad(arguments.quantization, arguments.quantize_head).name
+    formats = ", ".join(filter(None, (quantized, f"KV {arguments.kv_cache_dtype}" if fp8_cache else "")))
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     own = ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
-    backend = backend_of(shape, own, variant, max(*BATCHES, *batches))
+    backend = backend_of(shape, own, variant, max(*BATCHES, *batches), fp8_cache=fp8_cache)
     runner, graphs = Runner(backend), backend.decode_graphs
     for batch in batches:
         bucket = graphs.bucket(batch)
@@ -60,13 +72,17 @@ def measure(
             if index >= FIRST:
                 timings.append(result.timings)
         step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
-        products = products_ms(config, weights, layers, batch, batch)
+        if quantized:
+            products = read_ms(weights, layers, tb_s)
+        else:
+            products = products_ms(config, weights, layers, batch, batch)
         if config.experts is not None:
             active = active_experts(backend, bucket)
             print(f"  {batch} rows: {active} experts active in the last layer of the last step", flush=True)
             products += experts_ms(config, active, tb_s)
         context = PROMPT + (FIRST + LAST) / 2
-        kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * DTYPE.itemsize * config.num_layers
+        kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * config.num_layers
+        kv_bytes *= 1 if fp8_cache else DTYPE.itemsize
         idle = np.array([timing.idle_ns for timing in timings]) / 1e3
         yield StepTimes(
             shape,
@@ -82,6 +98,7 @@ def measure(
             float(np.mean([timing.forward_ns for timing in timings])) / 1e6,
             float(np.mean([timing.sample_ns for timing in timings])) / 1e6,
             batch * PROMPT / prefill_s,
+            formats,
         )
 
 
@@ -97,6 +114,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
     parser.add_argument("--batches", nargs="+", type=int, choices=(*BATCHES, *WIDE), default=BATCHES)
     parser.add_argument("--output", type=Path)
+    add_options(parser)
     arguments = parser.parse_args()
     require_gpu()
     source = provenance("bench.steps", ["torch", "cupy", "numpy"], card())
@@ -105,10 +123,11 @@ def main() -> None:
     for shape in arguments.shapes:
         config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
         with torch.no_grad():
-            weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
+            on_load = OnLoad(arguments.quantization, arguments.quantize_head)
+            weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress, on_load=on_load)
             layers = list(weights.layers)
         for variant in arguments.variants:
-            for row in measure(shape, variant, arguments.batches, weights, layers, bandwidth):
+            for row in measure(arguments, shape, variant, weights, layers, bandwidth):
                 rows.append(row)
                 print_line(row)
             _free()

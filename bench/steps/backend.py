@@ -35,7 +35,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def backend_of(
-    shape: str, weights: ModelWeights | None = None, variant: str = "runner", largest: int = max(BATCHES)
+    shape: str,
+    weights: ModelWeights | None = None,
+    variant: str = "runner",
+    largest: int = max(BATCHES),
+    *,
+    fp8_cache: bool = False,
 ) -> CudaBackend:
     """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for `largest` rows."""
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
@@ -45,6 +50,7 @@ def backend_of(
         max_step_tokens=MAX_STEP_TOKENS,
         context_length=4096,
         num_blocks=-(-(PROMPT + LAST + 1) // BLOCK_SIZE) * largest,
+        fp8_cache=fp8_cache,
     )
     model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)
     begin = time.perf_counter()

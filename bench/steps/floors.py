@@ -35,9 +35,18 @@ def products_ms(
                 torch.mm(activated, layer.mlp.down.weight.t())
             else:
                 torch.mm(hidden, layer.mlp.router.weight.t())
-        torch.mm(hidden[:sampled], weights.head.t())
+        torch.mm(hidden[:sampled], weights.head.weight.t())
 
     return graph_microseconds([launch]) / 1e3
+
+
+def read_ms(weights: ModelWeights, layers: list[LayerWeights], tb_s: float) -> float:
+    """Returns the milliseconds to read the matrices of the layers, experts left out, and of the head, at `tb_s`."""
+    linear = [weights.head, *(each for layer in layers for each in (layer.qkv, layer.output))]
+    linear += [
+        each for layer in layers if isinstance(layer.mlp, MlpWeights) for each in (layer.mlp.gate_up, layer.mlp.down)
+    ]
+    return sum(each.matrix.num_bytes for each in linear) / tb_s / 1e9
 
 
 def active_experts(backend: CudaBackend, rows: int) -> int:

@@ -16,17 +16,24 @@ WIDE = (512, 1024)
 """Batches that are timed if asked for; they have no references."""
 MAX_STEP_TOKENS = 8192
 # By batch: milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor.
-VLLM = {
+VLLM: dict[str, tuple[float, ...]] = {
     "qwen3-0.6b": (1.75, 1.85, 3.35, 7.54),
     "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2),
     "qwen3-30b-a3b": (4.14, 9.2, 18.2, 22.0),
+    "llama-3.1-8b, fp8": (3.49, 3.68, 5.29, 12.4),
 }
-BARS = {
+BARS: dict[str, tuple[float, ...]] = {
     "qwen3-0.6b": (1.25, 1.3, 2.25, 6.2),
     "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3),
     "qwen3-30b-a3b": (2.4, 7.5, 17.2, 20.0),
+    "llama-3.1-8b, fp8": (2.6, 2.75, 4.4, 10.4),
+    "llama-3.1-8b, fp8 with head in fp8": (2.45, 2.6, 4.4, 10.4),
+    "llama-3.1-8b, fp8, KV fp8_e4m3": (2.6, 2.75, 4.4, 8.5),
+    "llama-3.1-8b, fp8-block": (2.7, 2.85, 4.6, 10.9),
+    "llama-3.1-8b, int4": (1.75, 2.0, 3.9, 12.95),
 }
-RATIOS = {
+"""By shape and, where there are any, formats."""
+RATIOS: dict[str, tuple[float, ...]] = {
     "qwen3-0.6b": (1.32, 1.44, 1.13, 1.07),
     "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06),
     "qwen3-30b-a3b": (1.5, 1.25, 1.16, 1.13),
@@ -50,6 +57,12 @@ class StepTimes:
     forward: float  # time on the GPU, from the runner's results
     sample: float
     prefill_tokens_per_s: float
+    formats: str = ""  # of quantized weights and KV
+
+    @property
+    def model(self) -> str:
+        """Shape and formats."""
+        return ", ".join(filter(None, (self.shape, self.formats)))
 
 
 def print_header() -> None:
@@ -64,14 +77,15 @@ def references(row: StepTimes) -> tuple[float, float, float]:
     """Returns vLLM's time, the bar, and the bar's ratio to the floor; NaN for a batch without references."""
     if row.batch not in BATCHES:
         return math.nan, math.nan, math.nan
-    place = BATCHES.index(row.batch)
-    return VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
+    place, unknown = BATCHES.index(row.batch), (math.nan,) * len(BATCHES)
+    vllm, bar, ratio = (known.get(row.model, unknown)[place] for known in (VLLM, BARS, RATIOS))
+    return vllm, bar, ratio
 
 
 def print_line(row: StepTimes) -> None:
     vllm, bar, ratio = references(row)
     print(
-        f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
+        f"{row.model:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
         f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
         f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
         f"{row.bucket}: {row.way}",
@@ -87,7 +101,7 @@ def document(record: Mapping[str, Any]) -> Document:
         vllm, bar, ratio = references(row)
         cells.append(
             (
-                f"{row.shape}, {row.batch}" + (f" ({row.variant})" if row.variant != "runner" else ""),
+                f"{row.model}, {row.batch}" + (f" ({row.variant})" if row.variant != "runner" else ""),
                 f"{row.products:.3f}",
                 f"{row.floor:.3f}",
                 f"{vllm:.2f}",
@@ -105,8 +119,9 @@ def document(record: Mapping[str, Any]) -> Document:
     note = (
         f"Milliseconds per decode step, the mean over output tokens {FIRST} to {LAST} after prompts of {PROMPT} "
         "tokens, with a second plan always in flight. products: the step's matrix products with the LM head, as one "
-        "CUDA graph. floor: these, and the KV bytes of the mean context over the bandwidth of a copy. vLLM: 0.25.0 on "
-        "an H200. idle: the GPU's idle time before a step, µs. prompts: tokens per second, several prompts per step."
+        "CUDA graph; of quantized weights, their bytes over the bandwidth of a copy. floor: these, and the KV bytes of "
+        "the mean context over the bandwidth of a copy. vLLM: 0.25.0 on an H200. idle: the GPU's idle time before a "
+        "step, µs. prompts: tokens per second, several prompts per step."
     )
     return Document(
         "Decode steps of the runner",

@@ -20,19 +20,21 @@ from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
-from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
+from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder, DecoderInputs
 from runner_svc.decoder.served_decoder import ServedDecoder
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
-from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
-from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
+from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.sampling.sampler import SampledRows, Sampler
+from runner_svc.weights.on_load import NOTHING, OnLoad
 
 log = structlog.get_logger()
 
@@ -79,15 +81,20 @@ class TorchBackend:
         num_slots: int,
         max_step_tokens: int,
         decoder: DecoderSetting = "auto",
+        on_load: OnLoad = NOTHING,
     ) -> TorchBackend:
-        """Loads the model `name` (see `model_folder`) in float32 on the CPU.
+        """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
         Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
         """
         folder = model_folder(name, cache_folder, progress)
-        loaded = load_decoder(folder, decoder, progress)
+        loaded = load_decoder(folder, decoder, progress, on_load)
+        version = weights_fingerprint(folder, torch.float32, on_load)
+        model = describe_model(name, folder, loaded.config, version, cache_folder)
+        if isinstance(loaded.config, ModelConfig):
+            model.weight_formats = weight_formats(loaded.config, on_load)
         return cls(
-            describe_model(name, folder, loaded.config, weights_fingerprint(folder, torch.float32), cache_folder),
+            model,
             loaded,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -191,16 +198,22 @@ class TorchBackend:
         return scored
 
 
-def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress) -> ServedDecoder:
-    """Loads the model of `folder` into the decoder that `choose_decoder` chooses.
+def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_load: OnLoad = NOTHING) -> ServedDecoder:
+    """Loads the model of `folder` into the decoder that `choose_decoder` chooses; see `load_weights`.
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
     """
     raw = read_config(folder)
     choice = choose_decoder(raw, asked)
     if choice.config is not None:
-        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress)
+        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, on_load)
+        formats = weight_formats(choice.config, on_load)
+        if formats and choice.config.num_layer_weights > MAX_PLAIN_WEIGHTS:
+            held = "FP8 is held and multiplied in bfloat16, int4 is multiplied as it is stored"
+            log.info(f"quantized weights on the CPU: {held}", formats=formats)
         return Decoder(choice.config, weights)
+    if on_load.name:
+        raise UnsupportedModel(not_quantized(choice.why_not_own))
     from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
 
     try:

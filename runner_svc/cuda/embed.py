@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load
-from runner_svc.interface.skinny_launchers import ScaledRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 
 _MAX_THREADS = 512
 
@@ -31,11 +31,11 @@ class Embed:
         norm_weight: Tensor,
         residual: Tensor,
         out: Tensor,
-        squares: Tensor,
+        sums: TileSums,
     ) -> ScaledRows:
         """Fills `residual` with the embeddings of `tokens`, int32 [T], and `out` with residual * norm_weight.
 
-        `residual` and `out` are [T, hidden_size]; `squares` is float32 [n, MAX_ROWS], and its first row is filled.
+        `residual` and `out` are [T, hidden_size]; the first row of `sums.squares` is filled.
         Returns `out` as the input of the first product.
         """
         self._kernel(
@@ -46,6 +46,6 @@ class Embed:
             norm_weight.data_ptr(),
             residual.data_ptr(),
             out.data_ptr(),
-            squares.data_ptr(),
+            sums.squares.data_ptr(),
         )
-        return ScaledRows(out, squares[:1])
+        return ScaledRows(out, sums.squares[:1])

@@ -24,7 +24,6 @@ from runner_svc.model.families.description import LayerDescription, MlpDescripti
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.expert_weights import ExpertWeights
-from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 # Layers with at most this many weights in total (1 GiB in float32) are kept in a plain copy too, which is faster for a
@@ -126,7 +125,7 @@ class Decoder:
             sinks.append(layer.sinks)
         self.config = replace(config, sinks=tuple(sinks))
         self._norm = Norm(config.norm, weights.norm, config.norm_eps)
-        self._head = Linear(LinearWeights(weights.head))
+        self._head = Linear(weights.head)
         self._ropes = [RotaryEmbedding(rope, weights.embeddings.device) for rope in config.ropes]
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decoder on a GPU: matrix products by cuBLAS through torch, everything else by the launchers of `runner_svc.cuda`.
+"""The decoder on a GPU, by the launchers of `runner_svc.cuda`; plain matrices are multiplied by cuBLAS through torch.
 
 Per layer, for a description like Llama's: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged
 attention; output product; add + RMSNorm; gate-up product; activation times up; down product. The residual stream is
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
-from runner_svc.decoder.cuda_mlp import CudaMlp, make_cuda_mlp
+from runner_svc.decoder.cuda_linear import CudaLinear
+from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
@@ -71,7 +72,7 @@ class Workspace:
 
 
 class CudaDecoder:
-    """Embeddings, layers, final norm, head; weights are [out, in] on one device, in one dtype."""
+    """Embeddings, layers, final norm, head; weights are on one device, and all but linear layers' are in one dtype."""
 
     may_not_be_captured = False
 
@@ -82,16 +83,19 @@ class CudaDecoder:
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings
-        self.layers: Sequence[LayerWeights] = list(weights.layers)
+        self.layers: Sequence[LayerWeights] = [layer.mapped(launchers.prepare) for layer in weights.layers]
         self.config = replace(config, sinks=tuple(layer.sinks for layer in self.layers))
         self.norm_weight = weights.norm
-        self.head = weights.head
+        self.head = weights.head.mapped(launchers.prepare)
         self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
         self._launchers = launchers
         self._mlps = [
             make_cuda_mlp(described.mlp, layer.mlp, launchers, self.workspace)
             for described, layer in zip(config.layers, self.layers, strict=True)
         ]
+        self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
+        self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
+        self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions = weights.positions
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
         self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
@@ -99,9 +103,7 @@ class CudaDecoder:
     @property
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
-        norms_only = any(described.post_norms for described in self.config.layers)
-        adding = [Adding.NORMS] if norms_only else list(Adding)
-        experts = self._launchers.experts
+        adding, experts = self._adding, self._launchers.experts
         if experts is None:
             return [Fusions(each, activating) for activating in self._activating for each in adding]
         # Torch's grouped products, and where rows are gathered, are tried in one way each: timing takes a second.
@@ -112,13 +114,20 @@ class CudaDecoder:
         ]
 
     @property
+    def _adding(self) -> Sequence[Adding]:
+        down = [mlp.down for mlp in self._mlps if isinstance(mlp, DenseCudaMlp)]
+        adds = all(linear.adds for linear in (*self._output, *down))
+        norms_only = any(described.post_norms for described in self.config.layers)
+        return list(Adding) if adds and not norms_only else [Adding.NORMS]
+
+    @property
     def _activating(self) -> Sequence[Activating]:
         gated = self._launchers.gated
         fits = gated is not None and all(
             isinstance(layer.mlp, MlpWeights)
             and described.mlp.gated
             and layer.mlp.gate_up.bias is None
-            and gated.fits(layer.mlp.gate_up.weight)
+            and gated.fits(layer.mlp.gate_up.matrix)
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
@@ -130,9 +139,9 @@ class CudaDecoder:
 
     def compile_products(self, max_tokens: int) -> None:
         """Compiles the custom gate-up products for up to `max_tokens` positions, so that no step waits for it."""
-        mlp = self.layers[0].mlp
-        if self._launchers.gated is not None and isinstance(mlp, MlpWeights):
-            self._launchers.gated.prepare(max_tokens, mlp.gate_up.weight)
+        for layer in self.layers:
+            if self._launchers.gated is not None and isinstance(layer.mlp, MlpWeights):
+                self._launchers.gated.prepare(max_tokens, layer.mlp.gate_up.matrix)
 
     @property
     def weights(self) -> ModelWeights:
@@ -168,12 +177,12 @@ class CudaDecoder:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, space.normed[:num_tokens])
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, space.normed[:num_tokens])
-            layer.qkv.multiply(normed, qkv)
+            self._qkv[index].multiply(stream, normed, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
             if self.config.layers[index].parallel:
-                hidden.add_now(attended, layer.output)
+                hidden.add_now(stream, attended, self._output[index])
             else:
-                hidden.add(attended, layer.output)
+                hidden.add(stream, attended, self._output[index])
                 normed = self._norm(
                     stream, hidden, layer.attention_post_norm, layer.mlp_norm, space.normed[:num_tokens]
                 )
@@ -205,7 +214,7 @@ class CudaDecoder:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
         self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
-        self.multiply_head(normed, out)
+        self._linear_head.multiply(stream, normed, out)
         finish_logits(out, self.config.model)
 
     def _embed(self, inputs: DeviceInputs, out: Tensor) -> None:
@@ -238,13 +247,6 @@ class CudaDecoder:
         else:
             raise ValueError("a layer without norms has no kernel")
         return out if weight is not None else hidden.residual
-
-    def multiply_head(self, normed: Tensor, out: Tensor) -> None:
-        """Fills `out`, float32 [L, vocab_size], from the last norm's rows."""
-        if normed.dtype is torch.float32:
-            torch.mm(normed, self.head.t(), out=out)
-        else:  # the sums are float32 anyway, and rounding them to 16 bits would create ties
-            torch.mm(normed, self.head.t(), out_dtype=torch.float32, out=out)
 
     def attend(
         self,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.expert_launchers import (
@@ -23,9 +24,13 @@ from runner_svc.interface.expert_launchers import (
     LoneRow,
     RowNorm,
 )
-from runner_svc.interface.skinny_launchers import MAX_ROUTED, ProductLauncher, RouterParts, ScaledRows
+from runner_svc.interface.products.linear_launchers import LinearLauncher
+from runner_svc.interface.products.skinny_launchers import MAX_ROUTED, ProductLauncher, RouterParts, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 # Rows of an expert, on average, from which tiles are faster.
 _TILES_FROM = 16
@@ -63,7 +68,9 @@ class CudaExpertMlp:
         weights: ExpertWeights,
         launchers: ExpertLaunchers,
         space: ExpertSpace,
+        linear: LinearLauncher,
     ) -> None:
+        """`linear` multiplies with the router and the shared expert."""
         self._config = config
         self._weights = weights
         self._launchers = launchers
@@ -71,14 +78,18 @@ class CudaExpertMlp:
         router = weights.router
         # The gate of a shared expert is one more column of the logits.
         self._gate = weights.shared.gate if weights.shared is not None else None
-        self._router = (
+        self._router = PlainMatrix(
             router.weight if self._gate is None else torch.cat([router.weight, self._gate.to(router.weight.dtype)])
         )
+        self._linear_router = CudaLinear(LinearWeights(self._router), linear)
+        shared = weights.shared
+        self._shared_gate_up = CudaLinear(shared.gate_up, linear) if shared is not None else None
+        self._shared_down = CudaLinear(shared.down, linear) if shared is not None else None
         # A router has biases or corrections, and its configuration says which.
         self._router_bias = router.bias.float() if router.bias is not None else weights.corrections
 
     @property
-    def router(self) -> Tensor:
+    def router(self) -> Matrix:
         """The router's matrix, with the gate of a shared expert behind it."""
         return self._router
 
@@ -115,12 +126,13 @@ class CudaExpertMlp:
     @property
     def router_parts(self) -> RouterParts | None:
         """The router for the product before a lone row's pass, or None if it has too many experts for that."""
-        return RouterParts(self._router, self._space.lone_logits) if len(self._router) <= MAX_ROUTED else None
+        weight = self._router.weight
+        return RouterParts(weight, self._space.lone_logits) if len(weight) <= MAX_ROUTED else None
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
         y, plan, logits = self._outputs(stream, normed, activating)
-        shared = self._shared(stream, normed) if self._weights.shared is not None else None
+        shared = self._shared(stream, normed)
         self._launchers.rows.combine(
             stream,
             y,
@@ -155,7 +167,7 @@ class CudaExpertMlp:
         uses_grouped = activating is Activating.KERNEL and launchers.has_grouped
         product = None if uses_grouped else self._own_product(rows, gathers=activating is Activating.GATHERING_PRODUCT)
         logits, plan = space.logits[:rows], space.plan.rows(rows)
-        multiply_float32(normed, self._router, logits)
+        self._linear_router.multiply(stream, normed, logits)
         job_rows = product.job_rows if product is not None else FEW_ROWS
         launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
         y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
@@ -199,30 +211,26 @@ class CudaExpertMlp:
         self._launchers.rows.activate(stream, gate_up, weights.gate_up_bias, plan, activated)
         return grouped_product(activated, weights.down, plan.ends)
 
-    def _shared(self, stream: int, normed: Tensor) -> Tensor:
-        """Returns the rows [T, hidden_size] of the expert that computes every row, without its gate."""
-        weights, activation, rows = self._weights.shared, self._launchers.shared_activation, len(normed)
-        assert weights is not None and activation is not None, "the configuration has a shared expert"
+    def _shared(self, stream: int, normed: Tensor) -> Tensor | None:
+        """Returns the rows [T, hidden_size] of the expert that computes every row, without its gate; None without one.
+
+        Raises TypeError without its activation.
+        """
+        if self._shared_gate_up is None or self._shared_down is None:
+            return None
+        activation, rows = self._launchers.shared_activation, len(normed)
+        if activation is None:
+            raise TypeError("the model has no launcher for its shared expert")
         gate_up, activated = self._space.shared_gate_up[:rows], self._space.shared_activated[:rows]
-        weights.gate_up.multiply(normed, gate_up)
+        self._shared_gate_up.multiply(stream, normed, gate_up)
         activation(stream, gate_up, activated)
-        weights.down.multiply(activated, self._space.shared[:rows])
+        self._shared_down.multiply(stream, activated, self._space.shared[:rows])
         return self._space.shared[:rows]
 
 
 def uses_tiles(config: ExpertsConfig, rows: int) -> bool:
     """Returns whether the products of a step of `rows` rows are made for experts with many of them."""
     return rows * config.top_k >= _TILES_FROM * config.num_experts and rows > FEW_ROWS
-
-
-def multiply_float32(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Fills `out`, float32 [rows, n], with x W^T; W is [n, in], of the type of x or float32."""
-    if x.dtype is torch.float32:
-        torch.mm(x, weight.t(), out=out)
-    elif weight.dtype is torch.float32:
-        torch.mm(x.float(), weight.t(), out=out)
-    else:
-        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

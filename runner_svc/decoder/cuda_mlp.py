@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
+from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.layer_launchers import DecoderLaunchers
@@ -35,7 +36,8 @@ class DenseCudaMlp:
     """One MLP for all positions: gate-up product, activation, down product."""
 
     def __init__(self, weights: MlpWeights, launchers: DecoderLaunchers, space: MlpSpace) -> None:
-        self._weights = weights
+        self.gate_up = CudaLinear(weights.gate_up, launchers.linear)
+        self.down = CudaLinear(weights.down, launchers.linear)
         self._launchers = launchers
         self._space = space
 
@@ -43,12 +45,12 @@ class DenseCudaMlp:
         """Adds the MLP of `normed` [T, hidden_size] to `hidden`."""
         activated = self._space.activated[: len(normed)]
         if activating is Activating.PRODUCT and self._launchers.gated is not None:
-            self._launchers.gated(stream, normed, self._weights.gate_up.weight, activated)
+            self._launchers.gated(stream, normed, self.gate_up.matrix, activated)
         else:
             gate_up = self._space.gate_up[: len(normed)]
-            self._weights.gate_up.multiply(normed, gate_up)
+            self.gate_up.multiply(stream, normed, gate_up)
             self._launchers.activation(stream, gate_up, activated)
-        hidden.add(activated, self._weights.down)
+        hidden.add(stream, activated, self.down)
 
 
 def make_cuda_mlp(
@@ -64,4 +66,4 @@ def make_cuda_mlp(
         raise TypeError("the layer's weights are not of the kind that its description says")
     if launchers.experts is None or space.experts is None:
         raise TypeError("the model has no launchers or no space for experts")
-    return CudaExpertMlp(description, weights, launchers.experts, space.experts)
+    return CudaExpertMlp(description, weights, launchers.experts, space.experts, launchers.linear)

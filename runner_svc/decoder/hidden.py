@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.decoder.cuda_linear import CudaLinear
+from runner_svc.interface.products.linear_launchers import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,16 +19,16 @@ class Hidden:
     # Factor of all products that are added; norms that add have it too.
     multiplier: float = 1.0
 
-    def add(self, x: Tensor, weights: LinearWeights) -> None:
+    def add(self, stream: int, x: Rows, linear: CudaLinear) -> None:
         """Adds the product of x, or leaves the addition to the next norm."""
         if self.last is not None:
-            weights.multiply(x, self.last)
+            linear.multiply(stream, x, self.last)
         else:
-            self.add_now(x, weights)
+            self.add_now(stream, x, linear)
 
-    def add_now(self, x: Tensor, weights: LinearWeights) -> None:
+    def add_now(self, stream: int, x: Rows, linear: CudaLinear) -> None:
         """Adds the product of x."""
-        weights.add(x, self.residual, self.multiplier)
+        linear.add(stream, x, self.residual, self.multiplier)
 
     def select(self, index: Tensor) -> Hidden:
         """Returns a copy of the positions at `index`, int32 [L]."""

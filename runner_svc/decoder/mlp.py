@@ -91,7 +91,7 @@ class Expert:
     def __init__(self, config: ExpertsConfig, weights: ExpertWeights, index: int, *, keep_plain: bool) -> None:
         def linear(weight: Tensor, bias: Tensor | None) -> Linear:
             return Linear(
-                LinearWeights(weight[index], bias[index] if bias is not None else None), keep_plain=keep_plain
+                LinearWeights.plain(weight[index], bias[index] if bias is not None else None), keep_plain=keep_plain
             )
 
         self._gate = gate_function(config)

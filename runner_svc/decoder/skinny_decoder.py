@@ -10,16 +10,17 @@ For one row, the router's product is part of the output product, and the experts
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
 from runner_svc.decoder.cuda_experts import CudaExpertMlp
+from runner_svc.decoder.cuda_mlp import DenseCudaMlp
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ProductLauncher, ScaledRows, SkinnyLaunchers
+from runner_svc.interface.products.skinny_launchers import ProductLauncher, ScaledRows, SkinnyLaunchers, TileSums
 from runner_svc.model.families.description import MlpDescription
+from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import MlpWeights
 
 
@@ -32,39 +33,38 @@ class SkinnyDecoder:
         self._attention_norms = [layer.attention_norm for layer in decoder.layers if layer.attention_norm is not None]
         self._eps = decoder.config.norm_eps
         self._mlp_norms = [layer.mlp_norm for layer in decoder.layers if layer.mlp_norm is not None]
-        # One row for each tile of an output or down matrix; tiles have at least 64 rows.
-        tiles = -(-decoder.config.hidden_size // 64)
-        self._squares = torch.zeros(tiles, MAX_ROWS, dtype=torch.float32, device=decoder.device)
+        self._sums = TileSums.allocate(decoder.config.hidden_size, decoder.device)
+        self._activated_sums = TileSums.allocate(decoder.config.intermediate_size, decoder.device)
 
     def decode(
         self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention, logits: Tensor
     ) -> None:
         """Writes the KV of all positions, at most MAX_ROWS, and fills `logits`, float32 [T, vocab_size]."""
-        decoder, products, squares = self._decoder, self._launchers.products, self._squares
+        decoder, products, sums = self._decoder, self._launchers.products, self._sums
         space, num_tokens = decoder.workspace, inputs.tokens.shape[0]
         residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
         attended, activated = space.attended[:num_tokens], space.activated[:num_tokens]
         qkv = space.qkv[:num_tokens]
         first_norm = self._attention_norms[0]
-        x = self._launchers.embed(stream, inputs.tokens, decoder.embeddings, first_norm, residual, normed, squares)
+        x = self._launchers.embed(stream, inputs.tokens, decoder.embeddings, first_norm, residual, normed, sums)
         norms = zip(self._mlp_norms, (*self._attention_norms[1:], decoder.norm_weight), strict=True)
         for index, (layer, mlp, (mlp_norm, next_norm)) in enumerate(
             zip(decoder.layers, decoder.mlps, norms, strict=True)
         ):
-            products.store(stream, x, layer.qkv.weight, qkv)
+            products.store(stream, x, layer.qkv.matrix, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
-            ends = layer.output.weight, residual, mlp_norm, normed, squares
+            x, ends = ScaledRows(attended, None), (layer.output.matrix, residual, mlp_norm, normed, sums)
             router = mlp.router_parts if isinstance(mlp, CudaExpertMlp) and num_tokens == 1 else None
             if router is None:
-                x = products.add(stream, attended, *ends)
+                x = products.add(stream, x, *ends)
             else:
-                x = products.add_and_route(stream, attended, *ends, router)
+                x = products.add_and_route(stream, x, *ends, router)
             if isinstance(mlp, CudaExpertMlp):
                 x = mlp.add_and_norm(stream, x, products, residual, next_norm, normed, self._eps)
             elif isinstance(layer.mlp, MlpWeights):
-                products.gated(stream, x, layer.mlp.gate_up.weight, activated)
-                x = products.add(stream, activated, layer.mlp.down.weight, residual, next_norm, normed, squares)
-        products.store(stream, x, decoder.head, logits)
+                x = products.gated(stream, x, layer.mlp.gate_up.matrix, activated, self._activated_sums)
+                x = products.add(stream, x, layer.mlp.down.matrix, residual, next_norm, normed, sums)
+        products.store(stream, x, decoder.head.matrix, logits)
 
 
 class SkinnyMlp:
@@ -74,33 +74,32 @@ class SkinnyMlp:
     The only gain is then the saved launch.
     """
 
-    def __init__(self, decoder: CudaDecoder, weights: MlpWeights, products: ProductLauncher, *, own_down: bool) -> None:
+    def __init__(self, decoder: CudaDecoder, mlp: DenseCudaMlp, products: ProductLauncher, *, own_down: bool) -> None:
         self._workspace = decoder.workspace
-        self._weights = weights
+        self._gate_up, self._down = mlp.gate_up, mlp.down
         self._products = products
         self._own_down = own_down
+        self._sums = TileSums.allocate(mlp.down.matrix.size[1], decoder.device)
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Like `CudaMlp`, for at most MAX_ROWS positions. The next norm adds a skinny down product."""
         activated = self._workspace.activated[: len(normed)]
-        self._products.gated(stream, ScaledRows(normed, None), self._weights.gate_up.weight, activated)
+        rows = ScaledRows(normed, None)
+        rows = self._products.gated(stream, rows, self._gate_up.matrix, activated, self._sums)
         if self._own_down and hidden.last is not None:
-            self._products.store(stream, ScaledRows(activated, None), self._weights.down.weight, hidden.last)
+            self._products.store(stream, rows, self._down.matrix, hidden.last)
         else:
-            hidden.add(activated, self._weights.down)
+            hidden.add(stream, activated, self._down)
 
 
 def skinny_mlps(decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> list[SkinnyMlp]:
     """Returns the MLPs of all layers."""
-    return [SkinnyMlp(decoder, mlp, products, own_down=own_down) for mlp in dense_mlps(decoder)]
+    return [
+        SkinnyMlp(decoder, mlp, products, own_down=own_down) for mlp in decoder.mlps if isinstance(mlp, DenseCudaMlp)
+    ]
 
 
-def dense_mlps(decoder: CudaDecoder) -> list[MlpWeights]:
-    """Returns the weights of all MLPs but experts."""
-    return [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MlpWeights)]
-
-
-def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
+def matrices(decoder: CudaDecoder) -> list[Matrix] | None:
     """Returns the matrices that these products would multiply with, or None where they support none.
 
     That is all matrices of a plain model, and of another those of its MLPs, if they have gates and no biases.
@@ -111,9 +110,10 @@ def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
     )
     if not dense and not config.is_plain:
         return None
-    found = [matrix.weight for mlp in dense_mlps(decoder) for matrix in (mlp.gate_up, mlp.down)]
+    mlps = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MlpWeights)]
+    found = [linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)]
     if config.is_plain:
-        found += [matrix.weight for layer in decoder.layers for matrix in (layer.qkv, layer.output)]
+        found += [linear.matrix for layer in decoder.layers for linear in (layer.qkv, layer.output)]
         found += [mlp.router for mlp in decoder.mlps if isinstance(mlp, CudaExpertMlp)]
-        found.append(decoder.head)
+        found.append(decoder.head.matrix)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,12 +16,16 @@ from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import STEP, ExpertVariant, TilesVariant
 from runner_svc.cuda.gather import GatherInputs
-from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm, ResidualNorm
-from runner_svc.cuda.products.gated_product import GatedProduct
-from runner_svc.cuda.products.gated_variant import GatedVariant
-from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
-from runner_svc.cuda.products.skinny_variant import SkinnyVariant
+from runner_svc.cuda.products.by_class import FewRowProducts, GatedProducts, LinearProducts
+from runner_svc.cuda.products.kernels import (
+    ProductSettings,
+    few_row_launchers,
+    gated_launchers,
+    linear_launchers,
+    prepared,
+)
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
@@ -30,11 +33,12 @@ from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
+from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
 from runner_svc.interface.served_config import ServedConfig
-from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.matrix import Matrix
 
 _TILES_JOB_ROWS = 160
 
@@ -54,7 +58,7 @@ class StepLaunchers:
         """Raises NotImplementedError: the kernels of layers are those of a `CudaLaunchers`."""
         raise NotImplementedError
 
-    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+    def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:
         """Returns []."""
         return []
 
@@ -108,38 +112,35 @@ class CudaLaunchers(StepLaunchers):
         config = self._config
         return DecoderLaunchers(
             norm=self._norm(),
-            activation=ActivationMul(
-                config.intermediate_size,
-                self._dtype,
-                config.activation,
-                gated=config.layers[0].mlp.gated,
-                overlap=self._overlap,
-            ),
-            gated=self._gated() if is_hopper() and config.experts is None else None,
+            activation=self._activation(),
+            linear=LinearProducts(linear_launchers(self._products)),
+            gated=GatedProducts(gated_launchers(self._products)) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
+            prepare=prepared,
         )
 
-    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+    def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:
         """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported."""
-        config = self._config
-        if not is_hopper() or not fits(*matrices):
-            return []
-        embed = Embed(config.hidden_size, self._dtype, overlap=self._overlap)
-        return [
-            SkinnyLaunchers(
-                f"{blocks} a multiprocessor",
-                embed,
-                SkinnyProducts(
-                    config.norm_eps,
-                    config.activation,
-                    partial(SkinnyVariant.choose, blocks),
-                    overlap=self._overlap,
-                ),
-            )
+        variants = {
+            f"{blocks} a multiprocessor": FewRowProducts(few_row_launchers(self._products, blocks), self._activation())
             for blocks in self._skinny_blocks
-        ]
+        }
+        fitting = {name: products for name, products in variants.items() if all(map(products.fits, matrices))}
+        if not fitting:
+            return []
+        embed = Embed(self._config.hidden_size, self._dtype, overlap=self._overlap)
+        return [SkinnyLaunchers(name, embed, products) for name, products in fitting.items()]
+
+    @property
+    def _products(self) -> ProductSettings:
+        return ProductSettings(self._dtype, self._config.norm_eps, self._config.activation, self._overlap)
+
+    def _activation(self) -> ActivationMul:
+        config, gated = self._config, self._config.layers[0].mlp.gated
+        width, name = config.intermediate_size, config.activation
+        return ActivationMul(width, self._dtype, name, gated=gated, overlap=self._overlap)
 
     def _norm(self) -> NormLauncher:
         config = self._config
@@ -181,10 +182,6 @@ class CudaLaunchers(StepLaunchers):
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
         return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
-
-    def _gated(self) -> GatedProduct:
-        choose = partial(GatedVariant.choose, num_multiprocessors())
-        return GatedProduct(self._dtype, self._config.activation, choose, overlap=self._overlap)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config

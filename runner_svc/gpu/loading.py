@@ -18,12 +18,13 @@ from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.checkpoint.random_weights import random_weights
-from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
+from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights.on_load import NOTHING, OnLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class GpuOptions:
     gpu_memory: float
     fp8_cache: bool = False
     decoder: DecoderSetting = "auto"
+    on_load: OnLoad = NOTHING
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
@@ -84,12 +86,14 @@ def _own(
 ) -> CudaBackend:
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     if options.random_weights:
-        weights = random_weights(config, dtype, device.device, progress)
+        weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
     else:
-        weights = load_weights(folder, config, dtype, device.device, progress)
+        weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
     launchers = CudaLaunchers(config, dtype)
+    model = _described(name, folder, config, dtype, cache_folder, options)
+    model.weight_formats = weight_formats(config, options.on_load)
     return CudaBackend(
-        _described(name, folder, config, dtype, cache_folder, options),
+        model,
         config,
         lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),
         launchers,
@@ -104,6 +108,8 @@ def _transformers(
 ) -> CudaBackend:
     if options.fp8_cache:
         raise UnsupportedModel("A KV cache in FP8 needs Roster's own decoder: set kv_cache_dtype to 'auto'.")
+    if options.on_load.name:
+        raise UnsupportedModel(not_quantized(""))
     device, dtype = GpuDevice(), options.dtype or stored_dtype(raw)
     decoder, launchers = load_on_gpu(
         folder, raw, dtype, device, options.max_step_tokens, progress, random_weights=options.random_weights
@@ -123,7 +129,9 @@ def _transformers(
 def _described(
     name: str, folder: Path, config: ServedConfig, dtype: torch.dtype, cache_folder: Path, options: GpuOptions
 ) -> Any:
-    version = f"random-{dtype}" if options.random_weights else weights_fingerprint(folder, dtype)
+    version = " ".join(filter(None, ("random", str(dtype), options.on_load.name))).replace(" ", "-", 1)
+    if not options.random_weights:
+        version = weights_fingerprint(folder, dtype, options.on_load)
     model = describe_model(name, folder, config, version, cache_folder)
     model.context_length = options.sizes(config.context_length).context_length
     return model

@@ -34,7 +34,7 @@ from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Replay
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
-from runner_svc.interface.skinny_launchers import MAX_ROWS
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS
 from runner_svc.interface.step import StepBatch
 from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 

@@ -14,7 +14,8 @@ from runner_svc.interface.attention_launcher import AttentionLauncher
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
-from runner_svc.interface.skinny_launchers import SkinnyLaunchers
+from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
+from runner_svc.weights.matrix import Matrix
 
 
 class GatherLauncher(Protocol):
@@ -67,7 +68,7 @@ class Launchers(Protocol):
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers: ...
 
-    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]: ...
+    def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]: ...
 
     def attention(
         self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
+from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher
+from runner_svc.weights.matrix import Matrix
 
 
 class NormLauncher(Protocol):
@@ -21,16 +23,6 @@ class NormLauncher(Protocol):
     ) -> None: ...
 
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
-
-
-class GatedLauncher(Protocol):
-    """Implemented by `runner_svc.cuda.products.gated_product.GatedProduct`."""
-
-    def fits(self, weight: Tensor) -> bool: ...
-
-    def prepare(self, max_tokens: int, weight: Tensor) -> None: ...
-
-    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
 
 class RopeKvLauncher(Protocol):
@@ -57,6 +49,8 @@ class DecoderLaunchers:
 
     norm: NormLauncher
     activation: ActivationLauncher
+    # Of matrices as `prepare` returns them.
+    linear: LinearLauncher
     # None: not available on this GPU.
     gated: GatedLauncher | None
     # By rotary embedding of the model.
@@ -65,3 +59,5 @@ class DecoderLaunchers:
     plain: RopeKvLauncher
     # None for a model without experts.
     experts: ExpertLaunchers | None = None
+    # Returns a matrix in the layout that the kernels read; itself if it is in one.
+    prepare: Callable[[Matrix], Matrix] = lambda matrix: matrix

@@ -26,6 +26,8 @@ from runner_svc.model.families.registry import ARCHITECTURES
 from runner_svc.model.families.tensor_names import TensorNames
 from runner_svc.model.families.text_part import text_part
 from runner_svc.model.folder.config_keys import checked_config
+from runner_svc.model.quantization.read import read_quantization
+from runner_svc.model.quantization.selection import Quantization
 from runner_svc.model.rope_config import RopeConfig, RopeType
 
 if TYPE_CHECKING:  # configurations are read without torch
@@ -63,6 +65,8 @@ class ModelConfig:
     # Why that is less than the model's.
     why_shorter: str | None
     eos_token_ids: tuple[int, ...]
+    # Formats of the checkpoint's matrices; None: all are plain.
+    quantization: Quantization | None = None
     # Of each layer, float32 [num_heads]: known only when weights have been read.
     sinks: tuple[Tensor | None, ...] | None = field(default=None, compare=False, repr=False)
 
@@ -153,6 +157,7 @@ class ModelConfig:
         configuration that lacks a size.
         """
         raw = text_part(config if isinstance(config, Mapping) else config.to_dict())
+        quantization = read_quantization(raw.get("quantization_config"))
         name, raw = checked_config(raw, ARCHITECTURES)
         family = ARCHITECTURES[name]
         raw = _renamed(raw, family)
@@ -188,6 +193,7 @@ class ModelConfig:
             context_length=context_length,
             why_shorter=why_shorter,
             eos_token_ids=token_ids(raw.get("eos_token_id")),
+            quantization=quantization,
         )
 
 

@@ -50,3 +50,11 @@ def choose_decoder(raw: Mapping[str, Any], asked: DecoderSetting) -> DecoderChoi
             raise UnsupportedModel(f"{error} (decoder is 'roster'; with 'auto', transformers may serve it)") from error
         names = raw.get("architectures")
         return DecoderChoice(None, str(error), isinstance(names, list) and any(name in ARCHITECTURES for name in names))
+
+
+def not_quantized(why_not_own: str) -> str:
+    """Returns why a model that transformers computes can't be quantized while it is loaded."""
+    return (
+        "Weights are quantized for Roster's own decoder only, which does not compute this model: set quantization to "
+        f"'none' and quantize_head to false. {why_not_own}"
+    )

@@ -62,6 +62,7 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> 
             raise UnusableSettings(
                 "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
             ) from error
+    _refuse_quantization(settings, device)
     return _test_backend(settings, device)
 
 
@@ -105,10 +106,22 @@ def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
         )
 
 
+def _refuse_quantization(settings: RunnerSettings, device: str) -> None:
+    for name, value, off in (
+        ("quantization", settings.quantization, "none"),
+        ("quantize_head", settings.quantize_head, False),
+    ):
+        if value != off:
+            raise UnusableSettings(
+                f"{name} is {value!r}, but the test backend {device!r} has no weights: set {name} to {off!r}"
+            )
+
+
 def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
     from runner_svc.backends.torch_backend import TorchBackend
+    from runner_svc.weights.on_load import OnLoad
 
     if settings.weights == "random":
         raise UnusableSettings("weights is 'random', which requires a GPU: set weights to 'checkpoint'")
@@ -124,6 +137,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         num_slots=sizes.slots,
         max_step_tokens=sizes.max_step_tokens,
         decoder=settings.decoder,
+        on_load=OnLoad(settings.quantization, settings.quantize_head),
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)
@@ -136,6 +150,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
     from runner_svc.interface.pool_size import OutOfMemory
     from runner_svc.startup.gpu_probe import failure
+    from runner_svc.weights.on_load import OnLoad
 
     choose_kernel_cache()
     sizes = Sizes.of(settings, on_gpu=True)
@@ -150,6 +165,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         gpu_memory=settings.gpu_memory,
         fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
         decoder=settings.decoder,
+        on_load=OnLoad(settings.quantization, settings.quantize_head),
     )
     try:
         return load_cuda_backend(settings.model, settings.cache_dir, options, progress)

@@ -26,7 +26,7 @@ class ServedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         bias = None if linear.bias is None else linear.bias.data
-        self._product = Linear(LinearWeights(linear.weight.data, bias), keep_plain=keep_plain)
+        self._product = Linear(LinearWeights.plain(linear.weight.data, bias), keep_plain=keep_plain)
 
     def forward(self, x: Tensor) -> Tensor:
         """Takes [..., in_features]; returns [..., out_features]."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,6 +18,10 @@ class SharedExpertWeights:
     gate_up: LinearWeights  # [2 * width, hidden_size], the gate first
     down: LinearWeights  # [hidden_size, width]
     gate: Tensor | None  # [1, hidden_size]: of its output
+
+    def mapped(self, change: Callable[[Matrix], Matrix]) -> SharedExpertWeights:
+        """Returns those with other matrices."""
+        return SharedExpertWeights(self.gate_up.mapped(change), self.down.mapped(change), self.gate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,3 +35,8 @@ class ExpertWeights:
     down_bias: Tensor | None  # [num_experts, hidden_size]
     shared: SharedExpertWeights | None = None
     corrections: Tensor | None = None  # float32 [num_experts]
+
+    def mapped(self, change: Callable[[Matrix], Matrix]) -> ExpertWeights:
+        """Returns those with another router and other matrices of the shared expert."""
+        shared = self.shared.mapped(change) if self.shared is not None else None
+        return replace(self, router=self.router.mapped(change), shared=shared)

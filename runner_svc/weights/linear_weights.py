@@ -1,34 +1,38 @@
-"""The weights of a matrix product, in the format in which they are held."""
+"""The weights of a linear layer: a matrix in some format, and a bias."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearWeights:
-    """y = x W^T + b in the one format that there is: W [out, in] and b [out] in the type that is computed in."""
+    """y = x W^T + b: W [out, in], and b [out] in the type that is computed in."""
 
-    weight: Tensor
+    matrix: Matrix
     bias: Tensor | None = None
+
+    @classmethod
+    def plain(cls, weight: Tensor, bias: Tensor | None = None) -> LinearWeights:
+        """Returns those of a matrix [out, in] in the type that is computed in."""
+        return cls(PlainMatrix(weight), bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The plain matrix, for what reads no other format. Raises TypeError for another format."""
+        return plain_tensor(self.matrix)
 
     @property
     def size(self) -> tuple[int, int]:
         """Columns of y, and columns of x."""
-        return self.weight.shape[0], self.weight.shape[1]
+        return self.matrix.size
 
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Fills `out` [rows, out] with y, for x [rows, in] in the weights' type."""
-        if self.bias is None:
-            torch.mm(x, self.weight.t(), out=out)
-        else:
-            torch.addmm(self.bias, x, self.weight.t(), out=out)
-
-    def add(self, x: Tensor, total: Tensor, factor: float) -> None:
-        """Adds factor * y to `total` [rows, out], in place."""
-        total.addmm_(x, self.weight.t(), alpha=factor)
-        if self.bias is not None:
-            total.add_(self.bias, alpha=factor)
+    def mapped(self, change: Callable[[Matrix], Matrix]) -> LinearWeights:
+        """Returns those with another matrix."""
+        return LinearWeights(change(self.matrix), self.bias)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,6 +19,10 @@ class MlpWeights:
     # [2 * width, hidden_size], the gate first; [width, hidden_size] where there is no gate.
     gate_up: LinearWeights
     down: LinearWeights  # [hidden_size, width]
+
+    def mapped(self, change: Callable[[Matrix], Matrix]) -> MlpWeights:
+        """Returns those with other matrices."""
+        return MlpWeights(self.gate_up.mapped(change), self.down.mapped(change))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +41,18 @@ class LayerWeights:
     # Of attention, float32 [num_heads].
     sinks: Tensor | None = None
 
+    def mapped(self, change: Callable[[Matrix], Matrix]) -> LayerWeights:
+        """Returns those with other matrices."""
+        qkv, output = self.qkv.mapped(change), self.output.mapped(change)
+        return replace(self, qkv=qkv, output=output, mlp=self.mlp.mapped(change))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
     """A whole model."""
 
     embeddings: Tensor  # [vocab_size, hidden_size]
-    head: Tensor  # [vocab_size, hidden_size]; the embeddings themselves where they are tied
+    head: LinearWeights  # [vocab_size, hidden_size]; plain ones are the embeddings themselves where they are tied
     norm: Tensor
     # To be read once.
     layers: Iterator[LayerWeights]

@@ -6,6 +6,7 @@
 | tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is handled once |
 | block_size | equal: prefixes are named by whole blocks |
 | the fingerprint "numerics" | a difference is logged: a sequence that moves continues within rounding |
+| weight_formats | text, which says why weights_version differs |
 | context_length, slots, blocks, step limits, depth, tiles, prefix_positions | each runner's own: its capacity |
 
 A fingerprint that a runner does not report is compatible with any other.
@@ -67,6 +68,12 @@ class Likeness:
 
 def _model_differences(theirs: plan_pb2.Model, ours: plan_pb2.Model) -> Iterator[str]:
     if (theirs.name, theirs.weights_version) != (ours.name, ours.weights_version):
+        if theirs.weight_formats != ours.weight_formats:
+            formats = [model.weight_formats or "not quantized" for model in (theirs, ours)]
+            yield (
+                f"its weights are in another format ({formats[0]}) than this service's ({formats[1]}): start it with "
+                "the same --model, --quantization and --quantize-head, or restart the scheduler"
+            )
         yield (
             f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
             f"({ours.weights_version}): {_REMEDY}"

@@ -187,8 +187,9 @@ def _failures(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counters("roster_recovered_sequences", text, "way", recoveries)
     yield _gauge("roster_draining", "1 while the service drains.", int(snapshot.status.draining))
     yield _gauge("roster_uptime_seconds", "Time since the engine started.", snapshot.status.uptime_s)
-    family = InfoMetricFamily("roster_build", "Version, profile and model of the service.")
+    family = InfoMetricFamily("roster_build", "Version, profile and model of the service, and its weights' formats.")
     build = {"version": snapshot.status.version, "profile": snapshot.status.profile, "model": snapshot.model}
+    build["weight_formats"] = snapshot.weight_formats
     family.add_metric([], build)
     yield family
 

@@ -19,6 +19,8 @@ class Snapshot:
     status: admin_pb2.GetStatusResponse
     model: str
     """Name of the served model; "" before the first runner has joined."""
+    weight_formats: str
+    """Formats of its quantized weights; "" where all are plain."""
     waiting: int
     """Waiting sequences, in any queue."""
     waiting_tokens: int

@@ -47,6 +47,7 @@ class Snapshots:
         return Snapshot(
             status=self._reports.status(),
             model=model.name if model is not None else "",
+            weight_formats=model.weight_formats if model is not None else "",
             waiting=self._requests.num_waiting,
             waiting_tokens=self._requests.queue.num_tokens + self._placement.placed_tokens,
             waiting_limit=self._settings.max_waiting_requests,

@@ -273,3 +273,13 @@ def test_tables_of_two_cards() -> None:
     assert text.count("14 / s") == 1 and "roster 0.1.0, vllm 0.25.0; commit 0123456" in text
     assert "| decode, ms per step, rows | 512 | 1,024 |\n|---|---|---|\n| vLLM, default | 21.46 | 40.00 |" in text
     assert "(GPU-2)" in text and "| 512 | vLLM, default | 22.50 s | 3,278 | 1.03 s |" in text
+
+
+def test_both_servers_quantize_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--peer=vllm", "--shape=llama-3.1-8b", f"--out={tmp_path}", "--quantization=fp8"]
+    options = parse_options([*given, "--kv-cache-dtype=fp8_e4m3"])
+    assert servers.flags_of(options, "vllm")["serve"][-2:] == ["--quantization=fp8", "--kv-cache-dtype=fp8"]
+    with pytest.raises(SystemExit):
+        parse_options([*given, "--quantize-head"])
+    assert "leave its loads out" in capsys.readouterr().err
+    assert parse_options([*given, "--quantize-head", "--loads=roster=decode"]).quantize_head

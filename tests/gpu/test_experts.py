@@ -17,15 +17,17 @@ from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
-from runner_svc.interface.skinny_launchers import MAX_ROWS
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors
 from tests.support.expert_runs import run
 
@@ -109,7 +111,7 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
         CudaExpertMlp(
             config,
             ExpertWeights(
-                LinearWeights(torch.randn(config.num_experts, case.hidden, device=GPU).to(case.dtype), bias),
+                LinearWeights.plain(torch.randn(config.num_experts, case.hidden, device=GPU).to(case.dtype), bias),
                 each.gate_up,
                 each.gate_up_bias,
                 each.down,
@@ -117,6 +119,7 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
             ),
             made,
             space,
+            LinearProducts({}),
         )
         for each in layers
         for bias in [each.router_bias]
@@ -161,31 +164,31 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
     for each in layers:
         # Logits far apart: a tie would send a row elsewhere, depending on how the products round.
         router = torch.randn(config.num_experts, hidden, device=GPU).mul_(4).to(case.dtype)
-        bias = LinearWeights(router, each.router_bias)
+        bias = LinearWeights.plain(router, each.router_bias)
         weights = ExpertWeights(bias, each.gate_up, each.gate_up_bias, each.down, each.down_bias)
-        mlps.append(CudaExpertMlp(config, weights, made, space))
-        outputs.append((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype))
+        mlps.append(CudaExpertMlp(config, weights, made, space, LinearProducts({})))
+        outputs.append(PlainMatrix((torch.randn(hidden, hidden, device=GPU) / hidden**0.5).to(case.dtype)))
     norm_weight = (torch.rand(hidden, device=GPU) + 0.5).to(case.dtype)
     residual, normed, product = (torch.empty(rows, hidden, dtype=case.dtype, device=GPU) for _ in range(3))
-    squares = torch.zeros(hidden // 64, MAX_ROWS, device=GPU)
+    sums = TileSums.allocate(hidden, torch.device(GPU))
     attended = layers[0].x.clone()
     seen: list[torch.Tensor] = [torch.empty_like(residual) for _ in mlps]
 
     def launch() -> None:
         residual.copy_(attended)
         for mlp, output, out in zip(mlps, outputs, seen, strict=True):
-            ends = output, residual, norm_weight, normed, squares
+            x, ends = ScaledRows(attended, None), (output, residual, norm_weight, normed, sums)
             if rows == 1:
-                x = products.add_and_route(stream(), attended, *ends, mlp.router_parts)
+                x = products.add_and_route(stream(), x, *ends, mlp.router_parts)
             else:
-                x = products.add(stream(), attended, *ends)
+                x = products.add(stream(), x, *ends)
             mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps)
             out.copy_(normed)
 
     def launch_apart() -> None:
         residual.copy_(attended)
         for mlp, output, out in zip(mlps, outputs, seen, strict=True):
-            torch.mm(attended, output.t(), out=product)
+            torch.mm(attended, output.weight.t(), out=product)
             norm.add(stream(), product, residual, norm_weight, normed)
             mlp(stream(), normed, Hidden(residual, product), Activating.PRODUCT)
             norm.add(stream(), product, residual, norm_weight, normed)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -46,8 +47,8 @@ def check(choose: Choose, num_tokens: int, num_outputs: int, width: int, dtype: 
     weight = (torch.randn(2 * num_outputs, width, device="cuda") / width**0.5).to(dtype)
     poisoned = torch.full((num_tokens + 1, num_outputs), torch.nan, device="cuda", dtype=dtype)
     product = GatedProduct(dtype, activation, choose)
-    assert product.fits(weight)
-    product(stream(), x, weight, poisoned[:num_tokens])
+    assert product.fits(PlainMatrix(weight))
+    product(stream(), x, PlainMatrix(weight), poisoned[:num_tokens])
     gate, up = (x.float() @ weight.float().t()).chunk(2, dim=-1)
     expected = ACTIVATION_FUNCTIONS[activation](gate) * up
     torch.testing.assert_close(poisoned[:num_tokens].float(), expected, rtol=0.01, atol=0.004)
@@ -73,11 +74,11 @@ def test_every_variant(tile: tuple[int, int], cluster: tuple[int, int], head_sta
 
 
 def test_only_prepared_kernels_are_compiled() -> None:
-    weight, product = normal(2 * 3072, 1024), GatedProduct(BF16, "silu", chosen)
-    product.prepare(2000, weight)
+    matrix, product = PlainMatrix(normal(2 * 3072, 1024)), GatedProduct(BF16, "silu", chosen)
+    product.prepare(2000, matrix)
     compiled = product._kernel.cache_info().misses
     for num_tokens in (1, 129, 300, 600, 1000, 1600, 2000):
-        product(stream(), normal(num_tokens, 1024), weight, torch.empty(num_tokens, 3072, device="cuda", dtype=BF16))
+        product(stream(), normal(num_tokens, 1024), matrix, torch.empty(num_tokens, 3072, device="cuda", dtype=BF16))
     assert product._kernel.cache_info().misses == compiled > 1
 
 
@@ -86,9 +87,9 @@ def test_rows_do_not_depend_on_their_neighbours_or_on_the_run() -> None:
     outs = [torch.empty(400, 3072, device="cuda", dtype=BF16) for _ in range(3)]
     product = GatedProduct(BF16, "silu", chosen)
     for out in outs[:2]:
-        product(stream(), x, weight, out)
+        product(stream(), x, PlainMatrix(weight), out)
     x[1:] = torch.nan
-    product(stream(), x, weight, outs[2])
+    product(stream(), x, PlainMatrix(weight), outs[2])
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0][0], outs[2][0])
 
@@ -102,7 +103,7 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
     def run(overlap: bool) -> None:
         product = GatedProduct(BF16, "silu", chosen, overlap=overlap)
         for index, weight in enumerate(weights):
-            product(stream(), states[index], weight, states[index + 1])
+            product(stream(), states[index], PlainMatrix(weight), states[index + 1])
 
     run(False)
     expected = states[-1].clone()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
-from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -45,6 +46,11 @@ def scaled_input(num_tokens: int, width: int) -> tuple[ScaledRows, Tensor]:
     return ScaledRows(rows, parts), rows.float() * scale.unsqueeze(1)
 
 
+def tile_sums(width: int) -> TileSums:
+    squares, largest = torch.full((2, -(-width // 32), MAX_ROWS), torch.nan, device="cuda")
+    return TileSums(squares, largest)
+
+
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected, rtol=0.02, atol=0.01 * float(expected.std()))
 
@@ -59,7 +65,7 @@ def test_store(num_tokens: int, out: int, width: int, dtype: torch.dtype, blocks
     assert fits(weight)
     actual = torch.full((num_tokens + 1, out), torch.nan, device="cuda", dtype=dtype)
     products = SkinnyProducts(EPS, "silu", partial(SkinnyVariant.choose, blocks))
-    products.store(stream(), x, weight, actual[:num_tokens])
+    products.store(stream(), x, PlainMatrix(weight), actual[:num_tokens])
     assert_close(actual[:num_tokens], expected @ weight.float().t())
     assert actual[num_tokens].isnan().all()
 
@@ -71,7 +77,8 @@ def test_gated(num_tokens: int, out: int, width: int, activation: str) -> None:
     x, scaled = scaled_input(num_tokens, width)
     weight = normal(out, width)
     actual = torch.full((num_tokens + 1, out // 2), torch.nan, device="cuda", dtype=BF16)
-    SkinnyProducts(EPS, activation).gated(stream(), x, weight, actual[:num_tokens])
+    products = SkinnyProducts(EPS, activation)
+    products.gated(stream(), x, PlainMatrix(weight), actual[:num_tokens], tile_sums(out // 2))
     gate, up = (scaled @ weight.float().t()).chunk(2, dim=-1)
     assert_close(actual[:num_tokens], ACTIVATION_FUNCTIONS[activation](gate) * up)
     assert actual[num_tokens].isnan().all()
@@ -84,9 +91,9 @@ def test_add_leaves_the_norm_to_the_next_product(num_tokens: int, out: int, widt
     residual = normal(num_tokens, out) * 30
     expected = residual.float() + x.float() @ weight.float().t()
     normed = torch.full((num_tokens, out), torch.nan, device="cuda", dtype=BF16)
-    squares = torch.full((-(-out // 64) + 1, MAX_ROWS), torch.nan, device="cuda")
     products = SkinnyProducts(EPS, "silu")
-    following = products.add(stream(), x, weight, residual, norm_weight, normed, squares)
+    rows, matrix = ScaledRows(x, None), PlainMatrix(weight)
+    following = products.add(stream(), rows, matrix, residual, norm_weight, normed, tile_sums(out))
     assert_close(residual, expected)
     assert_close(normed, residual.float() * norm_weight.float())
     assert following.squares is not None
@@ -95,9 +102,19 @@ def test_add_leaves_the_norm_to_the_next_product(num_tokens: int, out: int, widt
     again = torch.full_like(normed, torch.nan)
     if out % 64 == 0:
         mixing = normal(out, out)
-        products.store(stream(), following, mixing, again)
+        products.store(stream(), following, PlainMatrix(mixing), again)
         wanted = torch.nn.functional.rms_norm(residual.float(), (out,), norm_weight.float(), EPS)
         assert_close(again, wanted @ mixing.float().t())
+
+
+@pytest.mark.parametrize("num_tokens", [3, 64])
+def test_store_into_columns_of_a_wider_tensor(num_tokens: int) -> None:
+    x, expected = scaled_input(num_tokens, 1024)
+    weight = normal(960, 1024)
+    whole = torch.full((num_tokens, 2048), torch.nan, device="cuda", dtype=BF16)
+    SkinnyProducts(EPS, "silu").store(stream(), x, PlainMatrix(weight), whole[:, 64 : 64 + 960])
+    assert_close(whole[:, 64 : 64 + 960], expected @ weight.float().t())
+    assert whole[:, :64].isnan().all() and whole[:, 64 + 960 :].isnan().all()
 
 
 def test_results_do_not_depend_on_the_run_or_on_the_neighbours() -> None:
@@ -105,9 +122,9 @@ def test_results_do_not_depend_on_the_run_or_on_the_neighbours() -> None:
     outs = [torch.empty(8, 4096, device="cuda", dtype=BF16) for _ in range(3)]
     products = SkinnyProducts(EPS, "silu")
     for out in outs[:2]:
-        products.store(stream(), ScaledRows(x, None), weight, out)
+        products.store(stream(), ScaledRows(x, None), PlainMatrix(weight), out)
     x[1:] = torch.nan
-    products.store(stream(), ScaledRows(x, None), weight, outs[2])
+    products.store(stream(), ScaledRows(x, None), PlainMatrix(weight), outs[2])
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0][0], outs[2][0])
 
@@ -120,15 +137,15 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
     tokens = torch.randint(100, (num_tokens,), device="cuda", dtype=torch.int32)
     residual, normed = (torch.empty(num_tokens, hidden, device="cuda", dtype=BF16) for _ in range(2))
     activated = torch.empty(num_tokens, inner, device="cuda", dtype=BF16)
-    squares = torch.zeros(hidden // 64, MAX_ROWS, device="cuda")
+    sums, inner_sums = tile_sums(hidden), tile_sums(inner)
 
     def run(overlap: bool) -> None:
         products = SkinnyProducts(EPS, "silu", overlap=overlap)
         embed = Embed(hidden, BF16, overlap=overlap)
-        x = embed(stream(), tokens, embeddings, norm_weight, residual, normed, squares)
+        x = embed(stream(), tokens, embeddings, norm_weight, residual, normed, sums)
         for _ in range(12):
-            products.gated(stream(), x, gate_up, activated)
-            x = products.add(stream(), activated, down, residual, norm_weight, normed, squares)
+            x = products.gated(stream(), x, PlainMatrix(gate_up), activated, inner_sums)
+            x = products.add(stream(), x, PlainMatrix(down), residual, norm_weight, normed, sums)
 
     run(False)
     expected = residual.clone()
@@ -147,8 +164,7 @@ def test_embed(hidden: int) -> None:
     embeddings, norm_weight = normal(1000, hidden), normal(hidden)
     tokens = torch.randint(1000, (37,), device="cuda", dtype=torch.int32)
     residual, normed = (torch.full((37, hidden), torch.nan, device="cuda", dtype=BF16) for _ in range(2))
-    squares = torch.full((2, MAX_ROWS), torch.nan, device="cuda")
-    x = Embed(hidden, BF16)(stream(), tokens, embeddings, norm_weight, residual, normed, squares)
+    x = Embed(hidden, BF16)(stream(), tokens, embeddings, norm_weight, residual, normed, tile_sums(hidden))
     assert torch.equal(residual, embeddings[tokens.long()])
     torch.testing.assert_close(normed, (residual.float() * norm_weight.float()).to(BF16))
     assert x.squares is not None

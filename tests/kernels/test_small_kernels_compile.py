@@ -13,7 +13,7 @@ from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, Expe
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
-from runner_svc.interface.skinny_launchers import MAX_ROUTED
+from runner_svc.interface.products.skinny_launchers import MAX_ROUTED
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.expert_cases import GPT_OSS, GROUPED, QWEN
 from tests.support.nvrtc import compile_kernel, toolkit_folder

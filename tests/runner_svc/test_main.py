@@ -96,6 +96,7 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "cpu", "--weights", "random"], "weights is 'random', which requires a GPU"),
         (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which requires a GPU"),
         (["--device", "hash", "--kv-cache-dtype", "fp8_e4m3"], "set kv_cache_dtype to 'auto'"),
+        (["--device", "hash", "--quantization", "int4"], "has no weights: set quantization to 'none'"),
     ],
 )
 def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], sentence: str) -> None:

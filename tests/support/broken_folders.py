@@ -130,7 +130,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "header with a negative shape": (_header(lambda h: _first_entry(h, shape=[-1])), "a broken entry for tensor"),
     "header with a gap": (_header(lambda h: _first_entry(h, data_offsets=[4, 8], shape=[1])), "overlap or leave a gap"),
     "a dtype of integers": (_header(lambda h: _first_entry(h, dtype="I32")), "has dtype I32, which is not supported"),
-    "a dtype of 8 bits": (_header(lambda h: _first_entry(h, dtype="F8_E4M3")), "has dtype F8_E4M3, which is not"),
+    "a dtype of 8 bits": (_header(lambda h: _first_entry(h, dtype="F8_E5M2")), "has dtype F8_E5M2, which is not"),
     "an adapter beside": (_replaced("adapter_config.json", "{}"), "has an adapter"),
     "index is empty": (_index(lambda index: {}), "has no 'weight_map'"),
     "index is a list": (_index(lambda index: []), r"index\.json is a JSON array"),

@@ -15,7 +15,7 @@ from runner_svc.interface.expert_launchers import (
     RoutingLauncher,
     RowNorm,
 )
-from runner_svc.interface.skinny_launchers import MAX_ROWS
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS
 from tests.support.expert_cases import ExpertTensors, check_plan
 
 TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}

@@ -9,6 +9,7 @@ import torch
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
 from runner_svc.model.decoder_choice import DecoderSetting
+from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.host_backend import no_progress
 from tests.support.tiny_models import KERNEL_SIZES
 
@@ -27,6 +28,7 @@ def load(
     num_slots: int = NUM_SLOTS,
     max_step_tokens: int = 128,
     decoder: DecoderSetting = "auto",
+    on_load: OnLoad = NOTHING,
 ) -> CudaBackend:
     """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured."""
     options = GpuOptions(
@@ -40,6 +42,7 @@ def load(
         gpu_memory=0.5,
         fp8_cache=fp8_cache,
         decoder=decoder,
+        on_load=on_load,
     )
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
     if num_blocks is not None:

@@ -12,6 +12,7 @@ from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.host_device import HostDevice, HostLaunchers
 
 
@@ -29,10 +30,12 @@ def host_backend(
     dtype: torch.dtype = torch.float32,
     fp8_cache: bool = False,
     device: HostDevice | None = None,
+    on_load: OnLoad = NOTHING,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
     config = ModelConfig.from_hugging_face(read_config(folder))
-    weights, launchers = load_weights(folder, config, dtype, torch.device("cpu"), no_progress), HostLaunchers(config)
+    weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
+    launchers = HostLaunchers(config)
     return CudaBackend(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,

@@ -15,17 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
-from runner_svc.interface.skinny_launchers import SkinnyLaunchers
+from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
 from runner_svc.interface.step import allowed_ids
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.gumbel import gumbel, key_words
 from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
+from runner_svc.weights.matrix import Matrix
 from tests.support.host_attention import HostAttention
 from tests.support.host_experts import host_experts
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
@@ -98,6 +100,7 @@ class HostLaunchers:
         return DecoderLaunchers(
             norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
             activation=HostActivation(config.activation, config.layers[0].mlp.gated),
+            linear=LinearProducts({}),
             gated=HostGated(config.activation),
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
@@ -116,7 +119,7 @@ class HostLaunchers:
             norm=config.norm,
         )
 
-    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+    def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:
         return [SkinnyLaunchers("host", embed=host_embed, products=HostProducts(self._config))]
 
     def attention(

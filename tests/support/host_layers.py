@@ -7,9 +7,11 @@ from torch import Tensor
 
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
-from runner_svc.interface.skinny_launchers import RouterParts, ScaledRows
+from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
 
 class HostNorm:
@@ -41,67 +43,77 @@ def host_embed(
     norm_weight: Tensor,
     residual: Tensor,
     out: Tensor,
-    squares: Tensor,
+    sums: TileSums,
 ) -> ScaledRows:
     residual.copy_(embeddings[tokens.long()])
-    return unscaled_norm(residual, norm_weight, out, squares)
+    return unscaled_norm(residual, norm_weight, out, sums)
 
 
-def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, squares: Tensor) -> ScaledRows:
+def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, sums: TileSums) -> ScaledRows:
     """Computes RMSNorm without the factor 1 / rms."""
     out.copy_(residual * norm_weight)
-    squares[0, : len(residual)] = residual.float().square().sum(dim=1)
-    return ScaledRows(out, squares[:1])
+    sums.squares[0, : len(residual)] = residual.float().square().sum(dim=1)
+    sums.largest[0, : len(residual)] = out.float().abs().amax(dim=1)
+    return ScaledRows(out, sums.squares[:1], sums.largest[:1])
 
 
 class HostProducts:
+    """Products of few rows with matrices of any format, by their definition."""
+
     def __init__(self, config: ModelConfig) -> None:
         self._eps = config.norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
-        out.copy_(self._multiply(x, weight))
+    def fits(self, matrix: Matrix) -> bool:
+        return True
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
-        gate, up = self._multiply(x, weight).chunk(2, dim=-1)
+    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
+        out.copy_(self._multiply(x, matrix))
+
+    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+        gate, up = self._multiply(x, matrix).chunk(2, dim=-1)
         out.copy_(self._activation(gate) * up)
+        sums.largest[0, : len(out)] = out.float().abs().amax(dim=1)
+        return ScaledRows(out, None, sums.largest[:1])
 
     def add(
         self,
         stream: int,
-        x: Tensor,
-        weight: Tensor,
+        x: ScaledRows,
+        matrix: Matrix,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
-        squares: Tensor,
+        sums: TileSums,
     ) -> ScaledRows:
-        residual += self._multiply(ScaledRows(x, None), weight).to(residual.dtype)
-        return unscaled_norm(residual, norm_weight, out, squares)
+        residual += self._multiply(x, matrix).to(residual.dtype)
+        return unscaled_norm(residual, norm_weight, out, sums)
 
     def add_and_route(
         self,
         stream: int,
-        x: Tensor,
-        weight: Tensor,
+        x: ScaledRows,
+        matrix: Matrix,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
-        squares: Tensor,
+        sums: TileSums,
         router: RouterParts,
     ) -> ScaledRows:
-        normed = self.add(stream, x, weight, residual, norm_weight, out, squares)
+        normed = self.add(stream, x, matrix, residual, norm_weight, out, sums)
         for index, logits in enumerate(router.logits):
             own = slice(index * 64, index * 64 + 64)
             torch.mv(router.weight[:, own].float(), normed.rows[0, own].float(), out=logits)
-        return ScaledRows(normed.rows, normed.squares, router.logits)
+        return ScaledRows(normed.rows, normed.squares, logits=router.logits)
 
-    def _multiply(self, x: ScaledRows, weight: Tensor) -> Tensor:
-        product = x.rows.float() @ weight.float().t()
-        if x.squares is None:
-            return product
-        squares = x.squares[:, : len(product)].sum(dim=0) / weight.shape[1]
-        return product * torch.rsqrt(squares + self._eps).unsqueeze(1)
+    def _multiply(self, x: ScaledRows, matrix: Matrix) -> Tensor:
+        rows = x.rows.float()
+        if x.squares is not None:
+            squares = x.squares[:, : len(rows)].sum(dim=0) / matrix.size[1]
+            rows = rows * torch.rsqrt(squares + self._eps).unsqueeze(1)
+        product = torch.empty(len(rows), matrix.size[0])
+        matrix.multiply(rows, None, product)
+        return product
 
 
 class HostActivation:
@@ -121,14 +133,14 @@ class HostGated:
         self._activation = HostActivation(name)
         self.prepared = 0  # positions for which it was prepared
 
-    def fits(self, weight: Tensor) -> bool:
-        return True
+    def fits(self, matrix: Matrix) -> bool:
+        return isinstance(matrix, PlainMatrix)
 
-    def prepare(self, max_tokens: int, weight: Tensor) -> None:
+    def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         self.prepared = max_tokens
 
-    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        self._activation(stream, x @ weight.t(), out)
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
+        self._activation(stream, x @ plain_tensor(matrix).t(), out)
 
 
 class HostRopeKv:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
-from runner_svc.interface.skinny_launchers import SkinnyLaunchers
+from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.description import describe_model
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.folder.config_file import read_config

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.baselines.workload_file import write_workload
+from bench.common.quantization import command_flags
 from bench.common.random_model import ALL_SHAPES
 from bench.gpu_comparison.peers.load import LoadFailed, run_load
 from bench.gpu_comparison.peers.log import Log
@@ -62,6 +63,7 @@ async def _steps(options: argparse.Namespace, part: Part, folder: Path, log: Log
     output = folder / "steps.json"
     batches = map(str, DECODE_ROWS[part.kind])
     command = [STEPS, "--shapes", options.shape, "--batches", *batches, f"--output={output}"]
+    command += command_flags(options)
     await _run(command, log)
     return bench_steps_numbers(json.loads(output.read_text()))
 

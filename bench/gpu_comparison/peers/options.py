@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.common import quantization
 from bench.common.random_model import ALL_SHAPES
-from bench.gpu_comparison.peers.parts import DECODE_ROWS, LOADS, ROSTER, SHAPE_LOADS, TRANSFORMERS, parse_parts
+from bench.gpu_comparison.peers.parts import DECODE_ROWS, LOADS, PEERS, ROSTER, SHAPE_LOADS, TRANSFORMERS, parse_parts
 
 DESCRIPTION = """Compares Roster with vLLM on one card: the same requests at the same times to both servers.
 
@@ -19,7 +20,8 @@ comparison. A part that would not fit into --budget is not started. Output of th
 
 Loads are decode (1, 8, 64, 256 rows), decode-wide (512, 1,024), at-once (512 conversations), RATE:COUNT (Poisson
 arrivals) and padded:ROWS:COUNT (transformers' generate, batches of ROWS). Systems are roster and vllm with their
-defaults, roster-tuned, vllm-1024 (--max-num-batched-tokens 1024) and transformers.
+defaults, roster-tuned, vllm-1024 (--max-num-batched-tokens 1024) and transformers. --quantization fp8 (also with
+--kv-cache-dtype fp8_e4m3) is that of both servers.
 """
 
 
@@ -45,10 +47,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrivals (default: 0)")
     parser.add_argument("--prompt-divisor", type=int, default=1, help="divide prompt lengths by this (default: 1)")
     parser.add_argument("--output-divisor", type=int, default=1, help="outputs likewise (default: 1)")
+    quantization.add_options(parser)
     options = parser.parse_args(arguments)
     try:
         given = options.loads or SHAPE_LOADS[options.shape]
         options.parts = list(dict.fromkeys(part for text in given for part in parse_parts(text)))
+        if any(part.system in PEERS for part in options.parts):
+            quantization.peer_flags(options)
     except ValueError as error:
         parser.error(str(error))
     if options.device != "cuda":
@@ -62,4 +67,4 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def settings(options: argparse.Namespace) -> dict[str, object]:
     """Returns the settings that tell records of one comparison from those of another."""
     names = ("requests", "seed", "prompt_divisor", "output_divisor", "client_processes", "device")
-    return {name: getattr(options, name) for name in names}
+    return {name: getattr(options, name) for name in names} | quantization.runner_flags(options)

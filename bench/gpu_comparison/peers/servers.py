@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from bench.common import quantization
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_comparison.peers.load import Server
 from bench.gpu_comparison.peers.log import Log
@@ -65,7 +66,8 @@ def flags_of(options: argparse.Namespace, system: str) -> dict[str, Any]:
         return {"policy": "sjf", "policy_parameters": parameters, **times}
     if system in PEERS:
         small = ["--max-num-batched-tokens=1024"] if system == VLLM_SMALL else []
-        return {"serve": [f"--max-model-len={CONTEXT_LENGTH}", "--no-enable-prefix-caching", *small]}
+        formats = quantization.peer_flags(options)
+        return {"serve": [f"--max-model-len={CONTEXT_LENGTH}", "--no-enable-prefix-caching", *small, *formats]}
     return {}
 
 
@@ -85,7 +87,7 @@ async def roster(options: argparse.Namespace, system: str, log: Log, limit_s: fl
     flags = flags_of(options, system)
     runner: dict[str, object] = {"device": "hash", "model": "hash"}
     if options.device == "cuda":
-        runner = {"model": model_folder(options.shape), "weights": "random"}
+        runner = {"model": model_folder(options.shape), "weights": "random", **quantization.runner_flags(options)}
     begin_s = time.monotonic()
     try:
         async with Stack(Endpoints.free(), scheduler=flags, runner=runner, on_line=log.line) as stack:

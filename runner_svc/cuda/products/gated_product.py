@@ -13,6 +13,8 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.products.gated_variant import CONSUMER_ROWS, STEP, VECTOR, GatedVariant
 from runner_svc.cuda.tensor_map import PLANE, heads_map
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
 Choose = Callable[[int, int, int], GatedVariant]
 """Returns the variant for rows of x, outputs and columns of x."""
@@ -33,8 +35,11 @@ class GatedProduct:
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_KEPT)(_matrix_map)
 
-    def fits(self, weight: Tensor) -> bool:
+    def fits(self, matrix: Matrix) -> bool:
         """Returns whether the kernel supports this matrix, gate above up."""
+        if not isinstance(matrix, PlainMatrix):
+            return False
+        weight = matrix.weight
         return (
             weight.dtype is self._dtype
             and weight.is_contiguous()
@@ -42,15 +47,15 @@ class GatedProduct:
             and weight.shape[1] % STEP == 0
         )
 
-    def prepare(self, max_tokens: int, weight: Tensor) -> None:
+    def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         """Compiles the kernels for products of up to `max_tokens` rows with such a matrix; a step would wait for it."""
-        num_outputs, width = weight.shape[0] // 2, weight.shape[1]
+        num_outputs, width = matrix.size[0] // 2, matrix.size[1]
         for num_tokens in range(CONSUMER_ROWS, max_tokens + CONSUMER_ROWS, CONSUMER_ROWS):
             self._kernel(self._choose(num_tokens, num_outputs, width))
 
-    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """Fills `out` [T, n] from x [T, width] and `weight` [2 * n, width], which is G above U; all contiguous."""
-        num_tokens, width = x.shape
+    def __call__(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor) -> None:
+        """Fills `out` [T, n] from x [T, width] and the matrix [2 * n, width], which is G above U; all contiguous."""
+        weight, (num_tokens, width) = plain_tensor(matrix), x.shape
         num_outputs = out.shape[1]
         variant = self._choose(num_tokens, num_outputs, width)
         rows, columns = variant.tiles(num_tokens, num_outputs)

@@ -17,7 +17,9 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.products.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.skinny_launchers import RouterParts, ScaledRows
+from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
 Choose = Callable[[int, int, int], SkinnyVariant]
 """Returns the variant for rows of x, rows and columns of W."""
@@ -28,7 +30,7 @@ _MAX_MAPS = 4096
 
 
 class SkinnyProducts:
-    """The products of one model. Matrices are [out, in], contiguous; x has up to 128 rows."""
+    """The products of one model with plain matrices that are contiguous; x has up to 128 rows."""
 
     def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
         """`choose` selects variants. Raises KeyError for an unknown activation."""
@@ -39,64 +41,70 @@ class SkinnyProducts:
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_matrix_map)
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
-        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
-        self._launch(stream, "EPILOGUE_STORE", x, weight, out)
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether the kernel supports this matrix."""
+        return isinstance(matrix, PlainMatrix) and fits(matrix.weight)
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
-        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); `weight` is G above U, `out` is [T, out / 2]."""
-        self._launch(stream, "EPILOGUE_GATED", x, weight, out)
+    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32.
+
+        The stride of its rows is a multiple of 4.
+        """
+        self._launch(stream, "EPILOGUE_STORE", x, matrix, out)
+
+    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
+        self._launch(stream, "EPILOGUE_GATED", x, matrix, out)
+        return ScaledRows(out, None)
 
     def add(
         self,
         stream: int,
-        x: Tensor,
-        weight: Tensor,
+        x: ScaledRows,
+        matrix: Matrix,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
-        squares: Tensor,
+        sums: TileSums,
     ) -> ScaledRows:
-        """Computes residual += x W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
+        """Computes residual += norm(x) W^T and out = residual * norm_weight; the next norm's factor is left to `sums`.
 
-        `residual` and `out` are [T, out]; `squares` is float32 [n, 128], n at least the tiles of W. Returns `out` with
-        the sums of squares as the input of the next product.
+        `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
         """
-        squares = squares[: num_tiles(weight.shape[0])]
-        self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares)
+        squares = sums.squares[: num_tiles(matrix.size[0])]
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares)
         return ScaledRows(out, squares)
 
     def add_and_route(
         self,
         stream: int,
-        x: Tensor,
-        weight: Tensor,
+        x: ScaledRows,
+        matrix: Matrix,
         residual: Tensor,
         norm_weight: Tensor,
         out: Tensor,
-        squares: Tensor,
+        sums: TileSums,
         router: RouterParts,
     ) -> ScaledRows:
         """As `add`, of one row, and multiplies `out` by `router`, which has up to `MAX_ROUTED` experts."""
-        squares = squares[: num_tiles(weight.shape[0])]
-        rows = ScaledRows(x, None)
-        self._launch(stream, "EPILOGUE_RESIDUAL", rows, weight, out, residual, norm_weight, squares, router)
-        return ScaledRows(out, squares, router.logits)
+        squares = sums.squares[: num_tiles(matrix.size[0])]
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares, router)
+        return ScaledRows(out, squares, logits=router.logits)
 
     def _launch(
         self,
         stream: int,
         epilogue: str,
         x: ScaledRows,
-        weight: Tensor,
+        matrix: Matrix,
         out: Tensor,
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
         router: RouterParts | None = None,
     ) -> None:
+        weight, num_tokens = plain_tensor(matrix), len(x.rows)
         num_rows, width = weight.shape
-        num_tokens = len(x.rows)
         variant = self._choose(num_tokens, num_rows, width)
         tiles = num_tiles(num_rows)
         grid = tiles * variant.split
@@ -121,6 +129,7 @@ class SkinnyProducts:
             width // STEP,
             tiles,
             out.shape[1],
+            out.stride(0),
             num_tokens,
         )
 
@@ -136,8 +145,8 @@ class SkinnyProducts:
             load("skinny_product", defines),
             "skinny_product",
             # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits;
-            # steps, tiles, outputs, tokens
-            "128s128sPiffPPPPPPiiii",
+            # steps, tiles, outputs, stride of out, tokens
+            "128s128sPiffPPPPPPiiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -9,11 +9,13 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from runner_svc.model.checkpoint.expected_experts import expected_experts
+from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, quantized_matrices, with_formats
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.errors import UnsupportedModel
-from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES, StoredTensor
+from runner_svc.model.folder.safetensors_header import StoredTensor
+from runner_svc.model.quantization.stored_format import ExpectedTensor
 
 Shape = tuple[int, ...]
 
@@ -25,27 +27,22 @@ HARMLESS_TENSORS: tuple[tuple[str, str], ...] = (
 """Patterns of names that transformers does not read either, each with the reason."""
 
 
-def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> None:
-    """Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read."""
+def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, QuantizedMatrix]:
+    """Returns the quantized matrices by module.
+
+    Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read.
+    """
     base = config.names.start(tensors.__contains__)
-    expected = dict(expected_tensors(config, base, tensors))
+    shapes = dict(expected_tensors(config, base, tensors))
     if config.tied_embeddings:  # either of the two may be left out
         ends = f"{base}{config.names.embeddings}.weight", f"{config.names.head}.weight"
         for absent, other in (ends, ends[::-1]):
             if absent not in tensors and other in tensors:
-                del expected[absent]
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json requires.")
-        if tensors[name].shape != shape:
-            raise UnsupportedModel(
-                f"The checkpoint's tensor {name!r} is {tensors[name].shape}, its config.json says {shape}."
-            )
-        if tensors[name].dtype not in ELEMENT_BYTES:
-            raise UnsupportedModel(
-                f"The checkpoint's tensor {name!r} has dtype {tensors[name].dtype}, which is not supported; supported: "
-                f"{', '.join(ELEMENT_BYTES)}."
-            )
+                del shapes[absent]
+    matrices = quantized_matrices(shapes, config, base, tensors)
+    expected = with_formats(shapes, matrices, tensors)
+    for each in expected.values():
+        _check_tensor(each, tensors)
     unread = (*config.names.other_parts, *_predictors(config, base, tensors))
     for name in tensors:
         if name not in expected and not name.startswith(unread) and not _is_harmless(name):
@@ -53,6 +50,23 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> N
                 f"The checkpoint has a tensor {name!r}, which {config.architecture} with its config.json lacks: "
                 "correct config.json, or delete the tensor."
             )
+    return matrices
+
+
+def _check_tensor(expected: ExpectedTensor, tensors: Mapping[str, StoredTensor]) -> None:
+    name = expected.name
+    if name not in tensors:
+        raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json requires.")
+    if tensors[name].shape not in expected.shapes:
+        shapes = " or ".join(map(str, expected.shapes))
+        raise UnsupportedModel(
+            f"The checkpoint's tensor {name!r} is {tensors[name].shape}, its config.json says {shapes}."
+        )
+    if tensors[name].dtype not in expected.dtypes:
+        raise UnsupportedModel(
+            f"The checkpoint's tensor {name!r} has dtype {tensors[name].dtype}, which is not supported; supported: "
+            f"{', '.join(expected.dtypes)}."
+        )
 
 
 def expected_tensors(config: ModelConfig, base: str, tensors: Container[str]) -> Iterator[tuple[str, Shape]]:

@@ -58,7 +58,7 @@ class ExpertReader:
         is_whole = f"{experts}.gate_up_proj" in self._tensors
         gate_up, down = self._whole(experts) if is_whole else self._stacked(experts)
         return ExpertWeights(
-            router=LinearWeights(
+            router=LinearWeights.plain(
                 self._router(f"{router}.weight"),
                 self._tensor(f"{router}.bias", config.num_experts) if config.bias else None,
             ),
@@ -130,8 +130,8 @@ class ExpertReader:
         expert = f"{block}.{self._names.shared}"
         parts = [self._tensor(f"{expert}.{name}.weight", width, hidden) for name in ("gate_proj", "up_proj")]
         return SharedExpertWeights(
-            gate_up=LinearWeights(torch.cat(parts)),
-            down=LinearWeights(self._tensor(f"{expert}.down_proj.weight", hidden, width)),
+            gate_up=LinearWeights.plain(torch.cat(parts)),
+            down=LinearWeights.plain(self._tensor(f"{expert}.down_proj.weight", hidden, width)),
             gate=self._tensor(f"{expert}_gate.weight", 1, hidden) if self._config.shared_gate else None,
         )
 

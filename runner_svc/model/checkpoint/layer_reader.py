@@ -9,11 +9,22 @@ from torch import Tensor
 
 from runner_svc.model.checkpoint.expert_reader import ExpertReader
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix, joined
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
+
+
+def _all_plain(module: str) -> Matrix | None:
+    return None
+
+
+def _unchanged(matrix: Matrix) -> Matrix:
+    return matrix
 
 
 class LayerReader:
@@ -26,11 +37,17 @@ class LayerReader:
         read: Callable[[str], Tensor],
         tensors: Container[str],
         read_exact: Callable[[str], Tensor] | None = None,
+        quantized: Callable[[str], Matrix | None] = _all_plain,
+        quantize: Callable[[Matrix], Matrix] | None = None,
     ) -> None:
         """`read` returns the tensor of a name, in the type and on the device that are wanted.
 
-        `read_exact` returns it in the type that it is stored in; by default there is no other.
+        `read_exact` returns it in the type that it is stored in; by default there is no other. `quantized` returns the
+        matrix of a module that is quantized in the checkpoint. Each plain matrix of a layer becomes what `quantize`
+        returns.
         """
+        self._quantized = quantized
+        self._quantize = quantize or _unchanged
         self.config = config
         self._base = base
         self._read = read
@@ -92,11 +109,17 @@ class LayerReader:
         return self.norm(f"{prefix}.{module}", described.norm) if is_there else None
 
     def _linear(self, prefix: str, modules: Sequence[str], has_bias: bool) -> LinearWeights:
-        def merged(kind: str) -> Tensor:
-            parts = [self._matrix(self.name(f"{prefix}.{module}", kind)) for module in modules]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        bias = None
+        if has_bias:
+            parts = [self._matrix(self.name(f"{prefix}.{module}", "bias")) for module in modules]
+            bias = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return LinearWeights(joined([self._format(f"{self._base}{prefix}.{module}") for module in modules]), bias)
 
-        return LinearWeights(merged("weight"), merged("bias") if has_bias else None)
+    def _format(self, module: str) -> Matrix:
+        matrix = self._quantized(module)
+        if matrix is not None:
+            return matrix
+        return self._quantize(PlainMatrix(self._matrix(f"{module}.weight")))
 
     def _matrix(self, name: str) -> Tensor:
         tensor = self._read(name)
@@ -106,12 +129,14 @@ class LayerReader:
         qkv = self._linear(prefix, self.config.names.qkv, described.qkv_bias)
         if not self.config.names.interleaved or described.rope is None:
             return qkv
+        rows = torch.arange(qkv.size[0])
         width = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
-
-        def in_halves(rows: Tensor) -> Tensor:
-            return torch.cat((self._in_halves(rows[:width], described.rope), rows[width:]))
-
-        return LinearWeights(in_halves(qkv.weight), in_halves(qkv.bias) if qkv.bias is not None else None)
+        order = torch.cat((self._in_halves(rows[:width], described.rope), rows[width:]))
+        try:
+            matrix = qkv.matrix.reordered(order)
+        except ValueError as error:
+            raise UnsupportedModel(f"{self.config.architecture} can't be read: {error}.") from error
+        return LinearWeights(matrix, qkv.bias[order.to(qkv.bias.device)] if qkv.bias is not None else None)
 
     def _qk_norm(self, module: str, described: LayerDescription) -> Tensor:
         weight = self._read(self.name(module, "weight")).flatten()

@@ -8,33 +8,53 @@ import torch
 from torch import Tensor
 
 from runner_svc.interface.progress import Progress
+from runner_svc.model.checkpoint.weights import check_on_load
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
+from runner_svc.weights.on_load import NOTHING, OnLoad
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 # As in transformers' initialisation; sums over a layer stay within the range of 16-bit types.
 _SCALE = 0.02
 
 
 def random_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress, seed: int = 0
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    seed: int = 0,
+    on_load: OnLoad = NOTHING,
 ) -> ModelWeights:
-    """Returns normally distributed matrices, norms of one and biases of zero; layers are created on iteration."""
+    """Returns normally distributed matrices, norms of one and biases of zero; layers are created on iteration.
+
+    `on_load` quantizes them, a layer at a time. Raises UnsupportedModel for a model that is quantized already, and as
+    `check_on_load`.
+    """
+    if config.quantization is not None:
+        raise UnsupportedModel(
+            f"The model is quantized ({config.quantization.method}), and random weights are plain before they are "
+            "quantized: remove 'quantization_config' from its config.json, and set quantization."
+        )
+    check_on_load(config, on_load)
     make = _Maker(config, dtype, device, seed)
 
     def layers() -> Iterator[LayerWeights]:
         for index, described in enumerate(config.layers):
-            yield make.layer(described)
+            yield make.layer(described).mapped(on_load.layer_matrix)
             progress("making weights up", (index + 1) / config.num_layers)
 
     embeddings = make.matrix(config.vocab_size, config.hidden_size)
+    head = embeddings if config.tied_embeddings else make.matrix(config.vocab_size, config.hidden_size)
     has_positions = config.model.position_offset is not None
     return ModelWeights(
         embeddings=embeddings,
-        head=embeddings if config.tied_embeddings else make.matrix(config.vocab_size, config.hidden_size),
+        head=LinearWeights(on_load.head_matrix(PlainMatrix(head))),
         norm=make.ones(config.hidden_size, config.norm),
         layers=layers(),
         positions=make.matrix(config.context_length, config.hidden_size) if has_positions else None,
@@ -58,7 +78,7 @@ class _Maker:
         return torch.zeros(*sizes, dtype=self._dtype, device=self._device)
 
     def linear(self, rows: int, columns: int, has_bias: bool) -> LinearWeights:
-        return LinearWeights(self.matrix(rows, columns), self.bias(rows) if has_bias else None)
+        return LinearWeights.plain(self.matrix(rows, columns), self.bias(rows) if has_bias else None)
 
     def ones(self, size: int, kind: NormKind = NormKind.RMS) -> Tensor:
         weights = torch.full((size,), float(kind is not NormKind.RMS_PLUS_ONE), dtype=self._dtype, device=self._device)

@@ -7,7 +7,8 @@ never exists.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.layer_reader import LayerReader
+from runner_svc.model.checkpoint.quantized_matrices import QuantizedMatrix, matrix_reader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.folder.file_samples import sample_bytes
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
+from runner_svc.weights.on_load import NOTHING, OnLoad
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 log = structlog.get_logger()
 
@@ -56,15 +62,26 @@ class Checkpoint:
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    on_load: OnLoad = NOTHING,
 ) -> ModelWeights:
-    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
+    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
+
+    `on_load` quantizes plain matrices, each when it has been read, so that a plain copy of the whole never exists.
+    Raises UnsupportedModel for a checkpoint that is not the configuration's, or that can't be quantized.
+    """
+    check_on_load(config, on_load)
     if config.why_shorter is not None:
         log.warning(
             f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
         )
     checkpoint = Checkpoint(folder)
-    check_tensors(checkpoint.tensors, config)
+    matrices = check_tensors(checkpoint.tensors, config)
+    _log_formats(config, matrices)
 
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
@@ -72,40 +89,74 @@ def load_weights(
     def read_exact(name: str) -> Tensor:
         return checkpoint.read(name).to(device)
 
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
-    embeddings, head = _ends(
-        checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
-    )
+    quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
+    base = config.names.start(checkpoint.__contains__)
+    reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix)
+    embeddings, head = _ends(checkpoint, config, read, quantized, reader.name(config.names.embeddings, "weight"))
+    if on_load.head and not isinstance(head, PlainMatrix):
+        raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
     return ModelWeights(
         embeddings=embeddings,
-        head=head,
+        head=LinearWeights(on_load.head_matrix(head)),
         norm=reader.norm(config.names.norm, config.norm),
         layers=_layers(reader, progress),
         positions=reader.positions(),
     )
 
 
+def check_on_load(config: ModelConfig, on_load: OnLoad) -> None:
+    """Logs what is quantized. Raises UnsupportedModel for a model whose layers can't be."""
+    if on_load.name:
+        log.info("the weights are quantized while they are loaded", formats=on_load.name)
+    if on_load.layers == "none":
+        return
+    if config.quantization is not None:
+        raise UnsupportedModel(
+            f"The checkpoint is quantized already ({config.quantization.method}): set quantization to 'none'."
+        )
+    if config.experts is not None:
+        raise UnsupportedModel(
+            f"{config.architecture} has experts, which are not quantized: set quantization to 'none'."
+        )
+
+
+def _log_formats(config: ModelConfig, matrices: Mapping[str, QuantizedMatrix]) -> None:
+    if config.quantization is None:
+        return
+    counts = Counter(matrix.format.name for matrix in matrices.values())
+    log.info("the checkpoint is quantized", method=config.quantization.method, matrices=dict(counts))
+    for note in config.quantization.notes:
+        log.warning(f"activations are quantized otherwise: {note}")
+
+
 def _ends(
-    checkpoint: Checkpoint, config: ModelConfig, read: Callable[[str], Tensor], first: str, last: str
-) -> tuple[Tensor, Tensor]:
-    """Returns the embeddings and the head by their names, tied or not as transformers decides.
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    read: Callable[[str], Tensor],
+    quantized: Callable[[str], Matrix | None],
+    first: str,
+) -> tuple[Tensor, Matrix]:
+    """Returns the embeddings, by their name, and the head, tied or not as transformers decides.
 
     Tied ones may have either name. Where both are there and differ, the checkpoint counts and not the configuration.
     """
+    if (matrix := quantized(config.names.head)) is not None:
+        return read(first), matrix
+    last = f"{config.names.head}.weight"
     if first not in checkpoint or last not in checkpoint:
         tied = read(first if first in checkpoint else last)
-        return tied, tied
+        return tied, PlainMatrix(tied)
     embeddings, head = read(first), read(last)
     if not config.tied_embeddings:
-        return embeddings, head
+        return embeddings, PlainMatrix(head)
     if torch.equal(embeddings, head):
-        return embeddings, embeddings
+        return embeddings, PlainMatrix(embeddings)
     log.warning(
         "config.json ties the head to the embeddings, but the checkpoint has another one, which is used",
         tensor=last,
         hint="set tie_word_embeddings to false in config.json",
     )
-    return embeddings, head
+    return embeddings, PlainMatrix(head)
 
 
 def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
@@ -115,11 +166,24 @@ def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
         progress("loading weights", (index + 1) / num_layers)
 
 
-def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:
-    """Returns 32 hex digits that depend on the configuration, the compute type and samples of the weights."""
+def weight_formats(config: ModelConfig, on_load: OnLoad = NOTHING) -> str:
+    """Returns the names of the formats that matrices have; "" where all are plain. See `load_weights`."""
+    names = [f"{on_load.name} on load"] if on_load.name else []
+    if config.quantization is not None:
+        names += [rule.format.name for rule in config.quantization.rules]
+    return "; ".join(dict.fromkeys(names))
+
+
+def weights_fingerprint(folder: Path, dtype: torch.dtype, on_load: OnLoad = NOTHING) -> str:
+    """Returns 32 hex digits that depend on the configuration, the compute type and samples of the weights.
+
+    They depend on `on_load` only where it quantizes: plain weights keep the digits that they had before there was
+    another format.
+    """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / "config.json").read_bytes())
     digest.update(str(dtype).encode())
+    digest.update(on_load.name.encode())
     for path in checkpoint_files(folder):
         digest.update(sample_bytes(path))
     return digest.hexdigest()

@@ -22,9 +22,10 @@ from runner_svc.model.folder.key_values import DTYPES, check_range, check_type, 
 from runner_svc.model.folder.layer_keys import LAYER_KEYS, layer_values
 from runner_svc.model.folder.rope_keys import ROPE_KEYS, layered_rope_parameters, rope_parameters
 
-QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
+QUANTIZATION_KEYS = ("quantization", "compression_config")
+"""Refused; `quantization_config` is read by `runner_svc.model.quantization`."""
 # Read wherever they are, whether the class declares them or not; the second ones by classes that have RoPE.
-_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "eos_token_id")
+_ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
 _USED_WITH_ROPE = ("head_dim", *ROPE_KEYS)
 
 

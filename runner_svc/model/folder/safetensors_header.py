@@ -19,7 +19,10 @@ _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of an element of each dtype that weights may have."""
+"""Bytes of an element of each dtype that plain weights may have."""
+CODE_BYTES = {"F8_E4M3": 1, "I32": 4, "I64": 8}
+"""The same of dtypes that only quantized weights have."""
+_BYTES = ELEMENT_BYTES | CODE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def _tensors(path: Path, header: dict[str, Any]) -> tuple[dict[str, StoredTensor
             extents.append((_count(begin), _count(end)))
         except (TypeError, ValueError, KeyError) as error:
             raise BrokenModel(f"{path} has a broken entry for tensor {name!r} in its header: {AGAIN}.") from error
-        if dtype in ELEMENT_BYTES and prod(shape) * ELEMENT_BYTES[dtype] != end - begin:
+        if dtype in _BYTES and prod(shape) * _BYTES[dtype] != end - begin:
             raise BrokenModel(f"{path} has {end - begin} bytes for tensor {name!r}, {dtype} {shape}: {AGAIN}.")
         tensors[name] = StoredTensor(path, str(dtype), shape)
     reached = 0

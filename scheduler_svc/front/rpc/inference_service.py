@@ -114,6 +114,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             chat_template=model.chat_template,
             weights_version=model.weights_version,
             decoder=model.decoder,
+            weight_formats=model.weight_formats,
         )
 
     async def Tokenize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.fusions import Adding, Fusions
 from runner_svc.decoder.step_rotations import StepRows
@@ -60,7 +61,9 @@ def launches(folder: Path, adding: Adding) -> Counter[str]:
         return CountedLauncher(name, counts)
 
     rotating = [launcher("rope") for _ in config.ropes]
-    launchers = DecoderLaunchers(launcher("norm"), launcher("activation"), None, rotating, launcher("plain"))
+    launchers = DecoderLaunchers(
+        launcher("norm"), launcher("activation"), LinearProducts({}), None, rotating, launcher("plain")
+    )
     weights = load_weights(folder, config, torch.float32, CPU, no_progress)
     decoder = CudaDecoder(config, weights, launchers, 4)
     cache = KVCache(config, 2, 8, torch.float32, CPU)

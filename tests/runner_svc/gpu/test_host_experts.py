@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
@@ -43,9 +44,9 @@ def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds:
     if config.shared_width is not None:
         gate_up, down = torch.randn(2 * config.shared_width, 128) / 11, torch.randn(128, config.shared_width) / 8
         gate = torch.randn(1, 128) if config.shared_gate else None
-        shared = SharedExpertWeights(LinearWeights(gate_up), LinearWeights(down), gate)
+        shared = SharedExpertWeights(LinearWeights.plain(gate_up), LinearWeights.plain(down), gate)
     weights = ExpertWeights(
-        LinearWeights(router, tensors.router_bias if config.bias else None),
+        LinearWeights.plain(router, tensors.router_bias if config.bias else None),
         tensors.gate_up,
         tensors.gate_up_bias,
         tensors.down,
@@ -55,7 +56,7 @@ def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds:
     )
     space = ExpertSpace(config, 128, 40, torch.float32, CPU)
     activation = HostActivation("silu")
-    mlp = CudaExpertMlp(config, weights, host_experts(config, activation), space)
+    mlp = CudaExpertMlp(config, weights, host_experts(config, activation), space, LinearProducts({}))
     residual, last = torch.randn(rows, 128), torch.full((rows, 128), torch.nan)
     hidden = Hidden(residual.clone(), None if adds else last)
     mlp(0, tensors.x, hidden, activating)

@@ -57,9 +57,11 @@ async def test_health_follows_the_runner_and_the_draining() -> None:
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         state = _changed(stack, ready=True)
         state.model.CopyFrom(byte_model("late", "Fake", 300, 64))
+        state.model.weight_formats = "fp8 on load"
         stack.engine.state = state
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        assert (await stack.stub.GetModel(pb.GetModelRequest())).name == "late"
+        described = await stack.stub.GetModel(pb.GetModelRequest())
+        assert (described.name, described.weight_formats) == ("late", "fp8 on load")
         stack.engine.state = _changed(stack, ready=False)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         stack.engine.state = _changed(stack, ready=True)

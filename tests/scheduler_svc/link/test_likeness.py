@@ -29,6 +29,10 @@ def hello() -> plan_pb2.Hello:
 UNLIKE: dict[str, tuple[Change, str]] = {
     "name": (lambda h: setattr(h.model, "name", "other"), "start it with the same model"),
     "weights_version": (lambda h: setattr(h.model, "weights_version", "v2"), "start it with the same model"),
+    "formats": (
+        lambda h: h.model.MergeFrom(plan_pb2.Model(weights_version="v2", weight_formats="fp8 on load")),
+        "in another format (fp8 on load) than this service's (not quantized): start it with the same --model, --quanti",
+    ),
     "architecture": (lambda h: setattr(h.model, "architecture", "Other"), "architecture is 'Other'"),
     "vocab_size": (lambda h: setattr(h.model, "vocab_size", 300), "vocabulary has 300 tokens"),
     "eos_token_ids": (lambda h: h.model.eos_token_ids.append(7), "end-of-sequence tokens are [7, 257]"),
@@ -42,6 +46,7 @@ UNLIKE: dict[str, tuple[Change, str]] = {
 }
 OWN: dict[str, Change] = {
     "context_length": lambda h: setattr(h.model, "context_length", 64),
+    "weight_formats": lambda h: setattr(h.model, "weight_formats", "named otherwise by a later release"),
     "decoder": lambda h: setattr(h.model, "decoder", "transformers"),
     "cache_groups": lambda h: setattr(h, "cache_groups", 2),
     "prefix_positions": lambda h: setattr(h.model, "prefix_positions", 32),

@@ -132,7 +132,7 @@ def test_a_tied_head_beside_another_one(tiny: Callable[[str], Path], tmp_path: P
     other = changed(tiny("llama"), tmp_path / "other", lambda tensors: None, tie_word_embeddings=True)
     with structlog.testing.capture_logs() as logs:
         weights = load(other)
-    assert not torch.equal(weights.head, weights.embeddings)
+    assert not torch.equal(weights.head.weight, weights.embeddings)
     assert [(entry["log_level"], entry["tensor"]) for entry in logs] == [("warning", "lm_head.weight")]
     assert compare(other).difference is None
 
@@ -150,7 +150,7 @@ def test_a_tied_head_under_either_name(kept: str | None, tiny: Callable[[str], P
     folder = changed(tiny("llama"), tmp_path / "tied", tie, tie_word_embeddings=True)
     with structlog.testing.capture_logs() as logs:
         weights = load(folder)
-    assert weights.head is weights.embeddings and not logs
+    assert weights.head.weight is weights.embeddings and not logs
     verdict = compare(folder)
     assert (verdict.ours, verdict.theirs, verdict.difference) == (None, None, None)
 

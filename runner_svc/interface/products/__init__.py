@@ -1,0 +1,1 @@
+"""Interfaces of the products with matrices on a GPU."""

@@ -1,0 +1,108 @@
+"""Which matrices of a checkpoint are quantized, in which format, and which tensors they have; needs no torch.
+
+Tied heads, experts and routers, and matrices that are stored [in, out], must be plain so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runner_svc.model.checkpoint.expected_experts import expected_experts
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.folder.errors import UnsupportedModel
+from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES
+from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredFormat, StoredTensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner_svc.weights.matrix import Matrix
+
+Shape = tuple[int, ...]
+_SUFFIX = ".weight"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """A matrix [rows, columns] of a module."""
+
+    module: str
+    format: StoredFormat
+    rows: int
+    columns: int
+
+    def tensors(self) -> dict[str, ExpectedTensor]:
+        """Returns its tensors by name. Raises UnsupportedModel for sizes that its format can't have."""
+        return {each.name: each for each in self.format.tensors(self.module, self.rows, self.columns)}
+
+    def read(self, stored: StoredTensors) -> Matrix:
+        """Returns the matrix."""
+        return self.format.read(self.module, self.rows, self.columns, stored)
+
+
+def quantized_matrices(
+    expected: Mapping[str, Shape], config: ModelConfig, base: str, tensors: Container[str]
+) -> dict[str, QuantizedMatrix]:
+    """Returns the quantized ones among the `expected` tensors, by module.
+
+    Raises UnsupportedModel for a module that can't be quantized yet.
+    """
+    if config.quantization is None:
+        return {}
+    plain = _plain_modules(config, base, tensors)
+    found = {}
+    for name, shape in expected.items():
+        module = name.removesuffix(_SUFFIX)
+        if module == name or len(shape) != 2 or module in _tables(config, base):
+            continue
+        stored = config.quantization.format_of(module)
+        if stored is None:
+            continue
+        if module in plain or config.names.transposed:
+            raise UnsupportedModel(
+                f"By the model's 'quantization_config', {module!r} is quantized ({stored.name}), which is not "
+                f"supported for {plain.get(module, config.architecture)}: use a checkpoint that leaves it out."
+            )
+        found[module] = QuantizedMatrix(module, stored, *shape)
+    return found
+
+
+def with_formats(
+    expected: Mapping[str, Shape], matrices: Mapping[str, QuantizedMatrix], tensors: Container[str]
+) -> dict[str, ExpectedTensor]:
+    """Returns all tensors by name; those of quantized matrices in place of the plain ones."""
+    found: dict[str, ExpectedTensor] = {}
+    for name, shape in expected.items():
+        matrix = matrices.get(name.removesuffix(_SUFFIX)) if name.endswith(_SUFFIX) else None
+        if matrix is None:
+            found[name] = ExpectedTensor(name, (shape,), tuple(ELEMENT_BYTES))
+        else:
+            found |= matrix.tensors()
+    return {name: each for name, each in found.items() if each.required or name in tensors}
+
+
+def matrix_reader(
+    matrices: Mapping[str, QuantizedMatrix], tensors: Container[str], read: Callable[[str], Tensor]
+) -> Callable[[str], Matrix | None]:
+    """Returns what returns a module's quantized matrix; None for a plain one. `read`: tensors as stored."""
+    stored = StoredTensors(tensors, read)
+    return lambda module: matrices[module].read(stored) if module in matrices else None
+
+
+def _tables(config: ModelConfig, base: str) -> tuple[str, str]:
+    """Returns the modules whose matrices are looked up in and not multiplied with."""
+    return f"{base}{config.names.embeddings}", f"{base}{config.names.positions}"
+
+
+def _plain_modules(config: ModelConfig, base: str, tensors: Container[str]) -> dict[str, str]:
+    """Returns the modules that must be plain, each with what it is."""
+    found = {config.names.head: "a head that is tied to the embeddings"} if config.tied_embeddings else {}
+    for index, layer in enumerate(config.layers):
+        if isinstance(layer.mlp, ExpertsConfig):
+            prefix = f"{base}{config.names.layers}.{index}"
+            names = expected_experts(prefix, layer.mlp, config.hidden_size, config.names.experts, tensors)
+            found |= {name.removesuffix(_SUFFIX): "layers with experts" for name, _ in names}
+    return found

@@ -1,0 +1,94 @@
+"""Quantized models on a GPU, with and without CUDA graphs: transformers' tokens, and the CPU's log-probabilities."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.weights.on_load import NOTHING, OnLoad
+from tests.support.greedy_driver import RandomDriver
+from tests.support.host_backend import no_progress
+from tests.support.parity import Parity, Precision
+from tests.support.plans import SAMPLE, admission, plan, sampling
+from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS, make_tiny_model
+from tests.support.tiny_quantized import KINDS, make_tiny_quantized
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.graphs import StepGraphs
+from tests.support.gpu_backends import BLOCK_SIZE, load
+
+# Activations are rounded to e4m3 after 16-bit arithmetic: each of its errors may move a number to the next one.
+ROUNDED = Precision(torch.bfloat16, 0.3, 1.4, relative=True, few=6, rate=0.15)
+ERROR = 0.3
+"""Largest mean error of log-probabilities, as a share of their standard deviation."""
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2")
+WIDTH = {"intermediate_size": 384}  # of which the products of few rows have kernels
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_every_kind_of_checkpoint(kind: str, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    rng = random.Random(seed)
+    family = rng.choice(FAMILIES)
+    print(f"seed {seed}, {family}")
+    has_head = kind in ("compressed-fp8-token", "gptq", "packed", "modelopt")
+    sizes = KERNEL_SIZES[family] | WIDTH | ({"vocab_size": 264} if has_head else {})
+    has_head = has_head and family != "gemma2"  # which ties it
+    folder, model = make_tiny_quantized(kind, family, tmp_path, seed, has_head=has_head, **sizes)
+    check(load(folder), folder, NOTHING, Parity(model, ROUNDED), rng)
+
+
+@pytest.mark.parametrize(
+    "on_load", [OnLoad("fp8"), OnLoad("int4"), OnLoad("fp8", head=True), OnLoad(head=True)], ids=str
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "cohere"])
+def test_quantized_while_loading(on_load: OnLoad, family: str, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    folder = make_tiny_model(family, tmp_path / family, 1, torch.bfloat16, **KERNEL_SIZES[family], **WIDTH)
+    check(load(folder, on_load=on_load), folder, on_load, None, rng)
+
+
+def check(backend: CudaBackend, folder: Path, on_load: OnLoad, parity: Parity | None, rng: random.Random) -> None:
+    cpu = TorchBackend.load(
+        str(folder),
+        cache_folder=folder / "unused",
+        progress=no_progress,
+        num_blocks=64,
+        block_size=BLOCK_SIZE,
+        num_slots=4,
+        max_step_tokens=128,
+        on_load=on_load,
+    )
+    assert backend.model.weight_formats == cpu.model.weight_formats != ""
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 60))] for _ in range(4)]
+    graphs = backend._graphs, backend._mixed_graphs
+    for decode, mixed in (graphs, (StepGraphs([]), StepGraphs([]))):
+        backend._graphs, backend._mixed_graphs = decode, mixed
+        streams = RandomDriver(backend, rng).generate(prompts, 12, 30)
+        if parity is not None:
+            parity.check(prompts, streams, 12)
+        for prompt, stream in zip(prompts[:2], streams[:2], strict=True):
+            ours, theirs = scored(backend, prompt + stream), scored(cpu, prompt + stream)
+            error = float(np.sqrt(np.mean((ours - theirs) ** 2)) / theirs.std())
+            assert error < ERROR, error
+    if parity is not None:
+        parity.assert_few_ties()
+
+
+def scored(backend: CudaBackend | TorchBackend, tokens: list[int]) -> np.ndarray:
+    """Returns log-probabilities of a prompt's tokens from the second on."""
+    runner = Runner(backend)
+    runner.reset()
+    blocks = list(range(1, -(-len(tokens) // BLOCK_SIZE) + 1))
+    first = admission(1, tokens, blocks, sampling=sampling(prompt_logprobs=0))
+    result = runner.execute(1, plan(admissions=[first], extents=[(1, 0, len(tokens), SAMPLE)]))
+    return np.concatenate([np.frombuffer(part.values, np.float32) for part in result.prompt_logprobs])
