@@ -102,6 +102,17 @@ __device__ __forceinline__ unsigned long long evict_first_policy() {
     return policy;
 }
 
+__device__ __forceinline__ unsigned long long evict_normal_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Arrives at a barrier of shared memory once the thread's copies so far are complete.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Copies 16 bytes; those beyond `valid_bytes` are not read and become zero.
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, int valid_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid_bytes) : "memory");

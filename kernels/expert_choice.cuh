@@ -152,6 +152,6 @@ private:
 __device__ __forceinline__ float scale_of(
     const float* squares, int num_squares, int row, float inverse_width, float eps) {
     float sum = 0.0f;
-    for (int i = threadIdx.x % 32; i < num_squares; i += 32) sum += squares[i * kSquaresPitch + row];
+    for (int i = threadIdx.x % 32; i < num_squares; i += 32) sum += __ldcg(squares + i * kSquaresPitch + row);
     return rsqrtf(lane_sum(sum, 32) * inverse_width + eps);
 }

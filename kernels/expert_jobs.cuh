@@ -1,17 +1,20 @@
 // The work of kernels/expert_product.cu and kernels/expert_tiles.cu, as kernels/expert_routing.cu lists it on the device:
 // a job is an expert and some of its rows, which lie one after the other; each of them has all tiles of the matrix.
 //
-// Macros: SCALAR; ROUTES, of kernels/expert_product.cu.
+// Macros: SCALAR; ROUTES, of kernels/expert_product.cu; GATHERS is one of kernels/expert_tiles.cu.
 #pragma once
 
 #include "hopper.cuh"
 #include "vector.cuh"
 
 struct Problem {
-    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, unused
-    const int* pairs;     // [rows]: token * top_k + rank of each sorted row
+    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, rows of it before
+    const int* pairs;     // [rows]: token * top_k + rank of each sorted row; of GATHERS, of each expert's rows
     int top_k;
-    int all_rows;         // rows of x, where it is not sorted; else 0
+    union {
+        int all_rows;     // of expert_product.cu: rows of x, where they are few and not sorted; else 0
+        int room;         // of GATHERS: distance of the pairs of two experts
+    };
     int steps;            // columns of W, in pieces of 64
     int tiles;            // of an expert's matrix
     int outputs;          // columns of `out`
@@ -25,11 +28,11 @@ __device__ __forceinline__ int load_job(const int* job) { return ROUTES ? *job :
 
 // A tile of a job.
 struct Work {
-    int expert, first, rows, tile;
+    int expert, first, rows, before, tile;
 
     __device__ __forceinline__ Work(const Problem& problem, int index) {
         const int* job = problem.jobs + 4 + index / problem.tiles * 4;
-        expert = load_job(job), first = load_job(job + 1), rows = load_job(job + 2);
+        expert = load_job(job), first = load_job(job + 1), rows = load_job(job + 2), before = load_job(job + 3);
         tile = index % problem.tiles;
     }
     // Columns of the product.

@@ -15,15 +15,15 @@
 // of gate, then those of up; of GATED: HALF_ROWS, rows of gate in a tile, 32 or, for more tiles, 24 or 16, so that the
 // product's other rows are unused; BIAS; SCALED, 1: products are multiplied by their rows' scales; EARLY, 1: the jobs are
 // older than this kernel's predecessor, so weights are copied before that has ended; ROUTES, 1: x is a single row, whose
-// experts every block finds from the router's logits, which saves a launch (macros of expert_choice.cuh).
+// experts every block finds from the router's logits, which saves a launch (macros of lone_row.cuh).
 
-#include "expert_jobs.cuh"
+#include "expert_ring.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
 #endif
 #if ROUTES
-#include "expert_choice.cuh"
+#include "lone_row.cuh"
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -35,28 +35,21 @@ constexpr int kConsumers = 128;
 constexpr int kWeightBytes = kRows * 128;
 constexpr int kBoxRows = 8;  // of x, copied at once
 constexpr int kBoxBytes = kBoxRows * 128;
-constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kPitch = kRows + 4;  // of a row's sums: lanes of a warp write to different banks
 constexpr int kOutputs = GATED ? HALF_ROWS : kRows;  // of a row
 constexpr int kCopiedBytes = (GATED ? 2 * HALF_ROWS : kRows) * 128;  // of weights in a stage
 constexpr int kQuads = kOutputs / 4;
 
-// Shared memory: the ring, a full and an empty barrier for each stage, sums [TOKENS][kPitch].
-struct Shared {
-    unsigned base;
+// Behind the ring, sums [TOKENS][kPitch].
+using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
-    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
-    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
-    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
-    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
-};
-
-// By one thread: fills the ring for all of a block's tiles.
-struct Producer {
+// What fills the ring.
+struct Copies {
     Shared shared;
     const TensorMap* weights;
     const TensorMap* inputs;
     const Problem& problem;
+    unsigned long long policy;
 
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
         barrier_expect(shared.full(stage), kCopiedBytes + boxes(work) * kBoxBytes);
@@ -65,10 +58,10 @@ struct Producer {
         const unsigned target = shared.weights(stage), full = shared.full(stage);
         if (GATED) {
             const int row = work.expert * 2 * problem.outputs + work.tile * kOutputs;
-            copy_tensor(target, weights, 0, row, step, full);
-            copy_tensor(target + kWeightBytes / 2, weights, 0, row + problem.outputs, step, full);
+            copy_tensor(target, weights, 0, row, step, full, policy);
+            copy_tensor(target + kWeightBytes / 2, weights, 0, row + problem.outputs, step, full, policy);
         } else {
-            copy_tensor(target, weights, 0, work.expert * problem.outputs + work.tile * kRows, step, full);
+            copy_tensor(target, weights, 0, work.expert * problem.outputs + work.tile * kRows, step, full, policy);
         }
     }
     __device__ __forceinline__ void copy_inputs(const Work& work, int step, int stage) const {
@@ -77,41 +70,10 @@ struct Producer {
             copy_tensor(shared.inputs(stage) + box * kBoxBytes, inputs, 0, first + box * kBoxRows, step, shared.full(stage));
         }
     }
-    __device__ __forceinline__ void produce() const {
-        Ring<STAGES> ring(1);
-        int done = 0;
-        if (!EARLY) wait_then_release();
-        const int total = load_job(problem.jobs) * problem.tiles;
-        if (EARLY) {
-            if (static_cast<int>(blockIdx.x) < total) done = start(ring);
-            else wait_then_release();
-        }
-        for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
-            const Work work(problem, index);
-            for (int step = done; step < problem.steps; step++, ring.advance()) {
-                barrier_wait(shared.empty(ring.stage), ring.parity);
-                expect(work, ring.stage);
-                copy_weights(work, step, ring.stage);
-                copy_inputs(work, step, ring.stage);
-            }
-        }
-    }
 
 private:
     __device__ __forceinline__ int boxes(const Work& work) const {
         return (work.columns(problem) + kBoxRows - 1) / kBoxRows;
-    }
-    // The first stages get their weights before the predecessors are waited for; how many there are.
-    __device__ __forceinline__ int start(Ring<STAGES>& ring) const {
-        const Work work(problem, blockIdx.x);
-        const int ahead = min(STAGES, problem.steps);
-        for (int i = 0; i < ahead; i++) {
-            expect(work, i);
-            copy_weights(work, i, i);
-        }
-        wait_then_release();
-        for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(work, i, i);
-        return ahead;
     }
 };
 
@@ -155,7 +117,7 @@ private:
         for (int step = 0; step < problem.steps; step++) {
             barrier_wait(shared.full(ring.stage), ring.parity);
             wgmma_fence();
-            const unsigned place = ring.stage * (kStageBytes >> 4);
+            const unsigned place = ring.stage * (Shared::kStageBytes >> 4);
 #pragma unroll
             for (int k = 0; k < 4; k++) Product::multiply(d, a + place + 2 * k, b + place + 2 * k, step > 0 || k > 0);
             wgmma_commit();
@@ -215,62 +177,46 @@ private:
 };
 
 #if ROUTES
-// By a warp: the jobs of the row with these logits, and its scale, where SCALED, to shared memory; where GATED the first
-// block leaves the choice to the kernels behind the products.
-struct Router {
-    const float* logits;
-    const float* bias;
-    const float* squares;
-    int num_squares;
-    float inverse_width, eps;
-    int* experts;
-    float* weights;
-    int* places;
+static_assert(EXPERTS <= TOKENS * kPitch, "the logits lie where sums will");
 
-    __device__ __forceinline__ void route(int* jobs, float* scale) const {
-        const int lane = threadIdx.x % 32;
-        const Choice choice(logits, bias);
-        if (lane == 0) jobs[0] = TOP_K;
-        if (lane < TOP_K) {
-            int* job = jobs + 4 + lane * 4;
-            job[0] = choice.expert, job[1] = lane, job[2] = 1;
-            if (GATED && blockIdx.x == 0) experts[lane] = choice.expert, weights[lane] = choice.weight, places[lane] = lane;
-        }
-#if SCALED
-        *scale = scale_of(squares, num_squares, 0, inverse_width, eps);
-#endif
-    }
-};
+// By a warp: the jobs of a lone row, to shared memory; where GATED the first block leaves the choice to the kernels behind
+// the products.
+__device__ __forceinline__ void list_jobs(const Choice& choice, int* jobs, int* experts, float* weights, int* places) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) jobs[0] = TOP_K;
+    if (lane >= TOP_K) return;
+    int* job = jobs + 4 + lane * 4;
+    job[0] = choice.expert, job[1] = lane, job[2] = 1;
+    if (GATED && blockIdx.x == 0) experts[lane] = choice.expert, weights[lane] = choice.weight, places[lane] = lane;
+}
 #endif
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows (of HALF_ROWS where
-// GATED); inputs: those of x in boxes of 8 rows. Any grid will do.
+// GATED); inputs: those of x in boxes of 8 rows. With `reads_once` few experts have more than one job. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
     const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int all_rows, int steps, int tiles,
-    int outputs
+    int outputs, int reads_once
 #if ROUTES
-    , const float* logits, const float* router_bias, const float* squares, int num_squares, float inverse_width, float eps,
-    int* experts, float* router_weights, int* places
+    , const float* parts, int num_parts, const float* router_bias, const float* squares, int num_squares,
+    float inverse_width, float eps, int* experts, float* router_weights, int* places
 #endif
 ) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    if (threadIdx.x == kConsumers) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), 1);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == kConsumers) shared.init(1, 1);
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
+    float* sums = reinterpret_cast<float*>(shared_bytes + Shared::kBytes);
 #if ROUTES
     __shared__ int own_jobs[4 + 4 * TOP_K];
     __shared__ float own_scale;
+    if (!EARLY) wait_for_predecessors();
+    const LoneRow lone{parts, num_parts, router_bias, squares, num_squares, inverse_width, eps};
+    const float scale = lone.add_up(sums);
+    __syncthreads();
     if (warp == kConsumers / 32) {
-        if (!EARLY) wait_for_predecessors();
-        const Router router{logits, router_bias, squares, num_squares, inverse_width, eps, experts, router_weights, places};
-        router.route(own_jobs, &own_scale);
+        list_jobs(Choice(sums, router_bias), own_jobs, experts, router_weights, places);
+        if (threadIdx.x == kConsumers) own_scale = scale;
     }
     jobs = own_jobs, scales = &own_scale;
 #endif
@@ -278,10 +224,10 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
     const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
     if (warp < kConsumers / 32) {
         wait_then_release();
-        float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * (kStageBytes + 16));
         Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
     } else if (threadIdx.x == kConsumers) {
-        Producer{shared, &weights, &inputs, problem}.produce();
+        const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
+        fill_ring<EARLY>(Copies{shared, &weights, &inputs, problem, policy}, problem);
     }
 }
 

@@ -1,10 +1,9 @@
 // Which experts each row goes to, with which weights, and in what order an expert's rows lie: one launch.
 //
 // A warp takes a row: it finds the TOP_K largest scores and their weights. One block also sorts
-// the pairs of row and expert by expert. Several blocks each number their own pairs within each expert; the last to finish
-// finds where the pairs of every block and expert begin, and kernels/expert_rows.cu puts both together. Either way the
-// work of kernels/expert_product.cu is listed. Which of an expert's pairs comes first is left to chance: no sum depends
-// on it.
+// the pairs of row and expert by expert. Several blocks list each expert's pairs, and the last to finish finds where every
+// expert's begin; kernels/expert_rows.cu or kernels/expert_tiles.cu put both together. Either way the work of the
+// experts' products is listed. Which of an expert's pairs comes first is left to chance: no sum depends on it.
 //
 // Macros: those of expert_choice.cuh, with up to 1,024 EXPERTS.
 
@@ -15,11 +14,13 @@ constexpr int kWarps = kThreads / 32;
 static_assert(EXPERTS <= kThreads && TOP_K <= 32 && TOP_K <= EXPERTS, "a thread for each expert, a lane for each choice");
 
 struct Sorted {
-    int* places;  // [rows, TOP_K]: where each pair lies; with several blocks: among its block's pairs of its expert
+    int* places;  // [rows, TOP_K]: where each pair lies; with several blocks: among the pairs of its expert
     int* pairs;   // [rows * TOP_K]: row * TOP_K + rank of what lies there; not filled by several blocks
-    int* bases;   // [blocks, EXPERTS]: where each block's pairs of an expert begin, of several blocks
+    int* members; // [EXPERTS, room]: each expert's pairs
+    int* counts;  // [EXPERTS]: how many there are yet; 0 between launches
     int* ends;    // [EXPERTS]: where each expert's pairs end
-    int* jobs;    // their number, three unused words; then of each: expert, first pair, pairs, unused
+    int* jobs;    // their number, three unused words; then of each: expert, first pair, pairs, pairs of the expert before
+    int room;
     int job_rows; // most pairs of a job
 };
 
@@ -53,6 +54,7 @@ __device__ __forceinline__ int list_jobs(int count, const Sorted& sorted) {
             job[0] = thread;
             job[1] = end - count + i * of_job;
             job[2] = min(of_job, count - i * of_job);
+            job[3] = i * of_job;
         }
         if (thread == EXPERTS - 1) sorted.jobs[0] = jobs_end;
     }
@@ -72,40 +74,24 @@ __device__ __forceinline__ void sort(const int* experts, int num_pairs, const So
         const int place = starts[experts[pair]] + indexes[pair];
         sorted.places[pair] = place;
         sorted.pairs[place] = pair;
+        sorted.members[experts[pair] * sorted.room + indexes[pair]] = pair;
     }
 }
 
-// By the last of several blocks: turns `bases` from each block's pairs of each expert to where they begin. Groups of
-// threads, one for each expert, take the blocks from `first` to `end`.
-__device__ __forceinline__ void place_blocks(const Sorted& sorted) {
-    constexpr int kGroups = kThreads / EXPERTS;
-    __shared__ int sums[kGroups][EXPERTS], starts[EXPERTS];
-    const int expert = threadIdx.x % EXPERTS, group = threadIdx.x / EXPERTS;
-    const int blocks = gridDim.x, of_group = (blocks + kGroups - 1) / kGroups;
-    const int first = min(group * of_group, blocks), end = min(first + of_group, blocks);
-    if (group < kGroups) {
-        int sum = 0;
-#pragma unroll 8
-        for (int block = first; block < end; block++) sum += __ldcg(sorted.bases + block * EXPERTS + expert);
-        sums[group][expert] = sum;
+// By one of several blocks: lists the pairs from `first_pair` on.
+__device__ __forceinline__ void list_pairs(const int* experts, int first_pair, int num_pairs, const Sorted& sorted) {
+    __shared__ int counts[EXPERTS], bases[EXPERTS];
+    __shared__ int indexes[kWarps * TOP_K];
+    const auto expert_of = [&](int pair) { return experts[pair]; };
+    count_pairs(counts, expert_of, num_pairs, [&](int pair, int index) { indexes[pair] = index; });
+    if (threadIdx.x < EXPERTS && counts[threadIdx.x] > 0) {
+        bases[threadIdx.x] = atomicAdd(&sorted.counts[threadIdx.x], counts[threadIdx.x]);
     }
     __syncthreads();
-    int count = 0;
-    if (threadIdx.x < EXPERTS) {
-        for (int i = 0; i < kGroups; i++) count += sums[i][threadIdx.x];
-    }
-    const int start = list_jobs(count, sorted);
-    if (threadIdx.x < EXPERTS) starts[threadIdx.x] = start;
-    __syncthreads();
-    if (group >= kGroups) return;
-    int place = starts[expert];
-    for (int i = 0; i < group; i++) place += sums[i][expert];
-#pragma unroll 8
-    for (int block = first; block < end; block++) {
-        int* base = sorted.bases + block * EXPERTS + expert;
-        const int own = __ldcg(base);
-        *base = place;
-        place += own;
+    for (int pair = threadIdx.x; pair < num_pairs; pair += kThreads) {
+        const int expert = experts[pair], index = bases[expert] + indexes[pair];
+        sorted.places[first_pair + pair] = index;
+        sorted.members[expert * sorted.room + index] = first_pair + pair;
     }
 }
 
@@ -113,9 +99,9 @@ __device__ __forceinline__ void place_blocks(const Sorted& sorted) {
 // [num_squares, kSquaresPitch], whose columns add up to the sums of squares of a pass's rows, scales [rows] become their
 // 1 / rms.
 extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
-    const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* bases, int* ends,
-    int* jobs, int* arrived, const float* squares, float* scales, int num_squares, float inverse_width, float eps, int stride,
-    int num_rows, int job_rows) {
+    const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* members, int* counts,
+    int* ends, int* jobs, int* arrived, const float* squares, float* scales, int num_squares, float inverse_width, float eps,
+    int stride, int num_rows, int job_rows, int room) {
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -130,18 +116,15 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
         }
         if (squares && lane == 0) scales[row] = scale;
     }
-    const Sorted sorted{places, pairs, bases, ends, jobs, job_rows};
+    const Sorted sorted{places, pairs, members, counts, ends, jobs, room, job_rows};
     __syncthreads();
     if (gridDim.x == 1) {
         sort(own, num_rows * TOP_K, sorted);
         return;
     }
-    __shared__ int counts[EXPERTS];
     __shared__ bool is_last;
     const int first_pair = blockIdx.x * kWarps * TOP_K;
-    count_pairs(counts, [&](int pair) { return own[pair]; }, min(kWarps * TOP_K, num_rows * TOP_K - first_pair),
-                [&](int pair, int index) { places[first_pair + pair] = index; });
-    if (threadIdx.x < EXPERTS) bases[blockIdx.x * EXPERTS + threadIdx.x] = counts[threadIdx.x];
+    list_pairs(own, first_pair, min(kWarps * TOP_K, num_rows * TOP_K - first_pair), sorted);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -151,5 +134,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    place_blocks(sorted);
+    int count = 0;
+    if (threadIdx.x < EXPERTS) {
+        count = __ldcg(counts + threadIdx.x);
+        counts[threadIdx.x] = 0;
+    }
+    list_jobs(count, sorted);
 }

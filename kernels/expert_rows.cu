@@ -10,12 +10,12 @@
 constexpr int kVectors = WIDTH / 8;
 constexpr int kThreads = 256;  // of a block
 
-// out [rows * TOP_K, WIDTH]: copies of each row of x [rows, WIDTH] at its places [rows, TOP_K]. With `bases` [.., num_experts],
-// of 32 rows each, `indexes` [rows, TOP_K] are relative to those of the pairs' experts; places and pairs are then filled
-// from both.
+// out [rows * TOP_K, WIDTH]: copies of each row of x [rows, WIDTH] at its places [rows, TOP_K]. With `ends` [num_experts],
+// where the experts' pairs end, `indexes` [rows, TOP_K] are relative to where those of a pair's expert begin; places and
+// pairs are then filled from both.
 extern "C" __global__ void expert_gather(
-    const SCALAR* x, const int* experts, const int* indexes, const int* bases, int* places, int* pairs, SCALAR* out,
-    int num_experts, int num_rows) {
+    const SCALAR* x, const int* experts, const int* indexes, const int* ends, int* places, int* pairs, SCALAR* out,
+    int num_rows) {
     wait_for_predecessors();
     release_successors();  // only now: a kernel that starts then may rely on the jobs
     const long long total = static_cast<long long>(num_rows) * kVectors;
@@ -27,12 +27,13 @@ extern "C" __global__ void expert_gather(
 #pragma unroll
         for (int rank = 0; rank < TOP_K; rank++) {
             const int pair = row * TOP_K + rank;
-            own[rank] = bases ? indexes[pair] + bases[row / 32 * num_experts + experts[pair]] : places[pair];
+            const int expert = experts[pair];
+            own[rank] = !ends ? places[pair] : indexes[pair] + (expert > 0 ? ends[expert - 1] : 0);
         }
 #pragma unroll
         for (int rank = 0; rank < TOP_K; rank++) {
             store_vector(out + own[rank] * static_cast<long long>(WIDTH) + vector * 8, data);
-            if (bases && vector == 0) places[row * TOP_K + rank] = own[rank], pairs[own[rank]] = row * TOP_K + rank;
+            if (ends && vector == 0) places[row * TOP_K + rank] = own[rank], pairs[own[rank]] = row * TOP_K + rank;
         }
     }
 }

@@ -4,14 +4,18 @@
 // A tile is 256 rows of an expert's matrix by a job's rows, of which there are up to TOKENS: the matrix's rows are the
 // product's 64-row operands, so that a job pays for its own rows, rounded up to 8 or 16, and not for whole tiles of 64 or
 // 128 rows. Two warpgroups multiply 128 rows each, where GATED 64 of gate and the same 64 of up: a thread has the gate and
-// up sums of the same outputs. One thread copies pieces of 64 columns through a ring of stages, also across tiles.
+// up sums of the same outputs. The third copies pieces of 64 columns through a ring of stages, also across tiles.
 // Outputs are transposed within warps and stored without shared memory.
 //
+// The jobs are older than this kernel's predecessor, so weights are copied before that has ended; unless it GATHERS. Then x
+// is not sorted, and the predecessor is the routing: the third warpgroup copies the rows of a job from wherever they are,
+// and notes where their outputs will lie. While the routing still runs, L2 gets the weights of the first tiles, on the guess
+// that each expert has one job.
+//
 // Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
-// then those of up; BIAS and SCALED, of GATED, 1: products are multiplied by their rows' scales. The jobs are older than
-// this kernel's predecessor, so weights are copied before that has ended.
+// then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
-#include "expert_jobs.cuh"
+#include "expert_ring.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
@@ -26,59 +30,74 @@ constexpr int kThreads = (kConsumers + 1) * 128;
 constexpr int kBlocks = 4;                 // of 64 rows of the matrix in a tile
 constexpr int kBlockBytes = 64 * 128;      // 64 columns of a block
 constexpr int kWeightBytes = kBlocks * kBlockBytes;
-constexpr int kBoxRows = 16;               // of x, copied at once
+constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or by a warpgroup that GATHERS
 constexpr int kBoxBytes = kBoxRows * 128;
-constexpr int kStageBytes = kWeightBytes + TOKENS * 128;
 constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
-// Shared memory: the ring, with weights and x in each stage; then a full and an empty barrier for each stage.
-struct Shared {
-    unsigned base;
+using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
-    __device__ __forceinline__ unsigned weights(int stage) const { return base + stage * kStageBytes; }
-    __device__ __forceinline__ unsigned inputs(int stage) const { return weights(stage) + kWeightBytes; }
-    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
-    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
+#if GATHERS
+static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
+constexpr int kFetched = 14;  // steps of a block's first tile that L2 gets early
+
+// The rows of a job, as a thread of the copying warpgroup knows them: it copies 16 bytes of every 16th.
+struct JobRows {
+    const char* x;
+    unsigned offsets[TOKENS / kBoxRows];  // from x, in units of 16 bytes
+    int rows;                             // of which the thread copies some
+    int row;                              // the first of them
+    int chunk;
+
+    // The first tile of a job also leaves the places of its rows.
+    __device__ __forceinline__ void find(const Problem& problem, const Work& work, int* places) {
+        const int* members = problem.pairs + work.expert * problem.room + work.before;
+        rows = work.rows;
+#pragma unroll
+        for (int i = 0; i < TOKENS / kBoxRows; i++) {
+            const int index = i * kBoxRows + row;
+            if (index >= rows) continue;
+            const int pair = __ldcg(members + index);
+            offsets[i] = pair / problem.top_k * (problem.steps * 8) + chunk;
+            if (work.tile == 0 && chunk == 0) places[pair] = work.first + index;
+        }
+    }
+    // Copies 64 columns, from `step` on, of all rows to a stage, and arrives at its barrier when they are there.
+    __device__ __forceinline__ void copy(int step, unsigned target, unsigned barrier) const {
+        const unsigned own = target + row * 128 + (chunk ^ row % 8) * 16;
+#pragma unroll
+        for (int i = 0; i < TOKENS / kBoxRows; i++) {
+            if (i * kBoxRows + row >= rows) continue;
+            copy_async(own + i * kBoxBytes, x + (static_cast<unsigned long long>(offsets[i] + step * 8) << 4), 16);
+        }
+        arrive_after_copies(barrier);
+    }
 };
+#endif
 
-// By one thread: fills the ring for all of a block's tiles.
-struct Producer {
+// What fills the ring.
+struct Copies {
     Shared shared;
     const TensorMap* weights;
     const TensorMap* inputs;
     const Problem& problem;
+    unsigned long long policy;
 
-    __device__ __forceinline__ void produce() const {
-        Ring<STAGES> ring(1);
-        const int total = load_job(problem.jobs) * problem.tiles;
-        int done = 0;
-        if (static_cast<int>(blockIdx.x) < total) done = start(ring);
-        else wait_then_release();
-        for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
-            const Work work(problem, index);
-            for (int step = done; step < problem.steps; step++, ring.advance()) {
-                barrier_wait(shared.empty(ring.stage), ring.parity);
-                expect(work, ring.stage);
-                copy_weights(work, step, ring.stage);
-                copy_inputs(work, step, ring.stage);
-            }
-        }
-    }
-
-private:
-    __device__ __forceinline__ int boxes(const Work& work) const { return (work.rows + kBoxRows - 1) / kBoxRows; }
-    __device__ __forceinline__ void expect(const Work& work, int stage) const {
-        barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
+    // Where GATED, blocks are gate and up of 64 outputs, then of the next 64.
+    __device__ __forceinline__ int row_of(int expert, int tile, int block) const {
+        return GATED ? (expert * 2 + block % 2) * problem.outputs + tile * kOutputs + block / 2 * 64
+                     : expert * problem.outputs + tile * kOutputs + block * 64;
     }
     __device__ __forceinline__ void copy_weights(const Work& work, int step, int stage) const {
 #pragma unroll
         for (int block = 0; block < kBlocks; block++) {
-            // Where GATED, blocks are gate and up of 64 outputs, then of the next 64.
-            const int row = GATED ? (work.expert * 2 + block % 2) * problem.outputs + work.tile * kOutputs + block / 2 * 64
-                                  : work.expert * problem.outputs + work.tile * kOutputs + block * 64;
-            copy_tensor(shared.weights(stage) + block * kBlockBytes, weights, 0, row, step, shared.full(stage));
+            copy_tensor(shared.weights(stage) + block * kBlockBytes, weights, 0, row_of(work.expert, work.tile, block), step,
+                        shared.full(stage), policy);
         }
+    }
+#if !GATHERS
+    __device__ __forceinline__ void expect(const Work& work, int stage) const {
+        barrier_expect(shared.full(stage), kWeightBytes + boxes(work) * kBoxBytes);
     }
     __device__ __forceinline__ void copy_inputs(const Work& work, int step, int stage) const {
         const int count = boxes(work);
@@ -87,19 +106,48 @@ private:
                         shared.full(stage));
         }
     }
-    // The first stages get their weights before the predecessors are waited for; how many there are.
-    __device__ __forceinline__ int start(Ring<STAGES>& ring) const {
-        const Work work(problem, blockIdx.x);
-        const int ahead = min(STAGES, problem.steps);
-        for (int i = 0; i < ahead; i++) {
-            expect(work, i);
-            copy_weights(work, i, i);
-        }
-        wait_then_release();
-        for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(work, i, i);
-        return ahead;
-    }
+
+private:
+    __device__ __forceinline__ int boxes(const Work& work) const { return (work.rows + kBoxRows - 1) / kBoxRows; }
+#endif
 };
+
+#if GATHERS
+// Asks L2 for the weights of the tile that this block will begin with if each expert has one job.
+__device__ __forceinline__ void fetch(const Copies& copies, const Problem& problem) {
+    const int expert = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
+    for (int step = 0; step < min(kFetched, problem.steps); step++) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; block++) {
+            prefetch_tensor(copies.weights, 0, copies.row_of(expert, tile, block), step);
+        }
+    }
+}
+
+// By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
+__device__ __forceinline__ void gather_into_ring(
+    const Copies& copies, const Problem& problem, const char* x, int* places, bool leads) {
+    const Shared& shared = copies.shared;
+    JobRows job{x};
+    job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
+    if (leads) fetch(copies, problem);
+    wait_then_release();
+    Ring<STAGES> ring(1);
+    const int total = load_job(problem.jobs) * problem.tiles;
+    for (int index = blockIdx.x; index < total; index += gridDim.x) {
+        const Work work(problem, index);
+        job.find(problem, work, places);
+        for (int step = 0; step < problem.steps; step++, ring.advance()) {
+            barrier_wait(shared.empty(ring.stage), ring.parity);
+            if (leads) {
+                barrier_expect(shared.full(ring.stage), kWeightBytes);
+                copies.copy_weights(work, step, ring.stage);
+            }
+            job.copy(step, shared.inputs(ring.stage), shared.full(ring.stage));
+        }
+    }
+}
+#endif
 
 // One of the multiplying warpgroups: two blocks of 64 rows of each tile.
 struct Consumer {
@@ -148,9 +196,10 @@ private:
         int last_stage = 0;
         for (int step = 0; step < problem.steps; step++) {
             barrier_wait(shared.full(ring.stage), ring.parity);
+            if (GATHERS) fence_async_proxy();  // rows of x are not written by the copy engine
             wgmma_fence();
             // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
-            const unsigned place = __shfl_sync(kFullWarp, ring.stage * (kStageBytes >> 4), 0);
+            const unsigned place = __shfl_sync(kFullWarp, ring.stage * (Shared::kStageBytes >> 4), 0);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const unsigned a = weight_matrix + place + 2 * k, b = input_matrix + place + 2 * k;
@@ -257,26 +306,32 @@ private:
 };
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows; inputs: those of x,
-// sorted, in boxes of 16 rows; all_rows is 0. Any grid will do.
+// sorted, in boxes of 16 rows, or x itself, whose rows are `steps` pieces of 64 columns, for what GATHERS. With `reads_once`
+// few experts have more than one job. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
-    const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const int* jobs,
-    const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k,
-    int all_rows, int steps, int tiles, int outputs) {
+    const __grid_constant__ TensorMap weights,
+#if GATHERS
+    const char* x, int* places,
+#else
+    const __grid_constant__ TensorMap inputs,
+#endif
+    const int* jobs, const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int room, int steps,
+    int tiles, int outputs, int reads_once) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), kConsumers);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
     __syncthreads();
-    const Problem problem{jobs, pairs, top_k, all_rows, steps, tiles, outputs, bias, scales, out};
+    const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == kConsumers * 128) Producer{shared, &weights, &inputs, problem}.produce();
+        const bool leads = threadIdx.x == kConsumers * 128;
+        const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
+#if GATHERS
+        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, leads);
+#else
+        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem);
+#endif
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -56,6 +56,23 @@ __device__ __forceinline__ void prefetch_bytes(const void* global, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
+// The same for what is read once: under this policy of L2 it leaves before what is read again.
+__device__ __forceinline__ void copy_tensor(unsigned shared, const TensorMap* map, int column, int row, int plane,
+    unsigned barrier, unsigned long long policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+// Asks L2 for what a copy will read.
+__device__ __forceinline__ void prefetch_tensor(const TensorMap* map, int column, int row, int plane) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(column), "r"(row),
+                 "r"(plane)
+                 : "memory");
+}
+
 // Makes this thread's writes to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

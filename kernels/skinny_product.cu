@@ -13,8 +13,11 @@
 // the residual stream, stores the sum times the next norm's weight, and the sums of squares of the residual's rows. The
 // next product multiplies each of its rows by 1 / rms, which commutes with a product.
 //
+// Before experts, a product with a lone row may have the router's as well: a block multiplies the 64 columns of `out` that
+// it has by the router's. The experts' products add up these parts of the logits (lone_row.cuh). That saves a launch.
+//
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, for EPILOGUE_GATED.
+// ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL.
 
 #include "activation.cuh"
 #include "hopper_cluster.cuh"
@@ -118,7 +121,46 @@ struct Ends {
     Scalar* residual;         // [tokens, outputs]
     const Scalar* norm_weight;  // [outputs]
     float* new_squares;       // [tiles, kSquaresPitch]
+    const Scalar* router;     // [EXPERTS, outputs]
+    float* logits;            // [tiles, EXPERTS]: parts
 };
+
+#if EXPERTS
+constexpr int kRouted = (EXPERTS + kConsumers - 1) / kConsumers;  // experts of a thread
+
+// The router's weights for a tile's columns of `out`, which are loaded before the predecessors are waited for.
+struct RouterPart {
+    Vector<Scalar, 8> weights[kRouted][kRows / 8];
+
+    __device__ __forceinline__ void load(const Scalar* router, int tile, int outputs) {
+#pragma unroll
+        for (int i = 0; i < kRouted; i++) {
+            const int expert = i * kConsumers + threadIdx.x;
+#pragma unroll
+            for (int j = 0; j < kRows / 8; j++) {
+                const int column = tile * kRows + j * 8;
+                if (expert >= EXPERTS || column >= outputs) weights[i][j] = {};
+                else weights[i][j] = load_vector<Scalar, 8>(router + static_cast<long long>(expert) * outputs + column);
+            }
+        }
+    }
+    // `row` [kRows] is in shared memory.
+    __device__ __forceinline__ void multiply(const float* row, float* logits) const {
+#pragma unroll
+        for (int i = 0; i < kRouted; i++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kRows; j += 4) {
+                const auto values = load_vector<float, 4>(row + j);
+#pragma unroll
+                for (int k = 0; k < 4; k++) sum += to_float(weights[i][j / 8].values[j % 8 + k]) * values.values[k];
+            }
+            const int expert = i * kConsumers + threadIdx.x;
+            if (expert < EXPERTS) logits[expert] = sum;
+        }
+    }
+};
+#endif
 
 __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* weights, const Problem& problem, int tile,
     int step, int stage) {
@@ -203,7 +245,7 @@ __device__ __forceinline__ Vector<float, 4> scaled(float4 v, float scale) {
 
 // Applies the epilogue to four adjacent outputs; returns the sum of the new residual's squares.
 __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const Problem& problem, int token, int row,
-    long long column, float scale) {
+    long long column, float scale, float* written) {
     Vector<float, 4> values = scaled(add_up(shared, token, row), scale);
     Vector<OUT, 4> result;
     float squares = 0.0f;
@@ -227,12 +269,17 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
     store_vector(ends.out + token * static_cast<long long>(problem.pitch) + column, result);
+#if EXPERTS
+#pragma unroll
+    for (int j = 0; j < 4; j++) written[row + j] = to_float(result[j]);
+#endif
     return squares;
 }
 
-// Writes this block's tokens of a tile. All lanes of a warp take part, for the sum over a token's lanes.
+// Writes this block's tokens of a tile, of a lone row also to `written` [kRows]. All lanes of a warp take part, for the sum
+// over a token's lanes.
 __device__ __forceinline__ void end_tile(Shared shared, const float* scales, const Ends& ends, const Problem& problem,
-    int tile) {
+    int tile, float* written) {
     const int first_token = (SPLIT > 1 ? cluster_rank() : 0) * kSlice;
     for (int base = 0; base < kSlice * kQuads; base += kConsumers) {
         const int index = base + threadIdx.x, token = first_token + index / kQuads, row = index % kQuads * 4;
@@ -240,7 +287,7 @@ __device__ __forceinline__ void end_tile(Shared shared, const float* scales, con
         float squares = 0.0f;
         const bool present = index < kSlice * kQuads && token < problem.tokens;
         if (present && column < problem.outputs) {
-            squares = end_quad(shared, ends, problem, token, row, column, scales[token]);
+            squares = end_quad(shared, ends, problem, token, row, column, scales[token], written);
         }
         if (EPILOGUE == EPILOGUE_RESIDUAL) {
             squares = lane_sum(squares, kQuads);
@@ -259,6 +306,16 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     const unsigned a = matrix_descriptor(shared.weights(0), 16);
     const unsigned b = matrix_descriptor(shared.inputs(0), 16);
     Ring<STAGES> ring(0);
+    float* written = nullptr;
+#if EXPERTS
+    __shared__ float lone_row[kRows];
+    written = lone_row;
+    RouterPart router;
+    const bool routes = SPLIT == 1 || cluster_rank() == 0;  // this block writes the row
+    if (routes) router.load(ends.router, blockIdx.x / SPLIT, problem.outputs);
+    if (threadIdx.x < kRows) lone_row[threadIdx.x] = 0.0f;  // columns that a last tile lacks
+#endif
+    wait_for_predecessors();  // the residual stream is read at the end
     for (int tile = blockIdx.x / SPLIT; tile < problem.tiles; tile += gridDim.x / SPLIT) {
         float d[kAccumulators];
         int last_stage = 0;
@@ -285,7 +342,14 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
         if (SPLIT > 1) cluster_sync();
         else if (tile == blockIdx.x) asm volatile("bar.sync 2, %0;" ::"n"(kConsumers + 32) : "memory");  // scales
         else consumers_sync();
-        end_tile(shared, scales, ends, problem, tile);
+        end_tile(shared, scales, ends, problem, tile, written);
+#if EXPERTS
+        consumers_sync();
+        if (routes) {
+            if (tile != static_cast<int>(blockIdx.x) / SPLIT) router.load(ends.router, tile, problem.outputs);
+            router.multiply(lone_row, ends.logits + static_cast<long long>(tile) * EXPERTS);
+        }
+#endif
         if (SPLIT == 1) consumers_sync();
     }
 }
@@ -295,7 +359,7 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, int steps, int tiles, int outputs, int pitch, int tokens) {
+    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -309,12 +373,11 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     release_successors();
     const int rank = SPLIT > 1 ? cluster_rank() : 0;
     const Problem problem{tiles, outputs, pitch, tokens, steps * rank / SPLIT, steps * (rank + 1) / SPLIT};
-    const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares};
+    const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares, router, logits};
     float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * kStageBytes);
     float* scales = sums + TOKENS * kPitch;
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kConsumers / 32) {
-        wait_for_predecessors();  // the residual stream is read at the end
         consume(shared, sums, scales, ends, problem);
     } else if (warp == kConsumers / 32) {
         if (threadIdx.x % 32 == 0) produce(shared, &weights, &inputs, problem);

@@ -185,7 +185,8 @@ class Case:
     def gate_up(self, variant: Variant) -> Callable[[int, int], None]:
         def run(stream: int, layer: int) -> None:
             own = self._layers[layer]
-            x = self._sorted if self._is_sorted else self._x
+            is_sorted = self._is_sorted and not variant.gathers
+            x = self._sorted if is_sorted else self._x
             self._products(variant).gated(
                 stream,
                 x,
@@ -193,7 +194,7 @@ class Case:
                 own.gate_up_bias,
                 self._plans[layer],
                 self._activated,
-                is_sorted=self._is_sorted,
+                is_sorted=is_sorted,
             )
 
         return run
@@ -211,7 +212,9 @@ class Case:
 
     def own(self, variant: Variant) -> Callable[[int, int], None]:
         """The whole MLP; what the router's product gives is not what is routed."""
-        parts = [self.score, self.route(variant.job_rows), *([self.gather] if self._is_sorted else [])]
+        parts = [self.score, self.route(variant.job_rows)]
+        if self._is_sorted and not variant.gathers:
+            parts.append(self.gather)
         parts += [self.gate_up(variant), self.down(variant), self.combine]
 
         def run(stream: int, layer: int) -> None:

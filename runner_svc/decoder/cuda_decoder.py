@@ -107,7 +107,15 @@ class CudaDecoder:
     @property
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
-        return [Fusions(adding, activating) for activating in self._activating for adding in self._adding]
+        adding, experts = self._adding, self._launchers.experts
+        if experts is None:
+            return [Fusions(each, activating) for activating in self._activating for each in adding]
+        # Torch's grouped products, and where rows are gathered, are tried in one way each: timing takes a second.
+        return [
+            *([Fusions()] if experts.has_grouped else []),
+            *(Fusions(each, Activating.PRODUCT) for each in adding),
+            Fusions(adding[-1], Activating.GATHERING_PRODUCT),
+        ]
 
     @property
     def _adding(self) -> Sequence[Adding]:
@@ -118,9 +126,7 @@ class CudaDecoder:
 
     @property
     def _activating(self) -> Sequence[Activating]:
-        experts, gated = self._launchers.experts, self._launchers.gated
-        if experts is not None:
-            return list(Activating) if experts.has_grouped else [Activating.PRODUCT]
+        gated = self._launchers.gated
         fits = gated is not None and all(
             isinstance(layer.mlp, MlpWeights)
             and described.mlp.gated
@@ -128,7 +134,7 @@ class CudaDecoder:
             and gated.fits(layer.mlp.gate_up.matrix)
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
-        return list(Activating) if fits else [Activating.KERNEL]
+        return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
 
     @property
     def mlps(self) -> Sequence[CudaMlp]:

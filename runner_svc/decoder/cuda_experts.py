@@ -1,10 +1,10 @@
 """A layer's mixture of experts on a GPU.
 
 Per layer: the router's product with float32 logits; routing, which also sorts rows by expert; a copy of the rows in
-that order, unless they are few; gate-up products with activation; down products; the weighted sum, which adds up each
-row's experts in the order in which the router chose them. What depends on the routing stays on the device, so that
-steps can be captured. The products are ours, which read each active expert's weights once, or torch's grouped ones with
-a kernel for the activation. `mlp` is the counterpart on the CPU.
+that order, unless they are few, or gate-up products gather them; gate-up products with activation; down products; the
+weighted sum, which adds up each row's experts in the order in which the router chose them. What depends on the routing
+stays on the device, so that steps can be captured. The products are ours, which read each active expert's weights once,
+or torch's grouped ones with a kernel for the activation. `mlp` is the counterpart on the CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runner_svc.interface.expert_launchers import (
     RowNorm,
 )
 from runner_svc.interface.products.linear_launchers import LinearLauncher
-from runner_svc.interface.products.skinny_launchers import ProductLauncher, ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROUTED, ProductLauncher, RouterParts, ScaledRows
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
@@ -52,6 +52,8 @@ class ExpertSpace:
         self.plan = ExpertPlan.allocate(config.num_experts, config.top_k, max_tokens, FEW_ROWS, device)
         columns = config.num_experts + (config.shared_width is not None and config.shared_gate)
         self.logits = torch.empty(max_tokens, columns, dtype=torch.float32, device=device)
+        # Parts of a lone row's logits, of 64 columns of the row each.
+        self.lone_logits = torch.empty(-(-hidden_size // 64), columns, dtype=torch.float32, device=device)
         self.rows = empty(pairs, hidden_size)  # sorted by expert; the products' input, then their output
         self.activated = empty(pairs, config.width)
         shared_width = config.shared_width or 0
@@ -113,19 +115,29 @@ class CudaExpertMlp:
     ) -> ScaledRows:
         """Adds the experts of x [T, hidden_size] to `residual`, and returns `out` with the next norm's rows.
 
-        The router's product is one of `products`, so T is at most their maximum. `out` may be the rows of x. There must
-        be no shared expert.
+        The router's product is one of `products`, so T is at most their maximum, unless x has its logits. `out` may be
+        the rows of x. There must be no shared expert.
         """
         rows, space, launchers = len(residual), self._space, self._launchers
         product, plan, logits = self._own_product(rows), space.plan.rows(rows), space.logits[:rows]
-        products.store(stream, x, self._router, logits)
         norm = RowNorm(x.squares, x.rows.shape[1], eps) if x.squares is not None else None
-        lone = LoneRow(logits, self._router_bias, norm) if rows == 1 else None
-        if lone is None:
+        lone = None
+        if rows > 1:
+            products.store(stream, x, self._router, logits)
             launchers.routing(stream, logits, self._router_bias, plan, product.job_rows, norm)
+        else:
+            if x.logits is None:
+                products.store(stream, ScaledRows(x.rows, None), self._router, logits)
+            lone = LoneRow(logits if x.logits is None else x.logits, self._router_bias, norm)
         y = self._own(stream, product, x.rows, plan, scaled=norm is not None, lone=lone)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
+
+    @property
+    def router_parts(self) -> RouterParts | None:
+        """The router for the product before a lone row's pass, or None if it has too many experts for that."""
+        weight = self._router.weight
+        return RouterParts(weight, self._space.lone_logits) if len(weight) <= MAX_ROUTED else None
 
     def __call__(self, stream: int, normed: Tensor, hidden: Hidden, activating: Activating) -> None:
         """Adds the experts of `normed` [T, hidden_size] to `hidden`; the products are ours where they activate."""
@@ -162,7 +174,8 @@ class CudaExpertMlp:
     def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
         """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""
         rows, space, launchers = len(normed), self._space, self._launchers
-        product = self._own_product(rows) if activating is Activating.PRODUCT or not launchers.has_grouped else None
+        uses_grouped = activating is Activating.KERNEL and launchers.has_grouped
+        product = None if uses_grouped else self._own_product(rows, gathers=activating is Activating.GATHERING_PRODUCT)
         logits, plan = space.logits[:rows], space.plan.rows(rows)
         self._linear_router.multiply(stream, normed, logits)
         job_rows = product.job_rows if product is not None else FEW_ROWS
@@ -170,11 +183,11 @@ class CudaExpertMlp:
         y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
         return y, plan, logits
 
-    def _own_product(self, rows: int) -> ExpertProductLauncher:
+    def _own_product(self, rows: int, *, gathers: bool = False) -> ExpertProductLauncher:
         """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
         products, share = self._launchers.products, rows * self._config.top_k / self._config.num_experts
-        if share >= _TILES_FROM and rows > FEW_ROWS:
-            return self._launchers.tiles
+        if uses_tiles(self._config, rows):
+            return self._launchers.gathering if gathers else self._launchers.tiles
         return next((product for product in products if product.job_rows >= 2 * share), products[-1])
 
     def _own(
@@ -189,7 +202,7 @@ class CudaExpertMlp:
     ) -> Tensor:
         """Returns the sorted rows [T * k, hidden_size] after both products."""
         space, pairs = self._space, len(plan.pairs)
-        x, is_sorted = normed, len(normed) > FEW_ROWS
+        x, is_sorted = normed, len(normed) > FEW_ROWS and not product.gathers
         if is_sorted:
             x = space.rows[:pairs]
             self._launchers.rows.gather(stream, normed, plan, x)
@@ -234,6 +247,11 @@ def with_plain_experts(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
         return layer
     gate_up, down = layer.mlp.gate_up.dequantized(dtype), layer.mlp.down.dequantized(dtype)
     return replace(layer, mlp=replace(layer.mlp, gate_up=gate_up, down=down))
+
+
+def uses_tiles(config: ExpertsConfig, rows: int) -> bool:
+    """Returns whether the products of a step of `rows` rows are made for experts with many of them."""
+    return rows * config.top_k >= _TILES_FROM * config.num_experts and rows > FEW_ROWS
 
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

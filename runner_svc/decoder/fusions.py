@@ -22,6 +22,15 @@ class Activating(Enum):
     """In a separate kernel, which reads the gate and up that cuBLAS wrote."""
     PRODUCT = "product"
     """In a custom gate-up product, while both are in registers."""
+    GATHERING_PRODUCT = "gathering product"
+    """In one that also reads the rows of experts where they are. Only for mixtures of experts."""
+
+
+_ACTIVATING_NAMES = {
+    Activating.KERNEL: "",
+    Activating.PRODUCT: ", own gate-up",
+    Activating.GATHERING_PRODUCT: ", own gathering gate-up",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +43,10 @@ class Fusions:
     @property
     def count(self) -> int:
         """Number of fused operations."""
-        return (self.adding is Adding.PRODUCTS) + (self.activating is Activating.PRODUCT)
+        return (self.adding is Adding.PRODUCTS) + (self.activating is not Activating.KERNEL)
 
     @property
     def name(self) -> str:
         """Name in logs."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""
-        return f"cuBLAS{adding}" + (", own gate-up" if self.activating is Activating.PRODUCT else "")
+        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating]

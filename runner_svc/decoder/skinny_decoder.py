@@ -5,6 +5,7 @@ products around it. The first adds to the residual stream, multiplies by the nor
 The next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
 attention; output product with addition; gate-up product with activation; down product with addition. In a layer with
 experts, the last two are the router's product; routing; the experts' products; weighted sum, addition and norm in one.
+For one row, the router's product is part of the output product, and the experts' products route.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class SkinnyDecoder:
         ):
             products.store(stream, x, layer.qkv.matrix, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
-            x = ScaledRows(attended, None)
-            x = products.add(stream, x, layer.output.matrix, residual, mlp_norm, normed, sums)
+            x, ends = ScaledRows(attended, None), (layer.output.matrix, residual, mlp_norm, normed, sums)
+            router = mlp.router_parts if isinstance(mlp, CudaExpertMlp) and num_tokens == 1 else None
+            if router is None:
+                x = products.add(stream, x, *ends)
+            else:
+                x = products.add_and_route(stream, x, *ends, router)
             if isinstance(mlp, CudaExpertMlp):
                 x = mlp.add_and_norm(stream, x, products, residual, next_norm, normed, self._eps)
             elif isinstance(layer.mlp, MlpWeights):

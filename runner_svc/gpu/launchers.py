@@ -184,13 +184,17 @@ class CudaLaunchers(StepLaunchers):
             ExpertRouting(experts, overlap=self._overlap),
             ExpertRows(experts, self._config.hidden_size, self._dtype, overlap=self._overlap),
             [ExpertProducts(experts, self._dtype, variant, overlap=self._overlap) for variant in self._expert_variants],
-            ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS), overlap=self._overlap),
+            self._tiles(experts, gathers=False),
+            self._tiles(experts, gathers=True),
             # Torch's grouped products of float16 wait for the host.
             has_grouped=self._dtype is torch.bfloat16,
             shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)
             if shared is not None
             else None,
         )
+
+    def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
+        return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config

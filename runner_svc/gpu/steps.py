@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_experts import uses_tiles
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Activating, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -116,8 +117,11 @@ class CudaSteps:
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
-        if self.has_experts:
-            own, grouped = Fusions(activating=Activating.PRODUCT), Fusions()
+        experts = self._decoder.config.experts if isinstance(self._decoder, CudaDecoder) else None
+        if experts is not None:
+            gathers = uses_tiles(experts, bucket)
+            own = Fusions(activating=Activating.GATHERING_PRODUCT if gathers else Activating.PRODUCT)
+            grouped = Fusions()
             return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
         if bucket <= FEW_ROWS:
             return [Fusions()]

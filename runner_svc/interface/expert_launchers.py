@@ -36,9 +36,9 @@ class RowNorm:
 class LoneRow:
     """What the products need to route a pass of one row themselves."""
 
-    logits: Tensor  # float32 [1, num_experts]
+    logits: Tensor  # float32 [n, num_experts]: they add up to those of the row before it is divided by its RMS
     bias: Tensor | None  # float32 [num_experts]
-    norm: RowNorm | None
+    norm: RowNorm | None  # None where the row is divided already
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,11 +49,11 @@ class ExpertPlan:
     weights: Tensor  # float32 [T, k]
     places: Tensor  # int32 [T, k]: where each pair of row and expert lies among the sorted ones
     pairs: Tensor  # int32 [T * k]: row * k + rank of each sorted pair
-    # Of more than ROUTED_AT_ONCE rows, in groups of as many:
-    indexes: Tensor  # int32 [T, k]: where each pair lies among those of its group and expert
-    bases: Tensor  # int32 [groups, num_experts]: where those begin
+    indexes: Tensor  # int32 [T, k]: of more than ROUTED_AT_ONCE rows, where each pair lies among those of its expert
+    members: Tensor  # int32 [num_experts, max_rows]: each expert's pairs
+    counts: Tensor  # int32 [num_experts], zero between launches
     ends: Tensor  # int32 [num_experts]: where each expert's pairs end
-    # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, unused.
+    # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, the expert's pairs before.
     jobs: Tensor
     arrived: Tensor  # int32 [1], zero between launches
     scales: Tensor  # float32 [T]: 1 / rms of each row, where the rows still lack it
@@ -74,7 +74,8 @@ class ExpertPlan:
             places=words(max_rows, top_k),
             pairs=words(pairs),
             indexes=words(max_rows, top_k),
-            bases=words(-(-max_rows // ROUTED_AT_ONCE), num_experts),
+            members=words(num_experts, max_rows),
+            counts=words(num_experts),
             ends=words(num_experts),
             jobs=words(JOB_WORDS * (1 + max_jobs(num_experts, pairs, least_job_rows))),
             arrived=words(1),
@@ -89,7 +90,8 @@ class ExpertPlan:
             self.places[:count],
             self.pairs[: count * self.experts.shape[1]],
             self.indexes[:count],
-            self.bases,
+            self.members,
+            self.counts,
             self.ends,
             self.jobs,
             self.arrived,
@@ -155,6 +157,8 @@ class ExpertProductLauncher(Protocol):
 
     name: str
     job_rows: int
+    # Whether rows are never sorted: gated products read them where they are, and fill the plan's places.
+    gathers: bool
 
     def fits(self, weight: Tensor) -> bool: ...
 
@@ -185,8 +189,9 @@ class ExpertLaunchers:
     rows: ExpertRowsLauncher
     # Variants of the products at the rate of memory, by ascending rows of a job.
     products: Sequence[ExpertProductLauncher]
-    # Those at the rate of the tensor cores, of sorted rows.
+    # Those at the rate of the tensor cores, of sorted rows, and of rows that the gated products gather.
     tiles: ExpertProductLauncher
+    gathering: ExpertProductLauncher
     # Whether torch's grouped products can be captured.
     has_grouped: bool
     # Of an expert that computes every row.

@@ -68,6 +68,7 @@ def stream() -> int:
         (ExpertVariant(64, 1), True),
         (TilesVariant(160), True),
         (TilesVariant(128), False),
+        (TilesVariant(160, gathers=True), True),
     ],
     ids=str,
 )
@@ -92,13 +93,16 @@ def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:
         ExpertRows(config, case.hidden, case.dtype, overlap=True),
         [ExpertProducts(config, case.dtype, variant, overlap=True) for variant in variants],
         ExpertProducts(config, case.dtype, TilesVariant(160), overlap=True),
+        ExpertProducts(config, case.dtype, TilesVariant(160, gathers=True), overlap=True),
         has_grouped=True,
     )
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 64, 700])
+@pytest.mark.parametrize(
+    ("rows", "gathers"), [(1, False), (8, False), (9, False), (64, False), (700, False), (700, True)]
+)
 @pytest.mark.parametrize("config", [LARGE, replace(GPT_OSS, num_experts=32, top_k=4)], ids=["qwen", "gpt-oss"])
-def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, rows: int) -> None:
+def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, rows: int, gathers: bool) -> None:
     """Four layers one after another, replayed with other rows: nothing of the first routing may remain."""
     case = ExpertCase(config, rows, hidden=512)
     layers = [ExpertTensors(case, GPU, seed) for seed in range(4)]
@@ -124,15 +128,17 @@ def test_captured_layers_are_those_of_grouped_products(config: ExpertsConfig, ro
     x = layers[0].x.clone()
     outs = [torch.empty_like(x) for _ in mlps]
 
+    own = Activating.GATHERING_PRODUCT if gathers else Activating.PRODUCT
+
     def launch(activating: Activating) -> None:
         for mlp, out in zip(mlps, outs, strict=True):
             mlp(stream(), x, Hidden(x, out), activating)
 
-    launch(Activating.PRODUCT)
+    launch(own)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launch(Activating.PRODUCT)
+        launch(own)
     for seed in (11, 12):
         x.copy_(ExpertTensors(case, GPU, seed).x)
         for out in outs:
@@ -173,7 +179,11 @@ def test_captured_layers_of_few_rows(config: ExpertsConfig, rows: int) -> None:
     def launch() -> None:
         residual.copy_(attended)
         for mlp, output, out in zip(mlps, outputs, seen, strict=True):
-            x = products.add(stream(), ScaledRows(attended, None), output, residual, norm_weight, normed, sums)
+            x, ends = ScaledRows(attended, None), (output, residual, norm_weight, normed, sums)
+            if rows == 1:
+                x = products.add_and_route(stream(), x, *ends, mlp.router_parts)
+            else:
+                x = products.add(stream(), x, *ends)
             mlp.add_and_norm(stream(), x, products, residual, norm_weight, normed, eps)
             out.copy_(normed)
 
@@ -213,13 +223,13 @@ def test_a_row_has_the_same_bits_among_others() -> None:
     made = launchers(case, ExpertVariant(8, 2), ExpertVariant(16, 2), ExpertVariant(64, 1))
     whole = torch.empty_like(tensors.x)
 
-    def compute(begin: int, end: int, product: int | None, out: torch.Tensor) -> None:
+    def compute(begin: int, end: int, product: int, out: torch.Tensor) -> None:
         plan = space.plan.rows(end - begin)
-        own = made.tiles if product is None else made.products[product]
+        own = [*made.products, made.tiles, made.gathering][product]
         made.routing(stream(), tensors.logits[begin:end], None, plan, own.job_rows)
         pairs = len(plan.pairs)
         x, activated = space.rows[:pairs], space.activated[:pairs]
-        is_sorted = end - begin > 8
+        is_sorted = end - begin > 8 and not own.gathers
         if is_sorted:
             made.rows.gather(stream(), tensors.x[begin:end], plan, x)
         own.gated(
@@ -236,8 +246,10 @@ def test_a_row_has_the_same_bits_among_others() -> None:
         (20, 60, 0),
         (20, 90, 1),
         (100, 200, 1),
-        (0, 200, None),
-        (20, 60, None),
+        (0, 200, 3),
+        (20, 60, 3),
+        (0, 200, 4),
+        (20, 60, 4),
     ):
         part = torch.empty_like(tensors.x[begin:end])
         compute(begin, end, product, part)

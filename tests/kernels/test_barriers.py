@@ -89,7 +89,10 @@ def test_gated_products() -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    choice([ExpertVariant(8, 2), ExpertVariant(64, 2), TilesVariant(160)], in_ci=[TilesVariant(160)]),
+    choice(
+        [ExpertVariant(8, 2), ExpertVariant(64, 2), TilesVariant(160), TilesVariant(160, gathers=True)],
+        in_ci=[TilesVariant(160)],
+    ),
     ids=str,
 )
 def test_expert_products(variant: ExpertVariant | TilesVariant) -> None:

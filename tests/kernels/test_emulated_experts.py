@@ -56,6 +56,12 @@ CASES: dict[str, tuple[ExpertCase, Variant | int]] = {
     "tiles": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160)),
     "tiles-of-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16), TilesVariant(128)),
     "tiles-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160)),
+    "gathering": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160, gathers=True)),
+    "gathering-one-expert": (
+        ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16),
+        TilesVariant(128, True),
+    ),
+    "gathering-biases": (ExpertCase(GPT_OSS, 20, hidden=192, skew=1.0), TilesVariant(160, gathers=True)),
     "biases": (ExpertCase(GPT_OSS, 5, hidden=192), 16),
     "biases-sorted": (ExpertCase(GPT_OSS, 21, hidden=192, dtype=torch.float16), 16),
 }

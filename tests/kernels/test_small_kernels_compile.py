@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
+from runner_svc.interface.products.skinny_launchers import MAX_ROUTED
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.expert_cases import GPT_OSS, GROUPED, QWEN
 from tests.support.machine_code import arrivals_before_loads_are_done
@@ -188,7 +191,7 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
 
 EXPERT_VARIANTS = (
     *(ExpertVariant(rows, 1 if rows == 128 else 2) for rows in JOB_ROWS),
-    *(TilesVariant(rows) for rows in TILE_JOB_ROWS),
+    *(TilesVariant(rows, gathers) for rows in TILE_JOB_ROWS for gathers in (False, True)),
 )
 
 
@@ -205,6 +208,7 @@ EXPERT_VARIANTS = (
             (ExpertVariant(32, 2), True, GPT_OSS),
             (ExpertVariant(64, 2), False, QWEN),
             (TilesVariant(160), True, QWEN),
+            (TilesVariant(160, gathers=True), True, QWEN),
         ],
     ),
     ids=str,
@@ -212,7 +216,9 @@ EXPERT_VARIANTS = (
 def test_expert_products_compile_for_hopper(
     variant: ExpertVariant | TilesVariant, gated: bool, config: ExpertsConfig
 ) -> None:
-    defines = product_defines(config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated)
+    defines = product_defines(
+        config, variant, torch.bfloat16, gated=gated, early=not gated, scaled=gated and not variant.gathers
+    )
     options = tuple(f"-D{key}={value}" for key, value in defines.items())
     code, log = compile_kernel(kernel_folder() / f"{variant.kernel}.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")
@@ -221,6 +227,20 @@ def test_expert_products_compile_for_hopper(
     assert " 0 bytes spill stores" in log, log
     assert variant.shared_bytes <= (228 << 10) // variant.blocks - 1024
     assert variant.stages >= 4
+
+
+def test_kernels_of_a_lone_row_compile_for_hopper() -> None:
+    config = replace(GPT_OSS, num_experts=MAX_ROUTED)
+    products = product_defines(config, ExpertVariant(32, 2), torch.bfloat16, gated=True, early=False, routes=True)
+    before = SkinnyVariant.choose(2, 1, 2048, 4096).defines | {"EPILOGUE": "EPILOGUE_RESIDUAL", "EXPERTS": MAX_ROUTED}
+    before |= {"OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
+    for name, defines in (("expert_product", products), ("skinny_product", before)):
+        options = tuple(f"-D{key}={value}" for key, value in defines.items())
+        code, log = compile_kernel(kernel_folder() / f"{name}.cu", "sm_90a", options)
+        assert code.startswith(b"\x7fELF")
+        assert "warning" not in log, log
+        assert "Potential Performance Loss" not in log, log
+        assert " 0 bytes spill stores" in log, log
 
 
 def test_an_error_is_reported_with_its_line() -> None:

@@ -180,5 +180,10 @@ def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
     for expert, (end, count) in enumerate(zip(counts.cumsum(0).tolist(), counts.tolist(), strict=True)):
         expected += [[expert, *job] for job in equal_jobs(end - count, count, job_rows)]
     assert int(plan.jobs[0]) == len(expected)
-    assert plan.jobs[4 : 4 + 4 * len(expected)].view(-1, 4)[:, :3].tolist() == expected
+    starts = (counts.cumsum(0) - counts).tolist()
+    jobs = plan.jobs[4 : 4 + 4 * len(expected)].view(-1, 4).tolist()
+    assert jobs == [[*job, job[1] - starts[job[0]]] for job in expected]
+    for expert, (start, count) in enumerate(zip(starts, counts.tolist(), strict=True)):
+        assert plan.members[expert, :count].tolist() == pairs[start : start + count].tolist()
+    assert not plan.counts.any()
     assert int(plan.arrived) == 0

@@ -55,19 +55,26 @@ def run(
             rows.gather(stream, tensors.x, plan, x)
         assert torch.equal(x, tensors.x[plan.pairs.long() // config.top_k])
     check_plan(tensors, plan, product.job_rows)
+    if product.gathers:
+        x, is_sorted = tensors.x, False
+    places = plan.places.clone()
     experts = plan.experts.long()
 
     def gated(scales: Tensor | None) -> Tensor:
         out, bias = poisoned(pairs, config.width), tensors.gate_up_bias
+        if product.gathers:
+            plan.places.fill_(-1)
         product.gated(stream, x, tensors.gate_up, bias, plan, out, is_sorted=is_sorted, scaled=scales is not None)
+        assert torch.equal(plan.places, places)
         torch.testing.assert_close(out.float(), tensors.activated(plan.pairs, experts, scales), **TOLERANCE)
         return out
 
     if norm is not None:
         scales = torch.rsqrt(norm.squares.sum(dim=0)[: case.rows] / case.hidden + EPS)
         torch.testing.assert_close(plan.scales, scales, rtol=1e-4, atol=1e-5)
-        activated = gated(scales)
-    if plain:
+        if not product.gathers:
+            activated = gated(scales)
+    if plain or product.gathers:
         activated = gated(None)
     y = poisoned(pairs, case.hidden)
     product.store(stream, activated, tensors.down, plan, y)
@@ -110,7 +117,10 @@ def _run_alone(
 ) -> None:
     """Lets the products route one row themselves: each expert's outputs have the bits that they have with a plan."""
     places, alone = plan.places.long().flatten(), tensors.plan(product.job_rows)
-    lone = LoneRow(tensors.logits, tensors.router_bias, norm)
+    # Parts of the logits, which add up to them times the row's RMS.
+    parts = torch.rand(3, 1, device=tensors.device)
+    logits = tensors.logits / plan.scales * (parts / parts.sum())
+    lone = LoneRow(logits, tensors.router_bias, norm)
 
     def gated(of: ExpertPlan, scaled: bool, lone: LoneRow | None) -> Tensor:
         out, bias = torch.full_like(activated, torch.nan), tensors.gate_up_bias

@@ -41,13 +41,13 @@ class HostRouting:
         plan.places.view(-1)[order] = torch.arange(len(order), dtype=torch.int32)
         counts = torch.bincount(experts.flatten(), minlength=config.num_experts)
         plan.ends.copy_(counts.cumsum(0))
-        jobs = [
-            (expert, *job)
-            for expert, (end, count) in enumerate(zip(plan.ends.tolist(), counts.tolist(), strict=True))
-            for job in equal_jobs(end - count, count, job_rows)
-        ]
+        jobs = []
+        for expert, (end, count) in enumerate(zip(plan.ends.tolist(), counts.tolist(), strict=True)):
+            start = end - count
+            plan.members[expert, :count] = plan.pairs[start:end]
+            jobs += [(expert, first, rows, first - start) for first, rows in equal_jobs(start, count, job_rows)]
         plan.jobs[0] = len(jobs)
-        plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:, :3] = torch.tensor(jobs, dtype=torch.int32)
+        plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:] = torch.tensor(jobs, dtype=torch.int32)
 
 
 class HostExpertRows:
@@ -102,9 +102,10 @@ class HostExpertRows:
 
 
 class HostExpertProducts:
-    def __init__(self, config: ExpertsConfig, job_rows: int) -> None:
+    def __init__(self, config: ExpertsConfig, job_rows: int, *, gathers: bool = False) -> None:
         self.name = f"of {job_rows} rows"
         self.job_rows = job_rows
+        self.gathers = gathers
         self._config = config
         self._gate = gate_function(config)
 
@@ -125,7 +126,10 @@ class HostExpertProducts:
         lone: LoneRow | None = None,
     ) -> None:
         if lone is not None:
-            HostRouting(self._config)(stream, lone.logits, lone.bias, plan, self.job_rows, lone.norm)
+            logits = lone.logits.sum(dim=0, keepdim=True)
+            if lone.norm is not None:
+                logits = logits * torch.rsqrt(lone.norm.squares[:, :1].sum() / lone.norm.width + lone.norm.eps)
+            HostRouting(self._config)(stream, logits, lone.bias, plan, self.job_rows, lone.norm)
             ranks = torch.arange(self._config.top_k, dtype=torch.int32)
             plan.places.copy_(ranks.unsqueeze(0))
             plan.pairs.copy_(ranks)
@@ -158,6 +162,7 @@ def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | 
         HostExpertRows(config),
         [HostExpertProducts(config, job_rows) for job_rows in (8, 32)],
         HostExpertProducts(config, 160),
+        HostExpertProducts(config, 160, gathers=True),
         has_grouped=True,
         shared_activation=shared_activation,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
-from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
+from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind, QkNorm
 from runner_svc.weights.activation_rounding import Rounding
@@ -93,6 +93,23 @@ class HostProducts:
     ) -> ScaledRows:
         residual += self._multiply(x, matrix).to(residual.dtype)
         return unscaled_norm(residual, norm_weight, out, sums)
+
+    def add_and_route(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        sums: TileSums,
+        router: RouterParts,
+    ) -> ScaledRows:
+        normed = self.add(stream, x, matrix, residual, norm_weight, out, sums)
+        for index, logits in enumerate(router.logits):
+            own = slice(index * 64, index * 64 + 64)
+            torch.mv(router.weight[:, own].float(), normed.rows[0, own].float(), out=logits)
+        return ScaledRows(normed.rows, normed.squares, logits=router.logits)
 
     def _multiply(self, x: ScaledRows, matrix: Matrix) -> Tensor:
         rows = x.rows.float()

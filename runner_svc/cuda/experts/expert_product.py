@@ -41,6 +41,7 @@ class ExpertProducts:
     def __init__(self, config: ExpertsConfig, dtype: torch.dtype, variant: Variant, *, overlap: bool = False) -> None:
         self.name = f"{variant.kernel}, {variant.job_rows} x {variant.blocks}"
         self.job_rows = variant.job_rows
+        self.gathers = variant.gathers
         self._config = config
         self._dtype = dtype
         self._variant = variant
@@ -67,7 +68,8 @@ class ExpertProducts:
     ) -> None:
         """`out` [T * k, inner], sorted, from `x` and `weight` [num_experts, 2 * inner, width], gate above up.
 
-        `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS`.
+        `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS` unless
+        the kernel gathers, which it does with all rows. Those that gather also fill the plan's places.
         `bias` is [num_experts, 2 * inner]. Where the products are `scaled`, they are multiplied by the plan's scales.
         A `lone` row needs no routing: the plan gets its experts, weights and places, and nothing else of it is used.
         """
@@ -111,22 +113,28 @@ class ExpertProducts:
         pairs, outputs = out.shape
         tiles = num_tiles(outputs, variant.outputs(gated))
         most = max_jobs(num_experts, pairs, self.job_rows) * tiles
+        gathers = gated and variant.gathers
         self._kernel(variant, kind)(
             stream,
             min(most, variant.blocks * num_multiprocessors()),
             self._map(weight.data_ptr(), num_experts * num_rows, width, variant.copied_rows(gated)),
-            self._map(x.data_ptr(), len(x), width, variant.box_rows),
+            *(
+                (x.data_ptr(), plan.places.data_ptr())
+                if gathers
+                else (self._map(x.data_ptr(), len(x), width, variant.box_rows),)
+            ),
             plan.jobs.data_ptr(),
-            plan.pairs.data_ptr(),
+            plan.members.data_ptr() if gathers else plan.pairs.data_ptr(),
             bias.data_ptr() if bias is not None else 0,
             plan.scales.data_ptr(),
             out.data_ptr(),
             self._config.top_k,
-            all_rows,
+            plan.members.shape[1] if gathers else all_rows,
             width // STEP,
             tiles,
             outputs,
-            *(_routing_arguments(lone, plan) if lone is not None else ()),
+            int(2 * pairs <= num_experts * self.job_rows),  # few experts have several jobs
+            *((*_lone_arguments(lone), *_choice(plan)) if lone is not None else ()),
         )
 
     def _compile(self, variant: Variant, kind: _Kind) -> Kernel:
@@ -142,9 +150,12 @@ class ExpertProducts:
         return Kernel(
             load(variant.kernel, defines),
             variant.kernel,
-            # maps of weights and x; jobs, pairs, bias, scales, out; k, rows of unsorted x, steps, tiles, outputs; where
-            # it routes: logits, bias, squares; number of squares, 1 / width, eps; experts, weights, places
-            "128s128sPPPPPiiiii" + ("PPPiffPPP" if kind.routes else ""),
+            # map of weights; map of x, or x and places where it gathers; jobs, pairs, bias, scales, out; k, number of
+            # few rows or distance of experts' pairs, steps, tiles, outputs, whether weights are read once; where it
+            # routes: those of a lone row; experts, weights, places
+            ("128sPP" if kind.gated and variant.gathers else "128s128s")
+            + "PPPPPiiiiii"
+            + ("PiPPiffPPP" if kind.routes else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
@@ -169,25 +180,29 @@ def product_defines(
         "SCALED": int(scaled),
         "EARLY": int(early),
         "ROUTES": int(routes),
+        "GATHERS": int(gated and variant.gathers),
     }
     if routes:
         defines |= routing_defines(config)
     return defines | gating_defines(config) if gated else defines
 
 
-def _routing_arguments(lone: LoneRow, plan: ExpertPlan) -> tuple[int | float, ...]:
+def _lone_arguments(lone: LoneRow) -> tuple[int | float, ...]:
+    """Returns the arguments that are a `LoneRow` of kernels/lone_row.cuh."""
     norm = lone.norm
     return (
         lone.logits.data_ptr(),
+        len(lone.logits),
         lone.bias.data_ptr() if lone.bias is not None else 0,
         norm.squares.data_ptr() if norm is not None else 0,
         len(norm.squares) if norm is not None else 0,
         1.0 / norm.width if norm is not None else 0.0,
         norm.eps if norm is not None else 0.0,
-        plan.experts.data_ptr(),
-        plan.weights.data_ptr(),
-        plan.places.data_ptr(),
     )
+
+
+def _choice(plan: ExpertPlan) -> tuple[int, ...]:
+    return plan.experts.data_ptr(), plan.weights.data_ptr(), plan.places.data_ptr()
 
 
 def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:

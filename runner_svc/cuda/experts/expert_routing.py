@@ -42,9 +42,9 @@ class ExpertRouting:
     def __init__(self, config: ExpertsConfig, *, overlap: bool = False) -> None:
         """Raises ValueError for sizes that the kernel lacks."""
         module = load("expert_routing", routing_defines(config))
-        # logits, bias; experts, weights, places or indexes, pairs, bases, ends, jobs, arrived; squares, scales, number,
-        # 1 / width, eps; columns, rows, rows of a job
-        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPPiffiii", _THREADS, overlap=overlap)
+        # logits, bias; experts, weights, places or indexes, pairs, members, counts, ends, jobs, arrived; squares,
+        # scales, number, 1 / width, eps; columns, rows, rows of a job, room
+        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPPPiffiiii", _THREADS, overlap=overlap)
 
     def __call__(
         self,
@@ -57,7 +57,8 @@ class ExpertRouting:
     ) -> None:
         """Fills `plan`, with jobs of up to `job_rows` pairs, from float32 `logits` [T, num_experts].
 
-        With more than `ROUTED_AT_ONCE` rows, places and pairs are left to `ExpertRows.gather`.
+        With more than `ROUTED_AT_ONCE` rows, places and pairs are left to `ExpertRows.gather`, or places to products
+        that gather.
 
         Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them, or it is the router's
         corrections where the configuration has some.
@@ -73,7 +74,8 @@ class ExpertRouting:
             plan.weights.data_ptr(),
             (plan.places if rows <= ROUTED_AT_ONCE else plan.indexes).data_ptr(),
             plan.pairs.data_ptr(),
-            plan.bases.data_ptr(),
+            plan.members.data_ptr(),
+            plan.counts.data_ptr(),
             plan.ends.data_ptr(),
             plan.jobs.data_ptr(),
             plan.arrived.data_ptr(),
@@ -85,4 +87,5 @@ class ExpertRouting:
             logits.stride(0),
             rows,
             job_rows,
+            plan.members.shape[1],
         )

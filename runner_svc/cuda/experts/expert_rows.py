@@ -46,8 +46,8 @@ class ExpertRows:
         self._hidden, self._inner = hidden_size // _VECTOR, config.width // _VECTOR
         outer = load("expert_rows", rows_defines(config, hidden_size, dtype))
         inner = load("expert_rows", rows_defines(config, config.width, dtype))
-        # x, experts, indexes, bases, places, pairs, out; experts, rows
-        self._gather = Kernel(outer, "expert_gather", "PPPPPPPii", _THREADS, overlap=overlap)
+        # x, experts, indexes, ends, places, pairs, out; rows
+        self._gather = Kernel(outer, "expert_gather", "PPPPPPPi", _THREADS, overlap=overlap)
         self._activate = Kernel(inner, "expert_activate", "PPPPPi", _THREADS, overlap=overlap)
         # y, places, weights, experts, bias, residual, norm, out; eps
         self._combine_norm = Kernel(outer, "expert_combine_norm", "PPPPPPPPf", _THREADS, overlap=overlap)
@@ -66,11 +66,10 @@ class ExpertRows:
             x.data_ptr(),
             plan.experts.data_ptr(),
             plan.indexes.data_ptr(),
-            plan.bases.data_ptr() if rows > ROUTED_AT_ONCE else 0,
+            plan.ends.data_ptr() if rows > ROUTED_AT_ONCE else 0,
             plan.places.data_ptr(),
             plan.pairs.data_ptr(),
             out.data_ptr(),
-            len(plan.ends),
             rows,
         )
 

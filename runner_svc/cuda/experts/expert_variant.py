@@ -30,6 +30,10 @@ class Variant(Protocol):
         """Maximum number of rows of a job."""
 
     @property
+    def gathers(self) -> bool:
+        """Whether gated products read rows where they are."""
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
 
@@ -74,6 +78,7 @@ class ExpertVariant:
     half_rows: int = HALF_ROWS[0]
 
     kernel = "expert_product"
+    gathers = False
     threads = 160
     """A warpgroup that multiplies and a warp that copies."""
     box_rows = 8
@@ -125,9 +130,10 @@ class ExpertVariant:
 
 @dataclass(frozen=True, slots=True)
 class TilesVariant:
-    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows."""
+    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows, which gated products may gather."""
 
     job_rows: int
+    gathers: bool = False
 
     kernel = "expert_tiles"
     threads = 384

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from runner_svc.interface.expert_launchers import ActivationLauncher
 from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher, QuantizedRows, Rows
-from runner_svc.interface.products.skinny_launchers import ProductLauncher, ScaledRows, TileSums
+from runner_svc.interface.products.skinny_launchers import (
+    ProductLauncher,
+    RouterParts,
+    RoutingProducts,
+    ScaledRows,
+    TileSums,
+)
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import JoinedMatrix, Matrix
 
@@ -137,6 +143,23 @@ class FewRowProducts:
     ) -> ScaledRows:
         """Adds to `residual`. Raises KeyError for a matrix of several parts, which no output or down matrix is."""
         return self._by_class[type(matrix)].add(stream, x, matrix, residual, norm_weight, out, sums)
+
+    def add_and_route(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        sums: TileSums,
+        router: RouterParts,
+    ) -> ScaledRows:
+        """As `add`, with the router's logits where the matrix's products have them."""
+        launcher = self._by_class[type(matrix)]
+        if isinstance(launcher, RoutingProducts):
+            return launcher.add_and_route(stream, x, matrix, residual, norm_weight, out, sums, router)
+        return launcher.add(stream, x, matrix, residual, norm_weight, out, sums)
 
 
 def parts(matrix: Matrix) -> Iterator[tuple[Matrix, slice]]:

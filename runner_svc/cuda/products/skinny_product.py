@@ -17,7 +17,7 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.products.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
+from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
@@ -75,6 +75,22 @@ class SkinnyProducts:
         self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares)
         return ScaledRows(out, squares)
 
+    def add_and_route(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        sums: TileSums,
+        router: RouterParts,
+    ) -> ScaledRows:
+        """As `add`, of one row, and multiplies `out` by `router`, which has up to `MAX_ROUTED` experts."""
+        squares = sums.squares[: num_tiles(matrix.size[0])]
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares, router)
+        return ScaledRows(out, squares, logits=router.logits)
+
     def _launch(
         self,
         stream: int,
@@ -85,6 +101,7 @@ class SkinnyProducts:
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
+        router: RouterParts | None = None,
     ) -> None:
         weight, num_tokens = plain_tensor(matrix), len(x.rows)
         num_rows, width = weight.shape
@@ -94,7 +111,7 @@ class SkinnyProducts:
         if variant.split == 1:
             grid = min(grid, variant.blocks * num_multiprocessors())
         box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
-        self._kernel(variant, epilogue, out.dtype)(
+        self._kernel(variant, epilogue, out.dtype, len(router.weight) if router is not None else 0)(
             stream,
             grid,
             self._map(weight.data_ptr(), num_rows, width, box_rows),
@@ -107,6 +124,8 @@ class SkinnyProducts:
             residual.data_ptr() if residual is not None else 0,
             norm_weight.data_ptr() if norm_weight is not None else 0,
             new_squares.data_ptr() if new_squares is not None else 0,
+            router.weight.data_ptr() if router is not None else 0,
+            router.logits.data_ptr() if router is not None else 0,
             width // STEP,
             tiles,
             out.shape[1],
@@ -114,18 +133,20 @@ class SkinnyProducts:
             num_tokens,
         )
 
-    def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype) -> Kernel:
+    def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype, num_experts: int) -> Kernel:
         defines = variant.defines | {
             "EPILOGUE": epilogue,
             "OUT": DTYPE_DEFINES[out],
             "ACTIVATION": self._activation,
         }
+        if num_experts:
+            defines["EXPERTS"] = num_experts
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles,
-            # outputs, stride of out, tokens
-            "128s128sPiffPPPPiiiii",
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits;
+            # steps, tiles, outputs, stride of out, tokens
+            "128s128sPiffPPPPPPiiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

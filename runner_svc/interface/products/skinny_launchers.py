@@ -10,7 +10,7 @@ scale it needs each row's largest magnitude. The product before may store that b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,6 +44,20 @@ class ScaledRows:
     squares: Tensor | None
     # float32 [n, MAX_ROWS]: a column's maximum is the largest magnitude of the row of `rows`. None: not known.
     largest: Tensor | None = None
+    # float32 [n, num_experts]: they add up to a router's logits of the only row. None: no router was multiplied by.
+    logits: Tensor | None = None
+
+
+MAX_ROUTED = 256
+"""Most experts of a router that the product before can multiply by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RouterParts:
+    """A router, and room for its product with a lone row, of which there is a part for 64 columns of the row each."""
+
+    weight: Tensor  # [num_experts, width]
+    logits: Tensor  # float32 [ceil(width / 64), num_experts]
 
 
 class EmbedLauncher(Protocol):
@@ -92,10 +106,28 @@ class ProductLauncher(Protocol):
         """
 
 
+@runtime_checkable
+class RoutingProducts(ProductLauncher, Protocol):
+    """Products of which one may include that of a router."""
+
+    def add_and_route(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        sums: TileSums,
+        router: RouterParts,
+    ) -> ScaledRows:
+        """As `add`, of one row; what is returned may have the router's logits."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SkinnyLaunchers:
     """The kernels of a pass that it does not share with `CudaDecoder`; `name` distinguishes the variant."""
 
     name: str
     embed: EmbedLauncher
-    products: ProductLauncher
+    products: RoutingProducts

@@ -45,6 +45,11 @@ struct SmallCopy {  // of 16 bytes; those after `valid_bytes` are zeros
     int valid_bytes;
 };
 
+struct LateArrival {  // at a barrier, after small copies
+    std::vector<SmallCopy> copies;
+    unsigned barrier;
+};
+
 struct Matrices {
     float a[64][32];
     std::vector<float> b;
@@ -105,6 +110,7 @@ struct Block {
     std::map<int, Named> named;
     std::map<unsigned, Barrier> barriers;
     std::vector<Copy> copies;
+    std::vector<LateArrival> arrivals;
     std::map<std::pair<int, unsigned>, Matrices> matrices;  // by warpgroup and product number, decoded
     alignas(1024) char shared[kSharedBytes];
     jmp_buf scheduler;

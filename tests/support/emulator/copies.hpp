@@ -75,13 +75,26 @@ inline void commit_copies() {
     current->copy_groups.push_back(std::move(current->open_copies));
     current->open_copies.clear();
 }
+inline void land(const std::vector<SmallCopy>& copies) {
+    for (const SmallCopy& copy : copies) {
+        char* target = at(copy.target, 16);
+        memset(target, 0, 16);
+        if (copy.valid_bytes) memcpy(target, copy.source, copy.valid_bytes);
+    }
+}
 inline void wait_copies(int pending) {
-    for (; static_cast<int>(current->copy_groups.size()) > pending; current->copy_groups.pop_front())
-        for (const SmallCopy& copy : current->copy_groups.front()) {
-            char* target = at(copy.target, 16);
-            memset(target, 0, 16);
-            if (copy.valid_bytes) memcpy(target, copy.source, copy.valid_bytes);
-        }
+    for (; static_cast<int>(current->copy_groups.size()) > pending; current->copy_groups.pop_front()) {
+        land(current->copy_groups.front());
+    }
+}
+inline void arrive_after_copies(unsigned address) {
+    block->arrivals.push_back({std::move(current->open_copies), address});
+    current->open_copies.clear();
+}
+inline void land(const LateArrival& arrival) {
+    land(arrival.copies);
+    barrier_arrive(arrival.barrier);
+    block->progress++;
 }
 
 }  // namespace emulator

@@ -29,12 +29,12 @@ inline void prepare(unsigned threads, unsigned index, unsigned seed) {
         makecontext(&thread.first, enter, 0);
     }
 }
-inline void land_some() {
-    std::vector<Copy>& copies = block->copies;
-    std::shuffle(copies.begin(), copies.end(), block->random);
-    auto due = std::partition(copies.begin(), copies.end(), [](const Copy&) { return block->random() % 4 != 0; });
-    std::for_each(due, copies.end(), land);
-    copies.erase(due, copies.end());
+template <typename Pending>
+void land_some(std::vector<Pending>& pending) {
+    std::shuffle(pending.begin(), pending.end(), block->random);
+    auto due = std::partition(pending.begin(), pending.end(), [](const Pending&) { return block->random() % 4 != 0; });
+    std::for_each(due, pending.end(), [](const Pending& one) { land(one); });
+    pending.erase(due, pending.end());
 }
 inline std::string waits() {
     std::map<std::string, std::string> waiting;  // thread numbers by what they wait for
@@ -54,10 +54,11 @@ inline std::string run_block() {
         if (block->random() % 8 == 0) std::shuffle(order.begin(), order.end(), block->random);
         for (Thread* thread : order) resume(*thread);
         current = &block->threads[0];
-        land_some();
+        land_some(block->copies);
+        land_some(block->arrivals);
         order.erase(std::remove_if(order.begin(), order.end(), [](Thread* one) { return one->done; }), order.end());
     }
-    if (block->fault.empty() && !block->copies.empty()) return "no thread waited for some tensor copies";
+    if (block->fault.empty() && !(block->copies.empty() && block->arrivals.empty())) return "no thread waited for some tensor copies";
     return block->fault;
 }
 

@@ -51,6 +51,7 @@ _STATEMENTS = (
     (r".*mbarrier\.try_wait\.parity", "emulator::barrier_try_wait({0}, {1}, {2})"),
     (r"cp\.async\.bulk\.prefetch", _NOTHING),
     (r"cp\.async\.bulk\.shared", "emulator::copy_bytes({0}, {1}, {2}, {3})"),
+    (r"cp\.async\.mbarrier\.arrive\.noinc", "emulator::arrive_after_copies({0})"),
     (r"cp\.async\.bulk\.tensor\.3d", "emulator::copy_tensor({0}, {1}, {2}, {3}, {4}, {5})"),
     (r"ld\.shared(::cluster)?\.v4", "memcpy(&({0}), emulator::at({4}, 16), 16)"),
     (r"st\.shared\.v4", "{{ uint4 words{{{1}, {2}, {3}, {4}}}; memcpy(emulator::at({0}, 16), &words, 16); }}"),
