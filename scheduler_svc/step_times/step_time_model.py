@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import Any
 
@@ -82,6 +82,8 @@ class StepTimeModel:
         self._measured_row_s = 0.0
         self.efficient_prefill = _UNMEASURED_EFFICIENT
         """Prompt positions of a step from which larger ones save little time per position."""
+        self.on_fit: Callable[[], None] = lambda: None
+        """Called when the model has been fitted to further steps."""
         self._seed_with(costs)
 
     @classmethod
@@ -162,6 +164,7 @@ class StepTimeModel:
             observed = min(_MEMORY, self._decode.count) + min(_MEMORY, self._mixed.count)
             seed = seed.with_weight(max(1.0, _SEED_SHARE * observed / seed.count), 1 / self._drift)
         self._weights = solve((seed, self._decode, self._mixed))
+        self.on_fit()
 
     # ------------------------------------------------------------------ what the timing of plans reads
 
@@ -191,6 +194,12 @@ class StepTimeModel:
     def row_s(self) -> float:
         """Seconds of a step that decodes one row of a short context, as the runner measured it; otherwise predicted."""
         return self._measured_row_s or self.seconds(0, 1, _USUAL_CONTEXT)  # not the drift: a target should not move
+
+    @property
+    def fitted_row_s(self) -> float:
+        """Seconds of such a step by the latest fit, so that it follows a machine that has become slower; 0 before the
+        first one."""
+        return self._predicted(self._inputs(0, 1, _USUAL_CONTEXT, 0.0))
 
     @property
     def position_s(self) -> float:
