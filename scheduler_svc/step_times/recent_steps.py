@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 _REMEMBERED = 8
+"""Steps of a class that count: a median of them follows a change within four steps."""
 
 
 class RecentSteps:
