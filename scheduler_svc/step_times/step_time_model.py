@@ -71,8 +71,7 @@ class StepTimeModel:
     def __init__(self, tile_tokens: int = 1, on_gpu: bool = False, costs: Sequence[plan_pb2.StepCost] = ()) -> None:
         """`costs`: steps that the runner measured at start. `tile_tokens`: as in Hello."""
         self.on_gpu = on_gpu
-        self.largest_prefill = 0
-        """Maximum number of prompt positions in one step so far, measured or observed."""
+        self._largest_prefill = 0  # prompt positions of one step, measured or observed
         self._tile = max(1, tile_tokens)
         self._decode, self._mixed = RunningSums(len(_SCALE), _MEMORY), RunningSums(len(_SCALE), _MEMORY)
         self._seed = RunningSums(len(_SCALE), math.inf)
@@ -106,7 +105,7 @@ class StepTimeModel:
             inputs = self._inputs(prompt, cost.decode_rows, cost.context, prompt * (start + prompt / 2))
             for _ in range(_SEED_WEIGHT):
                 self._seed.add([x / seconds for x in inputs], 1.0)
-            self.largest_prefill = max(self.largest_prefill, prompt)
+            self._largest_prefill = max(self._largest_prefill, prompt)
             if cost.decode_rows == 1 and not prompt:
                 self._measured_row_s = seconds
         self._fit()
@@ -151,7 +150,7 @@ class StepTimeModel:
             starts, counts, num_decode, step_s, runner_s = noted.popleft()
             seconds = runner_s or step_s
             inputs, prompts = self._inputs_of(starts, counts, num_decode)
-            self.largest_prefill = max(self.largest_prefill, prompts)
+            self._largest_prefill = max(self._largest_prefill, prompts)
             if prompts and num_decode and self.known:
                 self._tail.add(step_s - self._predicted(inputs))
                 self._delay = None
@@ -250,7 +249,7 @@ class StepTimeModel:
 
         The first `left` of them continue a prompt at position `start`; the others begin new ones. If no whole tile
         fits, returns the number that would fit without tiles; it is negative if the decoding rows alone take longer.
-        At most twice `largest_prefill`: the model does not extrapolate reliably.
+        At most twice those of the largest step so far: the model does not extrapolate reliably.
         """
         self._observe()
         per_token = self._weights[2] * _SCALE[2]
@@ -260,13 +259,13 @@ class StepTimeModel:
         if rest <= 0:
             return rest / per_token if per_token > 0 else -math.inf
         if per_token <= 0 and per_pair <= 0:
-            return 2 * self.largest_prefill
+            return 2 * self._largest_prefill
         tokens = _positive_root(per_pair / 2, per_token + per_pair * start, rest)
         if tokens > left:
             rest -= per_pair * start * left
             tokens = max(left, _positive_root(per_pair / 2, per_token, rest)) if rest > 0 else left
         whole_tiles = (tokens + decode_rows) // self._tile * self._tile - decode_rows
-        return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self.largest_prefill)
+        return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self._largest_prefill)
 
     def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
         return sum(map(mul, inputs, weights or self._weights))
