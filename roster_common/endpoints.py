@@ -86,6 +86,8 @@ def proxy_options(target: str) -> Sequence[tuple[str, int]]:
     `target`: "host:port" or a gRPC name such as "dns:///host:port". Raises ValueError for IPv6 without brackets, and
     for a port that does not exist, which gRPC takes modulo 65,536.
     """
+    if target.startswith("unix"):  # a path, which may hold a colon
+        return ()
     hosts = [_host(address) for address in target.rpartition("/")[2].split(",")]
     return WITHOUT_PROXY if all(map(_is_here, hosts)) else ()
 
@@ -98,11 +100,10 @@ def _is_here(host: str) -> bool:
 def _host(address: str) -> str:
     address = address.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
     host, _, port = address.rpartition(":")
-    if not address.startswith("unix"):
-        _check_port(address, port)
+    _check_port(address, port)
     if address.startswith("["):
         return address.partition("]")[0]
-    if ":" in host and not address.startswith("unix"):
+    if ":" in host:
         raise ValueError(f"{address!r} is not an address; write IPv6 in brackets, such as [::1]:{port}")
     return host or address
 

@@ -103,7 +103,7 @@ def test_no_proxy_for_this_machine(target: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["models.example:1", "10.0.0.1:1", "dns:///models.example:1", "[fd00::2]:1", "unix:///a", ""],
+    ["models.example:1", "10.0.0.1:1", "dns:///models.example:1", "[fd00::2]:1", "unix:///a", "unix:/a:99999", ""],
 )
 def test_a_proxy_for_others(target: str) -> None:
     assert proxy_options(target) == ()
