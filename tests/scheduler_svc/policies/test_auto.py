@@ -146,6 +146,9 @@ def test_budgets() -> None:
     policy = auto()
     usual = policy.budget(load())
     assert 64 < usual.prefill_tokens < usual.prefill_tokens + usual.overflow < 2000
+    busy = policy.budget(load(waiting_tokens=10_000))
+    whole = usual.prefill_tokens + usual.overflow
+    assert busy.prefill_tokens == whole and not busy.overflow, "no time is kept for a prompt's end"
     tight = policy.budget(load(itl_target_s=0.001))
     assert 150 < tight.prefill_tokens + tight.overflow < 250, "decoding alone misses the target: prompts get as much"
     assert policy.budget(load(itl_target_s=0.0055)).prefill_tokens == 64
@@ -190,7 +193,7 @@ def test_no_request_is_overtaken_by_one_that_arrives_later_than_its_bound() -> N
         waiting = 1_000_000 if number % 2 else 0
         ledger.count_waiting = lambda waiting=waiting: waiting  # type: ignore[misc]
         one = request(rng.uniform(0, 20), rng.randint(1, 8000), rng.choice([10, 1000, 100_000]))
-        bound_s = 2.0 if waiting else 5 * one.prompt_tokens * position_s
+        bound_s = 2.0 if waiting else policy.parameters.patience * one.prompt_tokens * position_s
         keys.append((policy.key(one, ledger), one, bound_s))
     for key, one, bound_s in keys:
         assert one.arrival_s <= key <= one.arrival_s + bound_s + 1e-9

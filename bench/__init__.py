@@ -1,0 +1,1 @@
+"""Benchmarks, and checks of claims that tests are too short for (docs/benchmarks.md)."""
