@@ -139,6 +139,13 @@ class RunnerSettings(ServiceSettings):
         description="Maximum number of tokens of one sequence, prompt and output; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
+    timings: Literal["reuse", "measure"] = Field(
+        "reuse",
+        description="Times of kernels and steps, by which a start on a GPU chooses between variants. reuse: those that "
+        "an earlier start on the same model of card kept in cache_dir, for the same release, libraries, model and "
+        "sizes; measure: measures them again and keeps them.",
+        json_schema_extra=tuning("the kept times are wrong, as another program used the GPU while they were measured"),
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -147,7 +154,7 @@ class RunnerSettings(ServiceSettings):
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models, tokenizers and runner names; "
+        description="Folder of converted models, tokenizers, compiled kernels, timings and runner names; "
         "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
