@@ -47,8 +47,9 @@ serve: venv ## run both services, for `roster generate` and `roster chat`
 
 # Byte code is always kept, so that the hundreds of processes that start need not compile their sources again.
 # xdist would run files with many tests first; tests/conftest.py runs the slowest ones first.
+# Workers are forked from one process that has imported all tests; `pytest -n 4` is the same with more processor time.
 test: venv ## run the whole suite (tests of the dashboard and the alerts need Prometheus: apt-get install prometheus)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.support.forked_workers -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Not in .venv, whose torch is for the CPU. Needs the extras runner, scheduler, cuda and dev. Model tests run on each device.
 MODEL_TESTS := tests/scheduler_svc/engine/test_engine_parity.py tests/runner_svc/model tests/runner_svc/backends/test_torch_backend.py \
