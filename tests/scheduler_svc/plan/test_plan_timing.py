@@ -23,6 +23,7 @@ from scheduler_svc.step_times.step_time_model import StepTimeModel
 from tests.support.in_process import Stack
 from tests.support.simulated_cost import round_cost
 from tests.support.step_costs import costs_of
+from tests.support.thoroughness import choice
 
 STEP_S = 0.020
 
@@ -162,7 +163,7 @@ def served(step_s: float, spread: float, rate: float, **fields: object) -> tuple
     return simulation, simulation.run()
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1])
+@pytest.mark.parametrize("spread", choice([0.0, 0.1], in_ci=[0.1]))
 def test_held_plans_take_later_arrivals_and_cost_no_throughput(spread: float) -> None:
     """Steps of 30 ms: without a lead, a request waits for the step that runs and for the one that is planned."""
     _, at_once = served(0.03, spread, 4.0)
