@@ -1,1 +1,0 @@
-"""Benchmarks, and checks of claims that tests are too short for (docs/benchmarks.md)."""
