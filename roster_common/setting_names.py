@@ -65,6 +65,7 @@ SETTINGS = frozenset(
         "tenant_limits",
         "test_backend",
         "threads",
+        "timings",
         "tls_cert",
         "tls_client_ca",
         "tls_key",

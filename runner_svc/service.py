@@ -33,8 +33,10 @@ from runner_svc.startup.backend_factory import build_backend
 from runner_svc.startup.device_choice import BrokenGpu, DeviceChoice, choose_device
 from runner_svc.startup.loading_progress import LoadingProgress
 from runner_svc.startup.runner_name import default_name
-from runner_svc.startup.step_costs import measured_step_costs
+from runner_svc.startup.start_times import StartTimes
+from runner_svc.startup.step_costs import keep_step_costs, kept_step_costs, measured_step_costs, warm_up
 from runner_svc.startup.versions import versions
+from runner_svc.timings.timings_file import TimingsFile
 
 # Bounds the delay until the socket's thread gets the interpreter to send a result while the next plan is prepared.
 _SWITCH_INTERVAL_S = 0.0002
@@ -80,6 +82,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     `make_link` makes the socket from the runner, the endpoint, `silence_s`, the keys and `plan_timeout_s`; benchmarks
     substitute a socket that measures times.
     """
+    times = StartTimes()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
@@ -87,11 +90,14 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         health = RunnerHealth.open(settings.health_listen)
         curve = _curve(settings)  # before loading the model, to report a wrong path at once
         name = settings.runner_id or default_name(settings.cache_dir)  # before the model: other runners may start
+        times.begin("choosing the device")
         choice = choose_device(settings)
         choice.tell()
-        backend = _backend(settings, choice.device)
+        backend = _backend(settings, choice.device, times)
         runner = Runner(backend, name)
-        _measure(runner, choice.device)
+        times.begin("measuring steps")
+        _measure(runner, choice.device, getattr(backend, "kept_timings", None))
+        times.begin("connecting")
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
         link.answers.on_change = health.tell
         link.sleeps = settings.profile == "quiet"
@@ -108,6 +114,8 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, finish)
+    if choice.device in ("cpu", "cuda"):
+        log.info("started", **times.fields())
     log.info("ready", runner_id=runner.runner_id, **_described(backend, choice), link=settings.link)
     gc.collect()
     gc.freeze()  # objects that exist now live until the end: collections need not scan them
@@ -132,11 +140,12 @@ def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:
     }
 
 
-def _backend(settings: RunnerSettings, device: str) -> Backend:
+def _backend(settings: RunnerSettings, device: str, times: StartTimes) -> Backend:
     """Loads the model. Raises what `build_backend` raises, UnusableSettings also for a file that can't be used."""
     try:
+        times.begin("preparing")
         with LoadingProgress() as progress:
-            return build_backend(settings, device, progress)
+            return build_backend(settings, device, times.watching(progress))
     except OSError as error:
         if error.filename is None or error.strerror is None:
             raise
@@ -145,19 +154,26 @@ def _backend(settings: RunnerSettings, device: str) -> Backend:
         ) from error
 
 
-def _measure(runner: Runner, device: str) -> None:
-    """Measures the runner's steps, unless it computes with a test backend."""
+def _measure(runner: Runner, device: str, kept: TimingsFile | None) -> None:
+    """Measures the runner's steps, unless an earlier start did or it computes with a test backend."""
     if device not in ("cpu", "cuda"):
         return
     began_at = time.monotonic()
-    runner.step_costs = measured_step_costs(runner, on_gpu=device == "cuda")
+    known = kept_step_costs(kept.timings) if kept is not None else []
+    if known:
+        warm_up(runner)
+    runner.step_costs = known or measured_step_costs(runner, on_gpu=device == "cuda")
+    if kept is not None:
+        keep_step_costs(kept.timings, runner.step_costs)
+        kept.keep()
     seconds = round(time.monotonic() - began_at, 2)
     if not runner.step_costs:
         log.info("measured no steps: the scheduler learns their times from results", seconds=seconds)
         return
     rows = [cost for cost in runner.step_costs if cost.decode_rows == 1 and not cost.prompt_positions]
     decode = {"decode_ms": round(rows[0].step_ns / 1e6, 3)} if rows else {}
-    log.info("measured the steps", seconds=seconds, steps=len(runner.step_costs), **decode)
+    told = "steps were measured at an earlier start" if known else "measured the steps"
+    log.info(told, seconds=seconds, steps=len(runner.step_costs), **decode)
 
 
 def _run(link: PlanSocket, plan_timeout_s: float) -> int:

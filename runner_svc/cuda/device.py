@@ -57,8 +57,14 @@ class GpuDevice:
         """
         function()
         graph = torch.cuda.CUDAGraph()
-        with _without_collection(), torch.cuda.graph(graph, pool=self._graph_pool, stream=self._stream):
-            function()
+        self.synchronize()
+        # Not `torch.cuda.graph`, which frees all cached memory before each capture.
+        with _without_collection(), torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._graph_pool)
+            try:
+                function()
+            finally:
+                graph.capture_end()
         return graph.replay
 
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:

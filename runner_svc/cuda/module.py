@@ -8,9 +8,11 @@ tested on a newer one.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
 
 DTYPE_DEFINES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
 """Values of a source's dtype macros."""
+
+
+@dataclass(slots=True)
+class Loads:
+    """Modules that this process has loaded, and how long it waited for them."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+LOADS = Loads()
 
 
 def is_portable() -> bool:
@@ -51,9 +64,11 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
     """
     import cupy
 
+    began_at = time.perf_counter()
     folder = kernel_folder()
     if is_portable():
         _compile_portable_ptx()
+    _ask_compiler_once()
     options = (
         "-std=c++17",
         f"-I{folder}",
@@ -64,6 +79,8 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
     )
     module = cupy.RawModule(code=(folder / f"{name}.cu").read_text(encoding="utf-8"), options=options)
     module.compile()
+    LOADS.count += 1
+    LOADS.seconds += time.perf_counter() - began_at
     return module
 
 
@@ -75,3 +92,24 @@ def _compile_portable_ptx() -> None:
     compiler = cupy.cuda.compiler
     compiler._use_ptx = True
     compiler._get_arch = lambda: "80"
+
+
+class _OneAnswer(dict[Any, str]):
+    """The compiler's version by environment: the one that is known, for all."""
+
+    def get(self, environment: Any, default: Any = None) -> Any:
+        return next(iter(self.values()), default)
+
+
+@cache
+def _ask_compiler_once() -> None:
+    """Makes CuPy compile an empty file for the compiler's version once, not for each set of options.
+
+    That takes as long as loading a cached kernel ten times. The version does not depend on the options, which the key
+    of the cache has anyway.
+    """
+    import cupy
+
+    compiler = cupy.cuda.compiler
+    if isinstance(getattr(compiler, "_empty_file_preprocess_cache", None), dict):
+        compiler._empty_file_preprocess_cache = _OneAnswer()

@@ -42,6 +42,8 @@ from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker
+from runner_svc.timings.start_timings import StartTimings
+from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 log = structlog.get_logger()
@@ -84,8 +86,9 @@ class CudaBackend:
         device: Device,
         sizes: CudaSizes,
         progress: Progress,
+        kept_timings: TimingsFile | None = None,
     ) -> None:
-        """`make_decoder` is called on the device's stream.
+        """`make_decoder` is called on the device's stream. Times in `kept_timings` are used and not measured again.
 
         Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels do not support.
         """
@@ -94,6 +97,7 @@ class CudaBackend:
         self.block_size = sizes.block_size
         self.num_slots = sizes.num_slots
         self.max_step_tokens = sizes.max_step_tokens
+        self.kept_timings = kept_timings
         self._device = device
         self._launchers = launchers
         self._sizes = sizes
@@ -289,10 +293,13 @@ class CudaBackend:
     def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
         """Returns the graphs of decode and of mixed steps: none of a model whose forward pass waits for the GPU."""
         steps, slots, device, sizes = self._steps, self._slots, self._device, self._sizes
+        timings = self.kept_timings.timings if self.kept_timings is not None else StartTimings()
         try:
             return (
-                capture_decode_steps(steps, slots, device, sizes.context_length, progress),
-                capture_mixed_steps(steps, slots, device, sizes.context_length, sizes.max_step_tokens, progress),
+                capture_decode_steps(steps, slots, device, sizes.context_length, progress, timings),
+                capture_mixed_steps(
+                    steps, slots, device, sizes.context_length, sizes.max_step_tokens, progress, timings
+                ),
             )
         except RuntimeError as error:
             if not self._decoder.may_not_be_captured or isinstance(error, torch.OutOfMemoryError):

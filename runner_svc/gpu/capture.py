@@ -2,11 +2,13 @@
 
 Variants of a decode step are timed under real conditions: with a full bucket of rows, each attending to the keys of a
 short prompt in its own blocks. A kernel's time depends on its neighbours and on the memory bandwidth that they leave,
-so timing a product alone or a step without attention would mislead.
+so timing a product alone or a step without attention would mislead. Times of an earlier start are used where there are
+any (`runner_svc.timings`): then only what they chose is captured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -21,21 +23,35 @@ from runner_svc.gpu.step_buffers import PackedStep
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.device import Device
 from runner_svc.interface.progress import Progress
+from runner_svc.timings.start_timings import SizeTimings, StartTimings
 
 # Positions per row of the mixed steps that are timed.
 _POSITIONS_A_ROW = 16
 
 
 def capture_decode_steps(
-    steps: CudaSteps, slots: DeviceSlots, device: Device, context_length: int, progress: Progress
+    steps: CudaSteps,
+    slots: DeviceSlots,
+    device: Device,
+    context_length: int,
+    progress: Progress,
+    timings: StartTimings,
 ) -> StepGraphs:
-    """Captures whole decode passes, by number of rows. May write to any cache block; leaves the slots empty."""
+    """Captures whole decode passes, by number of rows. May write to any cache block; leaves the slots empty.
+
+    Uses the times in `timings`, or adds those that it measures.
+    """
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
     _fill(slots, steps, TIMED_CONTEXT)
     variants = partial(steps.decode_variants, device.current_stream)
-    graphs.capture(variants, device.capture, prepare, device.seconds, progress)
-    graphs.drop_slow(prepare, device.seconds)
+    names = {size: [variant.name for variant in variants(size)] for size in graphs.sizes}
+    if timings.decode is not None and timings.decode.fits(names, graphs.sizes):
+        graphs.capture_known(timings.decode, variants, device.capture, prepare, progress)
+    else:
+        graphs.capture(variants, device.capture, prepare, device.seconds, progress)
+        graphs.drop_slow(prepare, device.seconds)
+        timings.decode = SizeTimings(graphs.seconds, graphs.sizes)
     slots.words.zero_()
     steps.packed.zero_()
     return graphs
@@ -72,27 +88,61 @@ def capture_mixed_steps(
     context_length: int,
     max_step_tokens: int,
     progress: Progress,
+    timings: StartTimings,
 ) -> StepGraphs:
     """Captures the layers of mixed steps, by positions, up to the size from which a graph saves little GPU time.
 
-    First times the fusions of products in mixed steps, and compiles the chosen ones for steps of all sizes.
+    First times the fusions of products in mixed steps, and compiles the chosen ones for steps of all sizes. Uses the
+    times in `timings`, or adds those that it measures.
     """
 
-    def run(bucket: int, fusions: Fusions | None = None) -> None:
-        steps.forward_mixed(device.current_stream(), bucket, fusions)
+    def run(bucket: int) -> None:
+        steps.forward_mixed(device.current_stream(), bucket)
 
-    progress("timing mixed steps", 0.0)
-    timed: dict[int, dict[Fusions, float]] = {}
-    for size in timed_positions(max_step_tokens, steps.has_experts):
-        _fill(slots, steps, size)
-        prepare_mixed(steps, context_length, size)
-        replays = {fusions: device.capture(partial(run, size, fusions)) for fusions in steps.mixed_fusions()}
-        for _ in range(2):  # only the second round counts: the first takes the GPU to its power limit
-            timed[size] = {fusions: device.seconds(replay) for fusions, replay in replays.items()}
-    steps.fusions = FusionChoice(timed)
+    fusions = {each.name: each for each in steps.mixed_fusions()}
+    names = dict.fromkeys(timed_positions(max_step_tokens, steps.has_experts), fusions)
+    graphs = StepGraphs(token_sizes(max_step_tokens))
+    known = timings.mixed
+    if known is not None and not known.fits(names, graphs.sizes):
+        known = None
+    timed = (
+        known.seconds if known is not None else _timed_fusions(steps, slots, device, context_length, names, progress)
+    )
+    steps.fusions = FusionChoice(
+        {size: {fusions[name]: taken for name, taken in times.items()} for size, times in timed.items()}
+    )
+    progress("compiling products", 0.0)
     steps.compile_products(max_step_tokens)
     slots.words.zero_()
     steps.packed.zero_()
-    graphs = StepGraphs(token_sizes(max_step_tokens))
-    graphs.capture_small(run, device.capture, device.is_late, progress)
+    if known is not None:
+        graphs.sizes = list(known.sizes)
+        graphs.capture_small(run, device.capture, lambda launch, replay: True, progress)
+    else:
+        graphs.capture_small(run, device.capture, device.is_late, progress)
+        timings.mixed = SizeTimings(timed, list(graphs.sizes))
     return graphs
+
+
+def _timed_fusions(
+    steps: CudaSteps,
+    slots: DeviceSlots,
+    device: Device,
+    context_length: int,
+    fusions: Mapping[int, Mapping[str, Fusions]],
+    progress: Progress,
+) -> dict[int, dict[str, float]]:
+    """Returns the times of mixed steps, by positions and name of the fusions."""
+
+    def run(size: int, chosen: Fusions) -> None:
+        steps.forward_mixed(device.current_stream(), size, chosen)
+
+    progress("timing mixed steps", 0.0)
+    timed: dict[int, dict[str, float]] = {}
+    for size, named in fusions.items():
+        _fill(slots, steps, size)
+        prepare_mixed(steps, context_length, size)
+        replays = {name: device.capture(partial(run, size, chosen)) for name, chosen in named.items()}
+        for _ in range(2):  # only the second round counts: the first takes the GPU to its power limit
+            timed[size] = {name: device.seconds(replay) for name, replay in replays.items()}
+    return timed

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from runner_svc.interface.device import Launch, Replay
+from runner_svc.timings.start_timings import SizeTimings
 
 Prepare = Callable[[int, int], None]
 """Called with a size and a number of rows; sets the input of a step of these rows, padded to the size."""
@@ -67,6 +68,7 @@ class StepGraphs:
         Keeps the fastest of `variants(size)` at a full step. `capture` makes a graph of a launch; `seconds` times a
         replay.
         """
+        progress("capturing CUDA graphs", 0.0)
         for done, size in enumerate(reversed(self.sizes), 1):
             prepare(size, size)
             replays = {variant.name: capture(variant.launch) for variant in variants(size)}
@@ -76,6 +78,23 @@ class StepGraphs:
                 times |= {name: min(times[name], seconds(replays[name])) for name in close}
             self.seconds[size] = times
             self._replays[size] = replays[self.variant(size)]
+            progress("capturing CUDA graphs", done / len(self.sizes))
+
+    def capture_known(
+        self,
+        known: SizeTimings,
+        variants: Callable[[int], Sequence[Variant]],
+        capture: Callable[[Launch], Replay],
+        prepare: Prepare,
+        progress: Callable[[str, float], None],
+    ) -> None:
+        """Captures the fastest variant of the sizes that `known` kept, as `capture` and `drop_slow` would choose."""
+        self.seconds, self.sizes = known.seconds, known.sizes
+        progress("capturing CUDA graphs", 0.0)
+        for done, size in enumerate(reversed(self.sizes), 1):
+            prepare(size, size)
+            launches = {variant.name: variant.launch for variant in variants(size)}
+            self._replays[size] = capture(launches[self.variant(size)])
             progress("capturing CUDA graphs", done / len(self.sizes))
 
     def variant(self, size: int) -> str:
@@ -91,6 +110,7 @@ class StepGraphs:
         progress: Callable[[str, float], None],
     ) -> None:
         """Captures `run(size)` for ascending sizes until `is_worth_it` returns False."""
+        progress("capturing CUDA graphs of mixed steps", 0.0)
         for done, size in enumerate(self.sizes, 1):
             launch = partial(run, size)
             replay = capture(launch)

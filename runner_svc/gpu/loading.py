@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +24,11 @@ from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.timings.timings_file import TimingsFile
+from runner_svc.timings.timings_key import timings_key
+
+_NOT_TIMED = ("dtype", "random_weights", "timings")
+"""Options that change no times, or that the key of the timings has anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class GpuOptions:
     gpu_memory: float
     fp8_cache: bool = False
     decoder: DecoderSetting = "auto"
+    timings: Literal["reuse", "measure"] = "reuse"
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
@@ -96,6 +102,7 @@ def _own(
         device,
         sizes,
         progress,
+        _kept_timings(cache_folder, raw, dtype, options),
     )
 
 
@@ -117,6 +124,7 @@ def _transformers(
         device,
         options.sizes(config.context_length),
         progress,
+        _kept_timings(cache_folder, raw, dtype, options),
     )
 
 
@@ -127,6 +135,11 @@ def _described(
     model = describe_model(name, folder, config, version, cache_folder)
     model.context_length = options.sizes(config.context_length).context_length
     return model
+
+
+def _kept_timings(cache_folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, options: GpuOptions) -> TimingsFile:
+    given = {name: value for name, value in asdict(options).items() if name not in _NOT_TIMED}
+    return TimingsFile(cache_folder, timings_key(raw, dtype, given), reuse=options.timings == "reuse")
 
 
 def stored_dtype(config: Mapping[str, object]) -> torch.dtype:

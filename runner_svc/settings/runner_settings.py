@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from roster_common.endpoints import check_link, check_listen
 from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
@@ -138,6 +139,13 @@ class RunnerSettings(ServiceSettings):
         description="Maximum number of tokens of one sequence, prompt and output; default: the model's context length.",
         json_schema_extra=EVERYONE,
     )
+    timings: Literal["reuse", "measure"] = Field(
+        "reuse",
+        description="Times of kernels and steps, by which a start on a GPU chooses between variants. reuse: those that "
+        "an earlier start on the same model of card kept in cache_dir, for the same release, libraries, model and "
+        "sizes; measure: measures them again and keeps them.",
+        json_schema_extra=tuning("the kept times are wrong, as another program used the GPU while they were measured"),
+    )
     threads: int = Field(
         0,
         ge=0,
@@ -146,7 +154,7 @@ class RunnerSettings(ServiceSettings):
     )
     cache_dir: Path = Field(
         default_factory=default_cache_folder,
-        description="Folder of converted models, tokenizers and runner names; "
+        description="Folder of converted models, tokenizers, compiled kernels, timings and runner names; "
         "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
@@ -184,6 +192,9 @@ class RunnerSettings(ServiceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged.", json_schema_extra=OPERATORS
     )
+
+    _addresses = field_validator("health_listen")(check_listen)
+    _link = field_validator("link")(check_link)
 
     @model_validator(mode="after")
     def _keys_come_together(self) -> Self:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+import structlog
+
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
@@ -13,6 +15,8 @@ from runner_svc.startup.device_choice import BrokenGpu
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 _TEST_CONTEXT_LENGTH = 8192
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +137,12 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
+    from runner_svc.cuda.module import LOADS
     from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
     from runner_svc.interface.pool_size import OutOfMemory
     from runner_svc.startup.gpu_probe import failure
 
-    choose_kernel_cache()
+    choose_kernel_cache(settings.cache_dir)
     sizes = Sizes.of(settings, on_gpu=True)
     options = GpuOptions(
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
@@ -150,9 +155,10 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         gpu_memory=settings.gpu_memory,
         fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
         decoder=settings.decoder,
+        timings=settings.timings,
     )
     try:
-        return load_cuda_backend(settings.model, settings.cache_dir, options, progress)
+        backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress)
     except OutOfMemory as error:
         raise UnusableSettings(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -171,6 +177,8 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
             raise
         told = f"while the model loads, {obstacle}"
         raise (BrokenGpu if obstacle.may_pass else UnusableSettings)(told) from error
+    log.info("loaded the kernels", modules=LOADS.count, seconds=round(LOADS.seconds, 2))
+    return backend
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:

@@ -64,7 +64,7 @@ def choose_device(settings: RunnerSettings) -> DeviceChoice:
         ) from error
     if settings.device == "cpu":
         return DeviceChoice("cpu")
-    obstacle = gpu_obstacle()
+    obstacle = gpu_obstacle(settings.cache_dir)
     if obstacle is None:
         return DeviceChoice("cuda")
     if settings.device == "cuda" or obstacle.may_pass:

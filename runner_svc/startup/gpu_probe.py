@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from runner_svc.startup.kernel_cache import choose_kernel_cache
+
 # Lowest compute capability of the kernels (asynchronous copies, bf16 in tensor cores).
 LEAST_CAPABILITY = (8, 0)
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
@@ -58,9 +60,17 @@ class Obstacle:
         return f"{self.why}: {self.advice}"
 
 
-def gpu_obstacle() -> Obstacle | None:
-    """Returns None if the kernels can run. Initialises CUDA, which the backend would do otherwise."""
-    return torch_obstacle() or _card_obstacle() or _cupy_obstacle()
+def gpu_obstacle(cache_folder: Path | None = None) -> Obstacle | None:
+    """Returns None if the kernels can run. Initialises CUDA, which the backend would do otherwise.
+
+    CuPy keeps compiled kernels below `cache_folder`, unless CUPY_CACHE_DIR says where.
+    """
+    obstacle = torch_obstacle() or _card_obstacle()
+    if obstacle is not None:
+        return obstacle
+    if cache_folder is not None:
+        choose_kernel_cache(cache_folder)
+    return _cupy_obstacle()
 
 
 def failure(error: Exception) -> Obstacle | None:

@@ -20,12 +20,15 @@ from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.execution.runner import Runner
+from runner_svc.timings.start_timings import COST_FIELDS, StartTimings
 
 GPU_SECONDS, CPU_SECONDS = 2.0, 0.4
 """Time after which no further step is measured."""
 _COPIED_BLOCKS = 64
 """Blocks that one plan copies: a copy needs as much memory again."""
 _DEPTH = 2
+_WARMING = 5
+"""Steps that `warm_up` executes."""
 _MOST_STEPS = 4
 """Steps of one kind in a row, each of which adds a position to every decoding row."""
 
@@ -95,6 +98,29 @@ def measured_step_costs(runner: Runner, on_gpu: bool) -> list[plan_pb2.StepCost]
         costs.clear()
     runner.reset()
     return costs
+
+
+def kept_step_costs(timings: StartTimings) -> list[plan_pb2.StepCost]:
+    """Returns what an earlier start measured; [] if it measured nothing."""
+    return [plan_pb2.StepCost(**dict(zip(COST_FIELDS, cost, strict=True))) for cost in timings.step_costs or []]
+
+
+def keep_step_costs(timings: StartTimings, costs: list[plan_pb2.StepCost]) -> None:
+    """Adds the costs to the timings, if there are any."""
+    if costs:
+        timings.step_costs = [[getattr(cost, name) for name in COST_FIELDS] for cost in costs]
+
+
+def warm_up(runner: Runner) -> None:
+    """Executes a few small steps once, so that libraries are loaded; leaves the runner as `measured_step_costs`."""
+    measurement = _Measurement(runner)
+    try:
+        for step in steps_to_measure(measurement.hello)[:_WARMING]:
+            measurement.fill_cache(step)
+            measurement.cost(step, 0, 1)
+    except PlanFault as fault:
+        log.warning("the first steps failed", reason=str(fault))
+    runner.reset()
 
 
 class _Measurement:

@@ -25,7 +25,7 @@ ORDER = {
     "runner_svc": (
         "interface settings gguf hub weights model/folder model/families model/tokenizer model model/checkpoint "
         "catalog sampling cuda cuda/products cuda/experts attention decoder transformers_decoder "
-        "transformers_decoder/gpu batch backends gpu execution link startup ."
+        "transformers_decoder/gpu timings batch backends gpu execution link startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "

@@ -21,6 +21,7 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        monkeypatch.setattr(gpu_probe, "choose_kernel_cache", lambda folder: None)
         self._is_here(True)
         self.cupy(runtime=None, nvrtc=None)
 

@@ -12,6 +12,7 @@ from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.timings.timings_file import TimingsFile
 from tests.support.host_device import HostDevice, HostLaunchers
 
 
@@ -29,6 +30,7 @@ def host_backend(
     dtype: torch.dtype = torch.float32,
     fp8_cache: bool = False,
     device: HostDevice | None = None,
+    kept_timings: TimingsFile | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
     config = ModelConfig.from_hugging_face(read_config(folder))
@@ -41,4 +43,5 @@ def host_backend(
         device or HostDevice(),
         CudaSizes(num_slots, block_size, max_step_tokens, config.context_length, num_blocks, fp8_cache=fp8_cache),
         no_progress,
+        kept_timings,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.layer_reader import LayerReader
+from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
@@ -49,6 +51,12 @@ class Checkpoint:
         tensor: Tensor = self._open(self.tensors[name].path).get_tensor(name)
         return tensor
 
+    def on(self, device: torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
+        """Returns what reads tensors to the device, as stored, while the context is open."""
+        if device.type == "cuda":
+            return StagedReader(self.tensors, device, self.read)
+        return nullcontext(lambda name: self.read(name).to(device))
+
     def _open(self, path: Path) -> Any:
         if path not in self._open_files:
             self._open_files[path] = safe_open(path, framework="pt")
@@ -58,7 +66,10 @@ class Checkpoint:
 def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
-    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration."""
+    """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
+
+    On a GPU, layers are complete for the stream that is current on iteration and, after it, for all.
+    """
     if config.why_shorter is not None:
         log.warning(
             f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
@@ -66,23 +77,21 @@ def load_weights(
     checkpoint = Checkpoint(folder)
     check_tensors(checkpoint.tensors, config)
 
+    opened = ExitStack()
+    read_exact = opened.enter_context(checkpoint.on(device))
+
     def read(name: str) -> Tensor:
-        return checkpoint.read(name).to(device=device, dtype=dtype)
+        return read_exact(name).to(dtype)
 
-    def read_exact(name: str) -> Tensor:
-        return checkpoint.read(name).to(device)
-
+    progress("loading weights", 0.0)
     reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
     embeddings, head = _ends(
         checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
     )
-    return ModelWeights(
-        embeddings=embeddings,
-        head=head,
-        norm=reader.norm(config.names.norm, config.norm),
-        layers=_layers(reader, progress),
-        positions=reader.positions(),
-    )
+    norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
+    return ModelWeights(embeddings, head, norm, layers=_layers(reader, progress, opened), positions=positions)
 
 
 def _ends(
@@ -108,11 +117,12 @@ def _ends(
     return embeddings, head
 
 
-def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
+def _layers(reader: LayerReader, progress: Progress, opened: ExitStack) -> Iterator[LayerWeights]:
     num_layers = reader.config.num_layers
-    for index in range(num_layers):
-        yield reader.layer(index)
-        progress("loading weights", (index + 1) / num_layers)
+    with opened:
+        for index in range(num_layers):
+            yield reader.layer(index)
+            progress("loading weights", (index + 1) / num_layers)
 
 
 def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:

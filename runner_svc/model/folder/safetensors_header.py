@@ -30,6 +30,9 @@ class StoredTensor:
     dtype: str
     """As safetensors names it: F32, BF16, ..."""
     shape: tuple[int, ...]
+    begin: int = 0
+    """Place of its first byte in the file."""
+    num_bytes: int = 0
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -51,7 +54,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
             raise BrokenModel(f"{path} is cut off after {size} bytes, within its header: {AGAIN}.")
         file.seek(_LENGTH_BYTES)
         header = _header(path, file.read(length))
-    tensors, end = _tensors(path, header)
+    tensors, end = _tensors(path, header, _LENGTH_BYTES + length)
     data_bytes = size - _LENGTH_BYTES - length
     if end > data_bytes:
         raise BrokenModel(f"{path} is cut off: it has {data_bytes} bytes of tensors in place of {end}: {AGAIN}.")
@@ -71,8 +74,8 @@ def _header(path: Path, content: bytes) -> dict[str, Any]:
     return header
 
 
-def _tensors(path: Path, header: dict[str, Any]) -> tuple[dict[str, StoredTensor], int]:
-    """Returns the tensors, and the number of bytes that they take."""
+def _tensors(path: Path, header: dict[str, Any], first: int) -> tuple[dict[str, StoredTensor], int]:
+    """Returns the tensors, and the number of bytes that they take from byte `first` on."""
     tensors, extents = {}, []
     for name, entry in header.items():
         try:
@@ -82,7 +85,7 @@ def _tensors(path: Path, header: dict[str, Any]) -> tuple[dict[str, StoredTensor
             raise BrokenModel(f"{path} has a broken entry for tensor {name!r} in its header: {AGAIN}.") from error
         if dtype in ELEMENT_BYTES and prod(shape) * ELEMENT_BYTES[dtype] != end - begin:
             raise BrokenModel(f"{path} has {end - begin} bytes for tensor {name!r}, {dtype} {shape}: {AGAIN}.")
-        tensors[name] = StoredTensor(path, str(dtype), shape)
+        tensors[name] = StoredTensor(path, str(dtype), shape, first + begin, end - begin)
     reached = 0
     for begin, end in sorted(extents):
         if begin != reached or end < begin:

@@ -125,9 +125,9 @@ def test_the_ready_line_says_why_it_is_the_cpu(gpu: FakeGpu, monkeypatch: pytest
     monkeypatch.setattr(service.signal, "signal", mock.Mock())
     with capture_logs() as logs:
         assert service.serve(RunnerSettings(), lambda *arguments: mock.Mock()) == 0
-    assert [line["event"].partition(" ")[0] for line in logs] == ["the", "measured", "ready", "stopped"]
+    assert [line["event"].partition(" ")[0] for line in logs] == ["the", "measured", "started", "ready", "stopped"]
     assert logs[0]["event"] == "the GPU is not used: the model runs on the CPU"
-    assert logs[2]["no_gpu"] == "CuPy is not installed"
+    assert logs[3]["no_gpu"] == "CuPy is not installed"
 
 
 def test_torch_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
