@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
-import multiprocessing
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,8 +181,8 @@ def compile_all(keys: Sequence[Key]) -> None:
     """Compiles in parallel."""
     unique, begin = list(dict.fromkeys(keys)), time.monotonic()
     workers = max(1, min(14, (os.cpu_count() or 2) - 1))
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for error in pool.imap_unordered(compile_one, unique, chunksize=1):
+    with ThreadPoolExecutor(workers) as pool:  # NVRTC does not hold the interpreter's lock
+        for error in pool.map(compile_one, unique):
             if error:
                 print("COMPILE", error[:600], flush=True)
     print(f"compiled {len(unique)} kernels in {time.monotonic() - begin:.0f} s", flush=True)
