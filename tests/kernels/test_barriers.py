@@ -15,7 +15,6 @@ import torch
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant
-from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.few_rows import product_defines as int4_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
