@@ -7,12 +7,12 @@ L2 holds none of them. Each result is compared with the format's definition. TB/
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +124,14 @@ def variants(matrix: Matrix, rows: int, grouped: bool, tune: bool) -> list[Fp8Va
     return [each for each in dict.fromkeys(found) if each.stages >= max(3, each.batch)]
 
 
-def compile_one(name: str, defines: dict[str, int | str]) -> str:
-    try:
-        load(name, defines)
-    except Exception as error:
-        return f"{name} {defines}: {str(error)[-600:]}"
-    return ""
-
-
 def product_defines(matrix: Matrix, variant: Fp8Variant) -> dict[str, int | str]:
     return variant.defines | {
         "STATIC": 0, "EPILOGUE": EPILOGUES[matrix.kind], "OUT": "__nv_bfloat16", "ACTIVATION": "silu"
     }  # fmt: skip
 
 
-def compile_all(plan: Sequence[tuple[Matrix, int, bool, list[Fp8Variant]]], workers: int) -> None:
-    """Fills the cache of kernels by several processes."""
+def jobs_of(plan: Sequence[tuple[Matrix, int, bool, list[Fp8Variant]]]) -> list[tuple[str, dict[str, int | str]]]:
+    """Returns the kernels that the plan needs, with their macros."""
     jobs: dict[str, tuple[str, dict[str, int | str]]] = {}
 
     def add(name: str, defines: dict[str, int | str]) -> None:
@@ -162,9 +154,15 @@ def compile_all(plan: Sequence[tuple[Matrix, int, bool, list[Fp8Variant]]], work
         threads = min(512, matrix.width // 16)
         vectors = -(-matrix.width // 16 // threads)
         add("fp8_rows", {"WIDTH": matrix.width, "VECTORS": vectors, "GROUPED": int(grouped), "STATIC": 0, "GATED": 0})
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        faults = [fault for fault in pool.map(compile_one, *zip(*jobs.values(), strict=True)) if fault]
-    log(f"compiled {len(jobs)} kernels, {len(faults)} failed {faults[:2]}")
+    return list(jobs.values())
+
+
+def compile_all(workers: int) -> None:
+    """Fills the cache of kernels by several processes, each of which compiles its share."""
+    command = [sys.executable, "-m", "bench.products.fp8", *sys.argv[1:]]
+    processes = [subprocess.Popen([*command, "--share", str(index)]) for index in range(workers)]
+    failed = sum(process.wait() != 0 for process in processes)
+    log(f"compiled, {failed} processes failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +353,7 @@ def main() -> None:
     parser.add_argument("--grouped", action="store_true")
     parser.add_argument("--torch", nargs="*", type=int, default=())
     parser.add_argument("--linear", nargs="*", type=int, default=())
+    parser.add_argument("--share", type=int, help="compile this share of the kernels, by the number of workers")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--output", type=Path)
@@ -363,8 +362,12 @@ def main() -> None:
     lines: list[str] = []
     kinds = [False, True] if arguments.grouped else [False]
     plan = [case for grouped in kinds for case in cases(arguments.rows, grouped, arguments.tune and not grouped)]
+    if arguments.share is not None:
+        for name, defines in jobs_of(plan)[arguments.share :: arguments.workers]:
+            load(name, defines)
+        return
     if arguments.workers:
-        compile_all(plan, arguments.workers)
+        compile_all(arguments.workers)
     if arguments.compile_only:
         return
     log(f"{card()}, copy {copy_bandwidth():.2f} TB/s")

@@ -27,6 +27,15 @@ _TWO_BLOCKS = partial(Int4Variant.choose, 2)
 _MAX_MAPS = 4096
 
 
+def fits_few_rows(matrix: Matrix) -> bool:
+    """Returns whether the kernel supports this matrix."""
+    return (
+        isinstance(matrix, PackedInt4Matrix)
+        and matrix.rows % TILE_ROWS == 0  # of which half are gate and half up
+        and matrix.columns % PLANE == 0
+    )
+
+
 class Int4Products:
     """The products of one model, which computes in `dtype`; x has up to 128 rows.
 
@@ -53,11 +62,7 @@ class Int4Products:
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether the kernel supports this matrix."""
-        return (
-            isinstance(matrix, PackedInt4Matrix)
-            and matrix.rows % TILE_ROWS == 0  # of which half are gate and half up
-            and matrix.columns % PLANE == 0
-        )
+        return fits_few_rows(matrix)
 
     def store(
         self,

@@ -18,8 +18,9 @@ from runner_svc.cuda.fp8.product import Fp8Products
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
 from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
-from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.few_rows import Int4Products, fits_few_rows
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.offset_matrix import OffsetInt4Linear, OffsetInt4Matrix, with_offsets
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
@@ -64,8 +65,11 @@ class MatrixKernels:
     """Any number of rows."""
     gated: Callable[[ProductSettings], GatedLauncher | None] | None = None
     """Any number of rows, gate and up with the activation."""
-    as_plain: bool = False
-    """Plain numbers take its place: the class has no kernels yet, and its own methods dequantize at every step."""
+    replace: Callable[[Matrix, torch.dtype], Matrix] | None = None
+    """Returns another matrix with its numbers, plain ones of the type that is computed in or one that has kernels.
+
+    For classes that have none: their own methods dequantize at every step.
+    """
     few_rows: Callable[[ProductSettings, int], ProductLauncher | None] | None = None
     """Up to 128 rows. The second argument is the number of blocks per multiprocessor, by which variants are timed."""
 
@@ -118,6 +122,21 @@ def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | 
     return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 
+def _plain(matrix: Matrix, dtype: torch.dtype) -> Matrix:
+    return PlainMatrix(matrix.dequantized().to(dtype))
+
+
+def _gguf(matrix: Matrix, dtype: torch.dtype) -> Matrix:
+    """Without kernels of few rows, 4-bit numbers would be slower than plain ones."""
+    made = with_offsets(matrix, dtype) if isinstance(matrix, GgufMatrix) and is_hopper() else None
+    return _plain(matrix, dtype) if made is None or not fits_few_rows(made.packed) else made
+
+
+def _offset_linear(settings: ProductSettings) -> LinearLauncher:
+    few_rows = _int4_products(settings) if is_hopper() else None
+    return OffsetInt4Linear(Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows))
+
+
 def _fp8_linear(settings: ProductSettings) -> Fp8Linear | None:
     if not is_hopper() or settings.dtype is not torch.bfloat16:
         return None
@@ -133,9 +152,10 @@ def _fp8_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | N
 
 KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     PlainMatrix: MatrixKernels(gated=_plain_gated, few_rows=_plain_few_rows),
-    GgufMatrix: MatrixKernels(as_plain=True),
-    Int8Matrix: MatrixKernels(as_plain=True),
-    Mxfp4Matrix: MatrixKernels(as_plain=True),
+    GgufMatrix: MatrixKernels(replace=_gguf),
+    OffsetInt4Matrix: MatrixKernels(linear=_offset_linear),
+    Int8Matrix: MatrixKernels(replace=_plain),
+    Mxfp4Matrix: MatrixKernels(replace=_plain),
     Int4Matrix: MatrixKernels(prepare=_pack_int4),
     PackedInt4Matrix: MatrixKernels(linear=_int4_linear, gated=_int4_gated, few_rows=_int4_few_rows),
     Fp8Matrix: MatrixKernels(linear=_fp8_linear, gated=_fp8_linear, few_rows=_fp8_few_rows),
@@ -175,8 +195,10 @@ def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16, *, all_plain: 
     if isinstance(matrix, PlainMatrix):
         return matrix
     kernels = KERNELS.get(type(matrix), MatrixKernels())
-    if kernels.as_plain or all_plain:
-        return PlainMatrix(matrix.dequantized().to(dtype))
+    if all_plain:
+        return _plain(matrix, dtype)
+    if kernels.replace is not None:
+        return kernels.replace(matrix, dtype)
     return matrix if kernels.prepare is None else kernels.prepare(matrix)
 
 

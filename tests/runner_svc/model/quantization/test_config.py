@@ -145,7 +145,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**GPTQ, "bits": True}, "bits' True"),
     ({**GPTQ, "group_size": 16}, "group_size' 16"),
     ({**GPTQ, "dynamic": {"-:.*": {}}}, "dynamic"),
-    ({**GPTQ, "lm_head": True}, "the head is quantized"),
+    ({**GPTQ, "lm_head": "yes"}, "lm_head.* to be of type bool"),
     ({**GPTQ, "checkpoint_format": "marlin"}, "'marlin'"),
     ({**GPTQ, "checkpoint_format": "gptq", "format": "gptq_v2"}, "differ"),
     ({**GPTQ, "no such key": 1}, "'quantization_config.no such key'"),
