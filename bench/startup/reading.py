@@ -68,7 +68,7 @@ def _time(folder: Path, config: ModelConfig, name: str) -> None:
     wrong = [
         stored
         for stored, read in (
-            (config.names.head, getattr(loaded.head, "weight", loaded.head)),
+            (config.names.head, loaded.head.weight),
             ("model.layers.0.self_attn.v_proj", layers[0].qkv.weight[-config.num_kv_heads * config.head_dim :]),
             (f"model.layers.{config.num_layers - 1}.mlp.down_proj", mlp.down.weight),
         )
