@@ -108,11 +108,14 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         changed(lambda content: content["timings"]["decode"]["seconds"].update({"4": {}})),
         changed(lambda content: content["timings"]["decode"]["seconds"]["1"].update(own=-1.0)),
         changed(lambda content: content["timings"]["decode"]["seconds"]["1"].update(own=float("nan"))),
+        changed(lambda content: content["timings"]["decode"]["seconds"]["1"].update(own=10**400)),
         changed(lambda content: content["timings"]["decode"].update(sizes=[2, 1])),
         changed(lambda content: content["timings"]["mixed"].update(sizes=[True])),
         changed(lambda content: content["timings"].update(mixed=[])),
         changed(lambda content: content["timings"]["step_costs"][0].pop()),
         changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 0]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 1 << 32, 0, 0, 1]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 1 << 64]])),
     ],
 )
 def test_a_damaged_file_is_a_warning_and_is_replaced(damage: Callable[[str], str], tmp_path: Path) -> None:
