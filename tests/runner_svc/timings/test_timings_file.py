@@ -175,6 +175,9 @@ def test_the_key_has_whatever_changes_times(
     for name, value in (("_driver_version", "581.1"), ("_processor", "another"), ("_version", "9.9")):
         monkeypatch.setattr(key_module, name, lambda *names, value=value: value)
         keys += [timings_key(config, torch.bfloat16, options)]
+    for variable, value in (("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")):
+        monkeypatch.setenv(variable, value)
+        keys += [timings_key(config, torch.bfloat16, options)]
     for name in ("a.cuh", "b.py"):
         (tmp_path / name).write_text("new")
         sources_hash.cache_clear()
