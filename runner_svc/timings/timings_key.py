@@ -1,4 +1,4 @@
-"""What timings depend on: the card, the driver and libraries, their variables, the sources, the model's shape, the sizes.
+"""What timings depend on: card, driver and libraries, their variables, the sources, the model's shape, and the sizes.
 
 The card's power limit and locked clocks are not part of it (docs/operators.md).
 """

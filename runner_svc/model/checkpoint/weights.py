@@ -77,20 +77,21 @@ def load_weights(
     checkpoint = Checkpoint(folder)
     check_tensors(checkpoint.tensors, config)
 
-    opened = ExitStack()
-    read_exact = opened.enter_context(checkpoint.on(device))
+    with ExitStack() as opening:
+        read_exact = opening.enter_context(checkpoint.on(device))
 
-    def read(name: str) -> Tensor:
-        return read_exact(name).to(dtype)
+        def read(name: str) -> Tensor:
+            return read_exact(name).to(dtype)
 
-    progress("loading weights", 0.0)
-    reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
-    embeddings, head = _ends(
-        checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
-    )
-    norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
+        progress("loading weights", 0.0)
+        reader = LayerReader(config, config.names.start(checkpoint.__contains__), read, checkpoint.tensors, read_exact)
+        embeddings, head = _ends(
+            checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
+        )
+        norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
+        opened = opening.pop_all()
     return ModelWeights(embeddings, head, norm, layers=_layers(reader, progress, opened), positions=positions)
 
 
