@@ -86,7 +86,7 @@ def proxy_options(target: str) -> Sequence[tuple[str, int]]:
     `target`: "host:port" or a gRPC name such as "dns:///host:port". Raises ValueError for IPv6 without brackets, and
     for a port that does not exist, which gRPC takes modulo 65,536.
     """
-    if target.startswith("unix"):  # a path, which may hold a colon
+    if target.startswith(("unix:", "unix-abstract:")):  # a path, which may hold a colon
         return ()
     hosts = [_host(address) for address in target.rpartition("/")[2].split(",")]
     return WITHOUT_PROXY if all(map(_is_here, hosts)) else ()

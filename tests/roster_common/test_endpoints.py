@@ -66,7 +66,9 @@ def test_wrong_links(endpoint: str, why: str) -> None:
         check_link(endpoint)
 
 
-@pytest.mark.parametrize("target", ["h:99999", "[::1]:65536", "dns:///h:99999", "ipv4:10.0.0.1:1,10.0.0.2:70000"])
+@pytest.mark.parametrize(
+    "target", ["h:99999", "unixbox:99999", "[::1]:65536", "dns:///h:99999", "ipv4:10.0.0.1:1,10.0.0.2:70000"]
+)
 def test_a_target_whose_port_does_not_exist(target: str) -> None:
     """gRPC would dial 34463 instead of 99999."""
     with pytest.raises(ValueError, match="a port is at most 65535"):
