@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +84,26 @@ def test_runners_that_start_at_once_read_whole_files(tmp_path: Path) -> None:
         list(runners.map(start, (1, 2, 3)))
     assert {line["log_level"] for line in lines} == {"info"}
     assert [path.suffix for path in (tmp_path / "timings").iterdir()] == [".json"]
+
+
+def test_other_users_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = kept(tmp_path).path
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_full_disk_is_a_warning_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kept(tmp_path).path
+    again = TimingsFile(tmp_path, KEY, reuse=False)
+    again.timings.step_costs = [[1, 256, 0, 0, 1]]
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        patch.setattr(Path, "replace", lambda *paths: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        again.keep()
+    assert [line["log_level"] for line in lines] == ["warning"] and list(path.parent.iterdir()) == [path]
+    assert opened(tmp_path)[0] == measured()
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
