@@ -70,7 +70,7 @@ class TimingsFile:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file that whoever may read the folder's new files may read: other users' runners, too."""
+    """Writes a file that other users' runners may read, unless the umask forbids it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
