@@ -87,7 +87,9 @@ class TorchBackend:
         folder = model_folder(name, cache_folder, progress)
         loaded = load_decoder(folder, decoder, progress)
         return cls(
-            describe_model(name, folder, loaded.config, weights_fingerprint(folder, torch.float32), cache_folder),
+            describe_model(
+                name, folder, loaded.config, weights_fingerprint(folder, torch.float32), cache_folder, progress
+            ),
             loaded,
             num_blocks=num_blocks,
             block_size=block_size,

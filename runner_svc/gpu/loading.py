@@ -89,13 +89,14 @@ def _own(
     progress: Progress,
 ) -> CudaBackend:
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
+    model = _described(name, folder, config, dtype, cache_folder, options, progress)
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress)
     else:
         weights = load_weights(folder, config, dtype, device.device, progress)
     launchers = CudaLaunchers(config, dtype)
     return CudaBackend(
-        _described(name, folder, config, dtype, cache_folder, options),
+        model,
         config,
         lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),
         launchers,
@@ -117,7 +118,7 @@ def _transformers(
     )
     config = decoder.config
     return CudaBackend(
-        _described(name, folder, config, dtype, cache_folder, options),
+        _described(name, folder, config, dtype, cache_folder, options, progress),
         config,
         lambda: decoder,
         launchers,
@@ -129,10 +130,16 @@ def _transformers(
 
 
 def _described(
-    name: str, folder: Path, config: ServedConfig, dtype: torch.dtype, cache_folder: Path, options: GpuOptions
+    name: str,
+    folder: Path,
+    config: ServedConfig,
+    dtype: torch.dtype,
+    cache_folder: Path,
+    options: GpuOptions,
+    progress: Progress,
 ) -> Any:
     version = f"random-{dtype}" if options.random_weights else weights_fingerprint(folder, dtype)
-    model = describe_model(name, folder, config, version, cache_folder)
+    model = describe_model(name, folder, config, version, cache_folder, progress)
     model.context_length = options.sizes(config.context_length).context_length
     return model
 
