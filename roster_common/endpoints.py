@@ -13,6 +13,7 @@ LETTING_GO_S = 4.0
 """Seconds for the processes of a service that was killed to release its ports."""
 
 _LAST_PORT = 65_535
+_TRANSPORTS = ("tcp://", "ipc://", "inproc://")
 
 
 def is_loopback_host(host: str) -> bool:
@@ -51,14 +52,18 @@ def check_listen(address: str) -> str:
 
 
 def check_link(endpoint: str) -> str:
-    """Returns a ZeroMQ endpoint. Raises ValueError for one of TCP without a port, or with one that does not exist.
+    """Returns a ZeroMQ endpoint. Raises ValueError for another transport than TCP, IPC and inproc, and for one of TCP
+    without a port, or with one that does not exist.
 
     ZeroMQ takes the port modulo 65,536. The port may be "*" or 0, and a source address and ";" may precede the host.
     """
+    wrong = f"{endpoint!r} is not an endpoint; write tcp://host:port, such as tcp://127.0.0.1:50063"
+    if not endpoint.startswith(_TRANSPORTS):
+        raise ValueError(wrong)
     for address in endpoint.removeprefix("tcp://").split(";") if endpoint.startswith("tcp://") else ():
         host, _, port = address.rpartition(":")
         if not host or not (port == "*" or (port.isascii() and port.isdigit())):
-            raise ValueError(f"{endpoint!r} is not an endpoint; write tcp://host:port, such as tcp://127.0.0.1:50063")
+            raise ValueError(wrong)
         _check_port(endpoint, port)
     return endpoint
 
@@ -86,7 +91,7 @@ def proxy_options(target: str) -> Sequence[tuple[str, int]]:
     `target`: "host:port" or a gRPC name such as "dns:///host:port". Raises ValueError for IPv6 without brackets, and
     for a port that does not exist, which gRPC takes modulo 65,536.
     """
-    if target.startswith("unix"):  # a path, which may hold a colon
+    if target.startswith(("unix:", "unix-abstract:")):  # a path, which may hold a colon
         return ()
     hosts = [_host(address) for address in target.rpartition("/")[2].split(",")]
     return WITHOUT_PROXY if all(map(_is_here, hosts)) else ()

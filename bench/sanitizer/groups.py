@@ -64,7 +64,6 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",
     ),
-    "int4-offsets": Group(("int4_product", "int4_dequantize"), ("test_int4_offsets",), captures=True),
     "formats": Group(("fp8_product", "int4_product"), ("test_formats",), shards=4),
     "quantized": Group(("fp8_product", "int4_product"), ("test_quantized",), shards=2, captures=True),
     "experts": Group(

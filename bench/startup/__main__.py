@@ -2,8 +2,9 @@
 
     python -m bench.startup --shape llama-3.1-8b --folder /dev/shm/model --seconds 105
 
-Writes a random checkpoint of the shape, which stays in the page cache, unless the folder exists. Needs no scheduler:
-the runner is ended once it is ready. `--reading` also reads the weights in several ways, without a runner.
+Writes a random checkpoint of the shape, which stays in the page cache, and removes it at the end. A folder that has a
+model already is only read. Needs no scheduler: the runner is ended once it is ready. `--reading` also reads the weights
+in several ways, without a runner.
 """
 
 from __future__ import annotations
@@ -70,6 +71,15 @@ def start(folder: Path, cache: Path, flags: list[str], until_at: float, profile:
     return found
 
 
+def is_missing(folder: Path) -> bool:
+    """Returns whether the model is to be written, False if it is there. Exits for a folder with other files."""
+    if (folder / "config.json").exists():
+        return False
+    if folder.exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} has files but no config.json: name a model, or a folder that is empty or missing")
+    return True
+
+
 def wait_for(writing: threading.Thread) -> None:
     """Waits for the checkpoint, if it is being written."""
     if writing.is_alive():
@@ -91,7 +101,7 @@ def print_profile(profile: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
-    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/roster-model"))
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/roster-model"), help="a model, or a new folder")
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
     parser.add_argument("--warm", type=int, default=2, help="starts with warm caches")
     parser.add_argument("--reading", action="store_true", help="read the weights in several ways, too")
@@ -99,13 +109,13 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="first start with weights made up, while the checkpoint is written"
     )
-    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    parser.add_argument("--keep", action="store_true", help="keep a folder that was written")
     parser.add_argument("flags", nargs="*", help="of the runner, behind --")
     arguments = parser.parse_args()
     until_at = time.monotonic() + arguments.seconds
     if "cpu" not in arguments.flags:
         require_gpu(kernels=False)
-    is_new = not (arguments.folder / "config.json").exists()
+    is_new = is_missing(arguments.folder)
     if is_new:
         write_folder(arguments.shape, arguments.folder)
     writing = threading.Thread(target=write_checkpoint, args=(arguments.shape, arguments.folder))
@@ -127,7 +137,7 @@ def main() -> None:
         if arguments.profile and time.monotonic() < until_at - 15:
             start(arguments.folder, cache, arguments.flags, until_at, profile)
             print_profile(profile)
-    if not arguments.keep:
+    if is_new and not arguments.keep:
         shutil.rmtree(arguments.folder)
 
 

@@ -90,7 +90,7 @@ class TorchBackend:
         folder = model_folder(name, cache_folder, progress)
         loaded = load_decoder(folder, decoder, progress, on_load)
         version = weights_fingerprint(folder, torch.float32, on_load)
-        model = describe_model(name, folder, loaded.config, version, cache_folder)
+        model = describe_model(name, folder, loaded.config, version, cache_folder, progress)
         if isinstance(loaded.config, ModelConfig):
             model.weight_formats = weight_formats(loaded.config, on_load)
         return cls(

@@ -113,6 +113,7 @@ def capture_mixed_steps(
     )
     progress("compiling products", 0.0)
     steps.compile_products(max_step_tokens)
+    progress("compiling products", 1.0)
     slots.words.zero_()
     steps.packed.zero_()
     if known is not None:
@@ -145,4 +146,5 @@ def _timed_fusions(
         replays = {name: device.capture(partial(run, size, chosen)) for name, chosen in named.items()}
         for _ in range(2):  # only the second round counts: the first takes the GPU to its power limit
             timed[size] = {name: device.seconds(replay) for name, replay in replays.items()}
+        progress("timing mixed steps", len(timed) / len(fusions))
     return timed

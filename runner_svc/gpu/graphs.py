@@ -115,6 +115,7 @@ class StepGraphs:
             launch = partial(run, size)
             replay = capture(launch)
             if not is_worth_it(launch, replay):
+                progress("capturing CUDA graphs of mixed steps", 1.0)
                 break
             self._replays[size] = replay
             progress("capturing CUDA graphs of mixed steps", done / len(self.sizes))

@@ -97,14 +97,14 @@ def _own(
     if not options.tries_formats:
         refuse_formats(config, options.on_load)
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
+    model = _described(name, folder, config, dtype, cache_folder, options, progress)
+    model.weight_formats = weight_formats(config, options.on_load)
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
     else:
         check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
     launchers = CudaLaunchers(config, dtype, all_plain=not options.tries_formats)
-    model = _described(name, folder, config, dtype, cache_folder, options)
-    model.weight_formats = weight_formats(config, options.on_load)
     return CudaBackend(
         model,
         config,
@@ -158,7 +158,7 @@ def _transformers(
     )
     config = decoder.config
     return CudaBackend(
-        _described(name, folder, config, dtype, cache_folder, options),
+        _described(name, folder, config, dtype, cache_folder, options, progress),
         config,
         lambda: decoder,
         launchers,
@@ -170,12 +170,18 @@ def _transformers(
 
 
 def _described(
-    name: str, folder: Path, config: ServedConfig, dtype: torch.dtype, cache_folder: Path, options: GpuOptions
+    name: str,
+    folder: Path,
+    config: ServedConfig,
+    dtype: torch.dtype,
+    cache_folder: Path,
+    options: GpuOptions,
+    progress: Progress,
 ) -> Any:
     version = " ".join(filter(None, ("random", str(dtype), options.on_load.name))).replace(" ", "-", 1)
     if not options.random_weights:
         version = weights_fingerprint(folder, dtype, options.on_load)
-    model = describe_model(name, folder, config, version, cache_folder)
+    model = describe_model(name, folder, config, version, cache_folder, progress)
     model.context_length = options.sizes(config.context_length).context_length
     return model
 

@@ -8,6 +8,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from roster_protos import plan_pb2
+from runner_svc.interface.progress import Progress
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.folder.json_file import read_object
@@ -22,13 +23,19 @@ log = structlog.get_logger()
 
 
 def describe_model(
-    name: str, folder: Path, config: ServedConfig, weights_version: str, cache_folder: Path | None = None
+    name: str,
+    folder: Path,
+    config: ServedConfig,
+    weights_version: str,
+    cache_folder: Path | None = None,
+    progress: Progress = lambda what, share: None,
 ) -> plan_pb2.Model:
     """Returns what the scheduler needs to know of the model.
 
     `name`: the runner's setting `model`. `cache_folder`: keeps the tokenizer there for the next start. Raises
     ModelNotFound if the folder has no tokenizer, UnsupportedModel if its tokenizer or ends of answers can't be served.
     """
+    progress("reading the tokenizer", 0.0)
     try:
         ends, notes = _stated_ends(folder, config)
         parts = read_tokenizer(folder, cache_folder)
@@ -43,6 +50,7 @@ def describe_model(
         raise UnsupportedModel(str(error)) from error
     for note in (*parts.notes, *notes):
         log.info("tokenizer", note=note)
+    progress("reading the tokenizer", 1.0)
     return plan_pb2.Model(
         name=name,
         architecture=config.architecture,

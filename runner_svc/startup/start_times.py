@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 from runner_svc.interface.progress import Progress
@@ -45,8 +46,16 @@ class StartTimes:
     def fields(self) -> dict[str, float]:
         """Returns the total and each phase that took 5 ms or more, in seconds, as fields of a log line."""
         self.begin(self._phase)
-        phases = {phase.lower().replace(" ", "_"): round(taken, 2) for phase, taken in self.seconds.items()}
-        return {"seconds": round(sum(self.seconds.values()), 2), **{name: s for name, s in phases.items() if s}}
+        fields = {"seconds": sum(self.seconds.values())}
+        for phase, taken in self.seconds.items():
+            fields[_field(phase)] = fields.get(_field(phase), 0.0) + taken
+        return {name: round(taken, 2) for name, taken in fields.items() if name == "seconds" or round(taken, 2)}
+
+
+def _field(phase: str) -> str:
+    """Returns the name of a phase's field: its words before the name of a model or a file, which differs by start."""
+    words = takewhile(str.isalpha, phase.lower().replace("'", "").split())
+    return "_".join(words)
 
 
 def process_age_s() -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 COST_FIELDS = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns")
 """Fields of plan.proto's StepCost, in the order in which a list of numbers has them."""
+_MOST = 2**32 - 1
+"""Of the fields before the last, which are uint32."""
+_LONGEST_S = 3600.0
+"""Longer times are none of a step."""
 
 
 @dataclass(slots=True)
@@ -77,9 +80,10 @@ class StartTimings:
 
 def _cost(content: Any) -> list[int]:
     numbers = _list(content)
-    if len(numbers) != len(COST_FIELDS) or not _whole(numbers[-1]):
-        raise ValueError(f"a step's cost has {len(COST_FIELDS)} numbers, and takes time")
-    return [_whole(number, least=0) for number in numbers]
+    if len(numbers) != len(COST_FIELDS):
+        raise ValueError(f"a step's cost has {len(COST_FIELDS)} numbers")
+    *work, step_ns = numbers
+    return [*(_whole(number, least=0) for number in work), _whole(step_ns, most=int(_LONGEST_S * 1e9))]
 
 
 def _object(content: Any, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
@@ -94,13 +98,13 @@ def _list(content: Any) -> list[Any]:
     return content
 
 
-def _whole(number: Any, least: int = 1) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < least:
-        raise ValueError(f"{number!r} is not a whole number of at least {least}")
+def _whole(number: Any, least: int = 1, most: int = _MOST) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise ValueError(f"a number is not a whole one from {least} to {most}")
     return number
 
 
 def _seconds(number: Any) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
-        raise ValueError(f"{number!r} is not a time in seconds")
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= _LONGEST_S:
+        raise ValueError("a time is not one in seconds")
     return float(number)

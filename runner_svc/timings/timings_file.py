@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,12 +70,13 @@ class TimingsFile:
 
 
 def _write(path: Path, text: str) -> None:
+    """Writes a file that other users' runners may read, unless the umask forbids it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    scratch = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with scratch.open("x", encoding="utf-8") as file:
             file.write(text)
-        os.replace(scratch, path)
+        scratch.replace(path)
     except BaseException:
-        os.unlink(scratch)
+        scratch.unlink(missing_ok=True)
         raise

@@ -1,4 +1,7 @@
-"""What timings depend on: the card, the driver and libraries, the sources, the model's shape, and the sizes."""
+"""What timings depend on: card, driver and libraries, their variables, the sources, the model's shape, and the sizes.
+
+The card's power limit and locked clocks are not part of it (docs/operators.md).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ctypes
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -19,6 +23,16 @@ from runner_svc.cuda.sources import PACKAGE, kernel_folder
 
 _PACKAGES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "transformers", "nvidia-cublas", "nvidia-cublas-cu12")
 _ATTRIBUTES = ("MultiProcessorCount", "ClockRate", "MemoryClockRate", "GlobalMemoryBusWidth")
+# Variables that make launches or products slower or faster: for debugging, a share of the card, other algorithms.
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "NVIDIA_TF32_OVERRIDE",
+)
 # Keys of config.json that say nothing of a model's shape.
 _NO_SHAPE = ("_name_or_path", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -34,6 +48,7 @@ def timings_key(config: Mapping[str, Any], dtype: torch.dtype, options: Mapping[
         **{package: version for package in _PACKAGES if (version := _version(package))},
         "cuda": str(torch.version.cuda),
         "portable": str(is_portable()),
+        **{name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
         "sources": sources_hash(PACKAGE, kernel_folder()),
         "model": json.dumps({name: config[name] for name in sorted(config) if name not in _NO_SHAPE}, sort_keys=True),
         "dtype": str(dtype),

@@ -97,6 +97,7 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which requires a GPU"),
         (["--device", "hash", "--kv-cache-dtype", "fp8_e4m3"], "set kv_cache_dtype to 'auto'"),
         (["--device", "hash", "--quantization", "int4"], "has no weights: set quantization to 'none'"),
+        (["--model", "/nope", "--link", "127.0.0.1:5"], "setting link: '127.0.0.1:5' is not an endpoint; write tcp://"),
     ],
 )
 def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], sentence: str) -> None:
@@ -104,7 +105,7 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
 
 
 def test_the_process_reports_it_and_exits() -> None:
-    assert_refused(run("--device", "hash", "--link", "nowhere"), "link is 'nowhere', which is not a usable ZeroMQ")
+    assert_refused(run("--device", "hash", "--link", "tcp://*:5"), "link is 'tcp://*:5', which is not a usable ZeroMQ")
 
 
 def assert_refused(finished: subprocess.CompletedProcess[str] | Ended, sentence: str) -> None:

@@ -49,10 +49,10 @@ def test_settings_that_can_not_be_used_are_told_in_a_sentence(flag: str, sentenc
 
 
 def test_the_process_tells_it_and_ends() -> None:
-    command = [sys.executable, "-m", "scheduler_svc.main", *ANYWHERE, "--link=nowhere"]
+    command = [sys.executable, "-m", "scheduler_svc.main", *ANYWHERE, "--link=ipc:///proc/x"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert "link 'nowhere' can't be bound" in ended.stderr and "Traceback" not in ended.stderr
+    assert "link 'ipc:///proc/x' can't be bound" in ended.stderr and "Traceback" not in ended.stderr
 
 
 class Stream:

@@ -94,24 +94,25 @@ def load_weights(
     matrices = check_tensors(checkpoint.tensors, config)
     _log_formats(config, matrices)
 
-    opened = ExitStack()
-    read_exact = opened.enter_context(checkpoint.on(device))
+    with ExitStack() as opening:
+        read_exact = opening.enter_context(checkpoint.on(device))
 
-    def read(name: str) -> Tensor:
-        return read_exact(name).to(dtype)
+        def read(name: str) -> Tensor:
+            return read_exact(name).to(dtype)
 
-    progress("loading weights", 0.0)
-    quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
-    base = config.names.start(checkpoint.__contains__)
-    reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix)
-    embeddings, head = _ends(checkpoint, config, read, quantized, reader.name(config.names.embeddings, "weight"))
-    if on_load.head and not isinstance(head, PlainMatrix):
-        raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
-    used_head = LinearWeights(on_load.head_matrix(head))
-    norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
-    scales = read_kv_scales(config, base, StoredTensors(checkpoint.tensors, read_exact))
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
+        progress("loading weights", 0.0)
+        quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
+        base = config.names.start(checkpoint.__contains__)
+        reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix)
+        embeddings, head = _ends(checkpoint, config, read, quantized, reader.name(config.names.embeddings, "weight"))
+        if on_load.head and not isinstance(head, PlainMatrix):
+            raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
+        used_head = LinearWeights(on_load.head_matrix(head))
+        norm, positions = reader.norm(config.names.norm, config.norm), reader.positions()
+        scales = read_kv_scales(config, base, StoredTensors(checkpoint.tensors, read_exact))
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
+        opened = opening.pop_all()
     layers = _layers(reader, progress, opened)
     return ModelWeights(embeddings, used_head, norm, layers=layers, positions=positions, kv_scales=scales)
 

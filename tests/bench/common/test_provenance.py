@@ -128,7 +128,6 @@ OTHER_WRITERS = {
     "compare",
     "common.random_model",
     "serving.pages",
-    "startup.random_checkpoint",  # a checkpoint's index
     "check.__main__",
     "client_agreement.__main__",
     "common.provenance",

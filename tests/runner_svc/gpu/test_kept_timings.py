@@ -14,6 +14,7 @@ from runner_svc.gpu.backend import CudaBackend
 from runner_svc.startup import step_costs
 from runner_svc.startup.step_costs import Step
 from runner_svc.timings.timings_file import TimingsFile
+from tests.support import host_backend as host_backend_module
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
 from tests.support.plans import SAMPLE, admission, ints, plan
@@ -63,7 +64,10 @@ def test_a_second_start_times_nothing(folder: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(step_costs, "steps_to_measure", lambda hello: [Step(1, 8), Step(0, 0, 16)])
     monkeypatch.setattr(step_costs, "GPU_SECONDS", 60.0)
     runners, graphs, devices, told, answers = [], [], [], [], []
+    shares: dict[str, float] = {}
+    monkeypatch.setattr(host_backend_module, "no_progress", shares.__setitem__)
     for _ in range(2):
+        shares.clear()
         kept = TimingsFile(tmp_path, KEY)
         backend, device = started(folder, kept)
         runners.append(Runner(backend))
@@ -71,6 +75,7 @@ def test_a_second_start_times_nothing(folder: Path, tmp_path: Path, monkeypatch:
             service._measure(runners[-1], "cuda", kept)
         graphs.append((backend.decode_graphs.sizes, backend._mixed_graphs.sizes, backend._steps.fusions.seconds))
         devices.append(device)
+        assert set(shares.values()) == {1.0}, shares
         told.append([line["event"] for line in lines])
         answers.append(answer(backend))
     first, second = devices

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS
+from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import ModelNotFound
@@ -41,6 +42,14 @@ def test_a_saved_model(folder: Path) -> None:
     assert model.special_tokens["eos_token"] == "<|im_end|>"
     tokenizer = Tokenizer.from_str(model.tokenizer.decode())
     assert tokenizer.decode(tokenizer.encode("Grüße, 42").ids) == "Grüße, 42"
+
+
+def test_the_tokenizer_is_a_phase_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """A first start may take longer for the tokenizer than for the weights."""
+    shares: dict[str, float] = {}
+    sizes = {"num_blocks": 4, "block_size": 16, "num_slots": 1, "max_step_tokens": 16}
+    TorchBackend.load(str(folder), cache_folder=tmp_path / "cache", progress=shares.__setitem__, **sizes)
+    assert shares == {"loading weights": 1.0, "reading the tokenizer": 1.0}
 
 
 def test_eos_ids_of_both_files_without_repeats(folder: Path) -> None:

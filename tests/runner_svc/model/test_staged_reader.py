@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.checkpoint.staged_reader import DTYPES, StagedReader
 from runner_svc.model.checkpoint.weights import Checkpoint, load_weights
 from runner_svc.model.config import ModelConfig
@@ -96,6 +97,31 @@ def test_a_file_that_becomes_shorter_is_named(tmp_path: Path) -> None:
         pytest.raises(BrokenModel, match=r"model\.safetensors became shorter while it was read"),
     ):
         read("a")
+
+
+def test_a_reader_is_closed_however_loading_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, readers = make_tiny_model("llama-biases", tmp_path), []
+
+    def on(checkpoint: Checkpoint, device: torch.device) -> StagedReader:
+        readers.append(staged(checkpoint, device))
+        return readers[-1]
+
+    def failing(reader: LayerReader, *names: object) -> None:
+        raise BrokenModel("the norm is broken")
+
+    monkeypatch.setattr(Checkpoint, "on", on)
+    list(load(folder, torch.float32).layers)
+    with monkeypatch.context() as patch, pytest.raises(BrokenModel, match="the norm is broken"):
+        patch.setattr(LayerReader, "norm", failing)
+        load(folder, torch.float32)
+    with monkeypatch.context() as patch, pytest.raises(BrokenModel, match="the norm is broken"):
+        loading = load(folder, torch.float32)
+        patch.setattr(LayerReader, "norm", failing)
+        list(loading.layers)
+    assert len(readers) == 3
+    for reader in readers:
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            reader("model.embed_tokens.weight")
 
 
 class Held(TorchDispatchMode):

@@ -27,6 +27,25 @@ def test_phases_follow_each_other_and_operations_are_phases() -> None:
     assert told == [("loading weights", 0.0), ("capturing CUDA graphs", 0.0), ("capturing CUDA graphs", 1.0)]
 
 
+def test_fields_have_no_names_of_models_or_files() -> None:
+    now_s = 0.0
+    times = StartTimes(lambda: now_s, already_s=0.0)
+    for phase in (
+        "downloading org/model (1.5 GB)",
+        "converting model.gguf (once)",
+        "converting mmproj.gguf (once)",
+        "comparing with the model's own attention",
+    ):
+        times.begin(phase)
+        now_s += 1.0
+    assert times.fields() == {
+        "seconds": 4.0,
+        "downloading": 1.0,
+        "converting": 2.0,
+        "comparing_with_the_models_own_attention": 1.0,
+    }
+
+
 def test_the_age_of_the_process_grows() -> None:
     first = process_age_s()
     time.sleep(0.05)

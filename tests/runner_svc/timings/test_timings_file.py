@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +86,26 @@ def test_runners_that_start_at_once_read_whole_files(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "timings").iterdir()] == [".json"]
 
 
+def test_other_users_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = kept(tmp_path).path
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_full_disk_is_a_warning_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kept(tmp_path).path
+    again = TimingsFile(tmp_path, KEY, reuse=False)
+    again.timings.step_costs = [[1, 256, 0, 0, 1]]
+    with monkeypatch.context() as patch, capture_logs() as lines:
+        patch.setattr(Path, "replace", lambda *paths: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        again.keep()
+    assert [line["log_level"] for line in lines] == ["warning"] and list(path.parent.iterdir()) == [path]
+    assert opened(tmp_path)[0] == measured()
+
+
 def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     def apply(text: str) -> str:
         content = json.loads(text)
@@ -108,11 +130,14 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         changed(lambda content: content["timings"]["decode"]["seconds"].update({"4": {}})),
         changed(lambda content: content["timings"]["decode"]["seconds"]["1"].update(own=-1.0)),
         changed(lambda content: content["timings"]["decode"]["seconds"]["1"].update(own=float("nan"))),
+        changed(lambda content: content["timings"]["decode"]["seconds"]["1"].update(own=10**400)),
         changed(lambda content: content["timings"]["decode"].update(sizes=[2, 1])),
         changed(lambda content: content["timings"]["mixed"].update(sizes=[True])),
         changed(lambda content: content["timings"].update(mixed=[])),
         changed(lambda content: content["timings"]["step_costs"][0].pop()),
         changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 0]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 1 << 32, 0, 0, 1]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 1 << 64]])),
     ],
 )
 def test_a_damaged_file_is_a_warning_and_is_replaced(damage: Callable[[str], str], tmp_path: Path) -> None:
@@ -171,6 +196,9 @@ def test_the_key_has_whatever_changes_times(
     keys += [timings_key(config, torch.bfloat16, options)]
     for name, value in (("_driver_version", "581.1"), ("_processor", "another"), ("_version", "9.9")):
         monkeypatch.setattr(key_module, name, lambda *names, value=value: value)
+        keys += [timings_key(config, torch.bfloat16, options)]
+    for variable, value in (("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")):
+        monkeypatch.setenv(variable, value)
         keys += [timings_key(config, torch.bfloat16, options)]
     for name in ("a.cuh", "b.py"):
         (tmp_path / name).write_text("new")
