@@ -115,6 +115,8 @@ def test_values_whose_meaning_is_unclear_are_refused(tmp_path: Path) -> None:
         ("gptq", "q_proj.g_idx", lambda index: index.copy_(index.flip(0)), "'desc_act' false"),
         ("gptq-reordered", "q_proj.g_idx", lambda index: index.fill_(0), "32 columns in each group"),
         ("auto-fp8-static", "q_proj.input_scale", lambda scale: scale.fill_(0), "input_scale is 0.0"),
+        ("gptq-whole-columns", "q_proj.qzeros", lambda words: words.fill_(0x66666666), "other zeros than 8"),
+        ("fbgemm", "q_proj.weight", lambda codes: codes.view(torch.uint8)[2].fill_(0xFF), "no number.* e4m3fnuz"),
         ("fbgemm", "q_proj.weight_scale", lambda scale: scale[3].fill_(torch.nan), "not a positive number"),
         ("awq", "q_proj.scales", lambda scales: scales[0].fill_(torch.inf), "not finite"),
         ("packed", "q_proj.weight_shape", lambda shape: shape.fill_(64).sub_(1), "weight_shape is"),
