@@ -86,6 +86,8 @@ def quantized_matrices(
         stored = config.quantization.format_of(module)
         if stored is None:
             continue
+        if module in plain and _is_plain(QuantizedMatrix(module, stored, *shape), tensors):
+            continue
         if module in plain or config.names.transposed:
             raise UnsupportedModel(
                 f"By the model's 'quantization_config', {module!r} is quantized ({stored.name}), which is not "
@@ -93,6 +95,16 @@ def quantized_matrices(
             )
         found[module] = QuantizedMatrix(module, stored, *shape)
     return found
+
+
+def _is_plain(matrix: QuantizedMatrix, tensors: Container[str]) -> bool:
+    """Returns whether a checkpoint has the plain matrix: GPTQ, for one, can't say that it leaves routers out."""
+    name = f"{matrix.module}{_SUFFIX}"
+    try:
+        others = matrix.tensors().keys() - {name}
+    except UnsupportedModel:  # it has no size of the format
+        return name in tensors
+    return name in tensors and not any(other in tensors for other in others)
 
 
 def _stack(name: str, shape: Shape, config: ModelConfig) -> QuantizedStack | None:
