@@ -76,12 +76,13 @@ def quantized_matrices(
     if config.quantization is None:
         return {}
     plain = _plain_modules(config, base, tensors)
+    norms = f".{config.names.q_norm}", f".{config.names.k_norm}"  # Cohere's have a row for each head
     found: dict[str, Quantized] = {}
     for name, shape in expected.items():
         if len(shape) == 3 and (stack := _stack(name, shape, config)) is not None:
             found[name] = stack
         module = name.removesuffix(_SUFFIX)
-        if module == name or len(shape) != 2 or module in _tables(config, base):
+        if module == name or len(shape) != 2 or module in _tables(config, base) or module.endswith(norms):
             continue
         stored = config.quantization.format_of(module)
         if stored is None:

@@ -77,6 +77,11 @@ def test_greedy_tokens(kind: str, backend: str, tmp_path: Path, monkeypatch: pyt
     parity.assert_few_ties()
 
 
+def test_norms_with_a_row_for_each_head_are_plain(tmp_path: Path) -> None:
+    folder, _ = make_tiny_quantized("gptq", "cohere-qk-norm", tmp_path, num_hidden_layers=1)
+    assert why_not(folder) is None
+
+
 def test_moved_rows_of_blocks_are_refused(tmp_path: Path) -> None:
     folder, _ = make_tiny_quantized("fp8-blocks", "cohere", tmp_path)
     with pytest.raises(UnsupportedModel, match="can't be read: rows of a matrix in FP8 in blocks of 128 x 128"):
