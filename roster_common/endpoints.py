@@ -39,9 +39,34 @@ def split_address(address: str, example: str) -> tuple[str, int]:
         raise ValueError(f"{address!r} is not an address; write host:port, such as {example}")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError(f"{address!r} is not an address; write IPv6 in brackets, such as [::1]:{port}")
-    if int(port) > _LAST_PORT:
-        raise ValueError(f"{address!r} is not an address: a port is at most {_LAST_PORT}")
+    _check_port(address, port)
     return host.strip("[]"), int(port)
+
+
+def check_listen(address: str) -> str:
+    """Returns an address to listen at, or "" for none. Raises ValueError for one that is not host:port."""
+    if address:
+        split_address(address, "127.0.0.1:50061")
+    return address
+
+
+def check_link(endpoint: str) -> str:
+    """Returns a ZeroMQ endpoint. Raises ValueError for one of TCP without a port, or with one that does not exist.
+
+    ZeroMQ takes the port modulo 65,536. The port may be "*" or 0, and a source address and ";" may precede the host.
+    """
+    for address in endpoint.removeprefix("tcp://").split(";") if endpoint.startswith("tcp://") else ():
+        host, _, port = address.rpartition(":")
+        if not host or not (port == "*" or (port.isascii() and port.isdigit())):
+            raise ValueError(f"{endpoint!r} is not an endpoint; write tcp://host:port, such as tcp://127.0.0.1:50063")
+        _check_port(endpoint, port)
+    return endpoint
+
+
+def _check_port(address: str, port: str) -> None:
+    """Raises ValueError if `port` is a number that no port has."""
+    if port.isascii() and port.isdigit() and int(port) > _LAST_PORT:
+        raise ValueError(f"{address!r} is not an address: a port is at most {_LAST_PORT}")
 
 
 def check_free(host: str, port: int) -> None:
@@ -58,8 +83,11 @@ def check_free(host: str, port: int) -> None:
 def proxy_options(target: str) -> Sequence[tuple[str, int]]:
     """Returns the channel options with which gRPC asks no proxy for a target on loopback; none for other targets.
 
-    `target`: "host:port" or a gRPC name such as "dns:///host:port". Raises ValueError for IPv6 without brackets.
+    `target`: "host:port" or a gRPC name such as "dns:///host:port". Raises ValueError for IPv6 without brackets, and
+    for a port that does not exist, which gRPC takes modulo 65,536.
     """
+    if target.startswith("unix"):  # a path, which may hold a colon
+        return ()
     hosts = [_host(address) for address in target.rpartition("/")[2].split(",")]
     return WITHOUT_PROXY if all(map(_is_here, hosts)) else ()
 
@@ -71,10 +99,11 @@ def _is_here(host: str) -> bool:
 
 def _host(address: str) -> str:
     address = address.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:")
+    host, _, port = address.rpartition(":")
+    _check_port(address, port)
     if address.startswith("["):
         return address.partition("]")[0]
-    host, _, port = address.rpartition(":")
-    if ":" in host and not address.startswith("unix"):
+    if ":" in host:
         raise ValueError(f"{address!r} is not an address; write IPv6 in brackets, such as [::1]:{port}")
     return host or address
 

@@ -25,10 +25,10 @@ def steps(policy: str, load: Load) -> Advance:
     return advance
 
 
-def simulated_requests() -> Advance:
+def simulated_requests(policy: str) -> Advance:
     """Sets up requests of a trace that pass through the whole engine: submitted, queued, planned, published, ended."""
     trace = read_trace(CONVERSATIONS).divided(16, 16)
-    setup = Setup(load_cost_model("h200-llama-3.1-8b"), policy="fcfs", fast_forwards=False)
+    setup = Setup(load_cost_model("h200-llama-3.1-8b"), policy=policy, fast_forwards=False)
 
     def advance(count: int) -> None:
         if count:
@@ -46,5 +46,6 @@ SCHEDULER_WORK = (
         warm_up=60,
         counted=100,
     ),
-    Work("engine, simulated requests", "request", simulated_requests, warm_up=4, counted=24),
+    Work("engine, simulated requests", "request", lambda: simulated_requests("fcfs"), warm_up=4, counted=24),
+    Work("engine, policy auto", "request", lambda: simulated_requests("auto"), warm_up=4, counted=24),
 )

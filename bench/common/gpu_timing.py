@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-Launch = Callable[[], None]
+Launch = Callable[[], object]
 
 
 def median_microseconds(launch: Launch, repeats: int = 30, warm_up: int = 5) -> float:

@@ -203,8 +203,8 @@ def report(loads: list[Load]) -> None:
     for load in loads:
         if load.name in BARS:
             met = load.service_us <= BARS[load.name] and load.tokens_per_s >= TOKENS_PER_S_BAR
-            bar = f"{BARS[load.name]:g} µs per token, {TOKENS_PER_S_BAR:,} tokens/s"
-            print(f"{load.name:10}bar {bar}: {'met' if met else 'NOT met'}")
+            bars = f"{BARS[load.name]:g} µs per token, {TOKENS_PER_S_BAR:,} tokens/s"
+            print(f"{load.name:10}bar {bars}: {'met' if met else 'NOT met'}")
 
 
 COLUMNS = {"engine": 8, "workers": 9, "runner": 8, "clients": 9}

@@ -99,7 +99,7 @@ class KernelProfiler:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._profiler: Any = None
+        self._profiler: Any
         self._begin()  # the first start takes seconds
         self._profiler.stop()
         self._profiler = None

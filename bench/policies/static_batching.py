@@ -93,12 +93,13 @@ def compare(cost: CostModel) -> list[dict[str, object]]:
     for slots in (8, 32, 128):
         for kind in LENGTHS:
             lengths = requests(kind, 12 * slots)
-            times = [seconds(lengths, policy, slots, cost) for policy in ("static", "fcfs")]
-            add("same slots, s", f"{slots} slots, {kind}", *times, times[0] / times[1])
+            static, continuous = (seconds(lengths, policy, slots, cost) for policy in ("static", "fcfs"))
+            add("same slots, s", f"{slots} slots, {kind}", static, continuous, static / continuous)
     lengths = requests("lognormal, sigma 1.2", 1536)
     for few, many in ((16, 128), (8, 128), (8, 256)):
-        times = [seconds(lengths, "static", few, cost), seconds(lengths, "fcfs", many, cost)]
-        add("reserved, s", f"{few} against {many} slots, lognormal, sigma 1.2", *times, times[0] / times[1])
+        static, continuous = seconds(lengths, "static", few, cost), seconds(lengths, "fcfs", many, cost)
+        condition = f"{few} against {many} slots, lognormal, sigma 1.2"
+        add("reserved, s", condition, static, continuous, static / continuous)
     lengths = requests("lognormal, sigma 1.2", 2400)
     unloaded_s = normalized_latency(lengths[:64], 0.3, "fcfs", 32, cost)
     for factor in (1.5, 2.0, 4.0, 10.0):

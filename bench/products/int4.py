@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
-import multiprocessing
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
+from bench.common.on_gpu import require_gpu
 from runner_svc.cuda import module
 from runner_svc.cuda.int4.dequantize import Dequantize
 from runner_svc.cuda.int4.few_rows import Int4Products, product_defines
@@ -181,8 +182,8 @@ def compile_all(keys: Sequence[Key]) -> None:
     """Compiles in parallel."""
     unique, begin = list(dict.fromkeys(keys)), time.monotonic()
     workers = max(1, min(14, (os.cpu_count() or 2) - 1))
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for error in pool.imap_unordered(compile_one, unique, chunksize=1):
+    with ThreadPoolExecutor(workers) as pool:
+        for error in pool.map(compile_one, unique):
             if error:
                 print("COMPILE", error[:600], flush=True)
     print(f"compiled {len(unique)} kernels in {time.monotonic() - begin:.0f} s", flush=True)
@@ -296,6 +297,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
     arguments = parser.parse_args()
+    require_gpu()
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
     boxes = [next(box for box in FORMS if box >= tokens) for tokens in arguments.rows]
     compile_all(

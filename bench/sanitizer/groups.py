@@ -51,7 +51,12 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
-    "int4": Group(("int4_product", "int4_dequantize"), ("test_int4_product",), shards=2, but_not="14336 or 28672"),
+    "int4": Group(
+        ("int4_product", "int4_dequantize"),
+        ("test_int4_offsets", "test_int4_product"),
+        shards=2,
+        but_not="14336 or 28672",
+    ),
     "fp8": Group(
         ("fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
         ("test_fp8_product",),

@@ -9,6 +9,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -57,7 +58,7 @@ def records_file(folder: Path, name: str, system: str) -> Path:
 
 def write_pages(folder: Path, runs: Runs, console: Console) -> None:
     """Writes one page per arrival process and all numbers as JSON; prints the tables."""
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for name, some in runs.items():
         if not some:
             continue

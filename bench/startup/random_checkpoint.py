@@ -59,6 +59,6 @@ def _write_shard(path: Path, tensors: dict[str, tuple[int, ...]], numbers: np.nd
             left, place = 2 * prod(size), (len(name) * 4099 << 4) % len(source) if source is numbers else 0
             while left:
                 part = source[place : place + left]
-                file.write(part)
+                file.write(part.data)
                 left, place = left - len(part), 0
     return end

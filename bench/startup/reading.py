@@ -14,6 +14,7 @@ from runner_svc.model.checkpoint import staged_reader, weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.checkpoint_files import checkpoint_tensors
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights.model_weights import MlpWeights
 
 MAPPED = (0, 0)
 """In place of threads and bytes of a piece: a memory map, copied by torch."""
@@ -62,12 +63,14 @@ def _time(folder: Path, config: ModelConfig, name: str) -> None:
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began_at
     held, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    mlp = layers[-1].mlp
+    assert isinstance(mlp, MlpWeights), "the checkpoint has no experts"
     wrong = [
         stored
         for stored, read in (
-            (config.names.head, getattr(loaded.head, "weight", loaded.head)),
+            (config.names.head, loaded.head.weight),
             ("model.layers.0.self_attn.v_proj", layers[0].qkv.weight[-config.num_kv_heads * config.head_dim :]),
-            (f"model.layers.{config.num_layers - 1}.mlp.down_proj", layers[-1].mlp.down.weight),
+            (f"model.layers.{config.num_layers - 1}.mlp.down_proj", mlp.down.weight),
         )
         if not torch.equal(_stored(folder, f"{stored}.weight"), read.cpu())
     ]

@@ -77,7 +77,7 @@ def measure(
         else:
             products = products_ms(config, weights, layers, batch, batch)
         if config.experts is not None:
-            active = active_experts(backend, bucket)
+            active = active_experts(backend, bucket or batch)
             print(f"  {batch} rows: {active} experts active in the last layer of the last step", flush=True)
             products += experts_ms(config, active, tb_s)
         context = PROMPT + (FIRST + LAST) / 2

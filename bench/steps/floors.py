@@ -6,6 +6,7 @@ import torch
 
 from bench.common.gpu_timing import graph_microseconds
 from bench.steps.backend import DTYPE
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -51,7 +52,9 @@ def read_ms(weights: ModelWeights, layers: list[LayerWeights], tb_s: float) -> f
 
 def active_experts(backend: CudaBackend, rows: int) -> int:
     """Returns the experts that the last layer of the last step, of `rows` rows, had rows for, padding included."""
-    experts = backend._decoder.workspace.experts
+    decoder = backend._decoder
+    assert isinstance(decoder, CudaDecoder), "random weights have no other decoder"
+    experts = decoder.workspace.experts
     assert experts is not None, "only a mixture has experts"
     torch.cuda.synchronize()
     return len(experts.plan.experts[:rows].unique())

@@ -39,11 +39,6 @@ class OutputFile:
             os.close(self._file)
             raise
 
-    @property
-    def done(self) -> int:
-        """Number of records."""
-        return len(self._custom_ids) + len(self._lines)
-
     def has(self, line: Line | BrokenLine) -> bool:
         """Returns whether the file has the line's record: by its id, or by its number if it has none."""
         return line.number in self._lines if line.custom_id is None else line.custom_id in self._custom_ids

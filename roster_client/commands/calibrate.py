@@ -18,6 +18,7 @@ from rich.console import Console
 from roster_client.commands.services import check_settings
 from roster_client.commands.simulate import MISSING
 from roster_client.options.output_files import check_outputs
+from roster_common.endpoints import check_link
 from roster_common.setting_options import as_arguments
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _bound(endpoint: str) -> Calibrator:
     from scheduler_svc.simulator.calibration.calibration import Calibrator
 
     try:
-        return Calibrator(endpoint)
+        return Calibrator(check_link(endpoint))
     except zmq.ZMQError as error:
         reason = zmq.strerror(error.errno or 0)
         raise ValueError(f"--listen {endpoint!r} can't be bound: {reason}; name another endpoint") from error

@@ -33,9 +33,13 @@ from roster_client.offline.window import Window
 from roster_protos import inference_pb2 as pb
 
 MOST_IN_FLIGHT = 4096
+"""Half of what a scheduler lets wait by default (`max_waiting_requests`), so that others still find room."""
 PATIENCE_S = 60.0
+"""As long as the scheduler waits for a runner by default (`no_runner_s`); a restart takes less."""
 OVERLOAD_PATIENCE_S = 600.0
+"""Ten times that: a server that refuses is alive, and other clients' queues may take minutes to serve."""
 RECONNECT_PAUSE_S = 0.25
+"""Short beside a restart, long beside an attempt that is refused at once."""
 
 
 class BulkClient:

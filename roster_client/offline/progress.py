@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from roster_common.shown_bar import ShownBar
 
 LINE_EVERY_S = 10.0
 RATE_OVER_S = 10.0
 """The time over which the rates shown are means."""
 
 
-class BulkProgress:
+class BulkProgress(ShownBar):
     """The progress of `total` requests on standard error, used in a `with`."""
 
     def __init__(self, total: int, done: int = 0, console: Console | None = None) -> None:
@@ -25,7 +25,7 @@ class BulkProgress:
         self._began = time.monotonic()
         self._printed_at = self._began
         self._samples = [(self._began, done, 0)]
-        self._bar: Progress | None = None
+        super().__init__(None)
         if self._console.is_terminal or self._console.is_jupyter:
             self._bar = Progress(
                 BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rates]}"), TimeRemainingColumn(),
@@ -47,14 +47,3 @@ class BulkProgress:
         elif now - self._printed_at >= LINE_EVERY_S:
             self._printed_at = now
             self._console.print(f"{done:,} of {self._total:,}, {rates}", highlight=False)
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from roster_common.shown_bar import ShownBar
 
 LINE_S = 10.0
 """Seconds between two lines where there is no terminal."""
 
 
-class SimulationProgress:
+class SimulationProgress(ShownBar):
     """Shows the progress of one simulation after another, and a line of results as each ends."""
 
     def __init__(self, console: Console, names: list[str]) -> None:
@@ -22,35 +22,26 @@ class SimulationProgress:
         self._names = names
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         # Redrawn by `advance` only: a thread that draws would take time from the engine that is measured.
-        self._bars = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        bar = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        super().__init__(bar if console.is_terminal else None)
         self._task: TaskID | None = None
         self._name = ""
         self._begin_s = self._told_s = 0.0
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._bars.stop()
 
     def begin(self, name: str) -> None:
         """Begins the simulation of a policy."""
         self._name = name
         self._begin_s = self._told_s = time.monotonic()
         number = f" ({self._names.index(name) + 1} of {len(self._names)})" if len(self._names) > 1 else ""
-        self._task = self._bars.add_task(f"{name}{number}", total=1.0)
-        self._bars.refresh()
+        if self._bar is not None:
+            self._task = self._bar.add_task(f"{name}{number}", total=1.0)
+            self._bar.refresh()
 
     def advance(self, share: float) -> None:
         """Shows that this share of the simulation is done, 0 to 1."""
-        if self._console.is_terminal:
+        if self._bar is not None:
             if self._task is not None:
-                self._bars.update(self._task, completed=share, refresh=True)
+                self._bar.update(self._task, completed=share, refresh=True)
             return
         now_s = time.monotonic()
         if now_s - self._told_s >= LINE_S:
@@ -60,8 +51,8 @@ class SimulationProgress:
 
     def end(self, result: str) -> None:
         """Ends the simulation; prints its result if there are several."""
-        if self._task is not None:
-            self._bars.remove_task(self._task)
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
         if len(self._names) > 1:
             self._print(f"{self._name}: {result}, simulated in {time.monotonic() - self._begin_s:.0f} s")
 

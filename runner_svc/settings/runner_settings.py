@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from roster_common.endpoints import check_link, check_listen
 from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
@@ -206,6 +207,9 @@ class RunnerSettings(ServiceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged.", json_schema_extra=OPERATORS
     )
+
+    _addresses = field_validator("health_listen")(check_listen)
+    _link = field_validator("link")(check_link)
 
     @model_validator(mode="after")
     def _keys_come_together(self) -> Self:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import structlog
+
+from roster_common.shown_bar import ShownBar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,27 +20,14 @@ _LONGEST_SILENCE_S = 30.0
 log = structlog.get_logger()
 
 
-class LoadingProgress:
+class LoadingProgress(ShownBar):
     """A `Progress` callback; use it as a context manager."""
 
     def __init__(self) -> None:
-        self._bar: Progress | None = None
-        if sys.stderr.isatty():
-            self._bar = _bar()
+        super().__init__(_bar() if sys.stderr.isatty() else None)
         self._phase: str | None = None
         self._told_at = 0.0
         self._told_share = 0.0
-
-    def __enter__(self) -> LoadingProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def __call__(self, phase: str, share: float) -> None:
         """Reports `share`, 0 to 1, of an operation."""

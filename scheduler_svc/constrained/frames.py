@@ -7,6 +7,7 @@ from typing import Protocol
 
 LENGTH = struct.Struct(">I")
 CHUNK = 1 << 14
+"""Bytes of the first read: most frames are shorter, so that one call receives them."""
 
 
 class Stream(Protocol):

@@ -29,6 +29,8 @@ from scheduler_svc.model.output_state import OutputState
 
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
 MASK_LIMITS = Limits(spare_bytes=1 << 30)
+"""Limits of the two kinds of processes (SECURITY.md). The one for masks holds every open request's matcher and delays
+steps, so it has more memory and no added niceness."""
 
 CHANCES = 2
 """Deaths on one grammar or row in isolation after which the fault is attributed to it even if it may be chance."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from roster_protos import plan_pb2
 
 FEW_ROWS = 4
+"""Rows below which one message each takes less time than numpy's calls."""
 LONG_MASK = 12_000
 """Bytes."""
 

@@ -33,9 +33,12 @@ HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
 TOLD = 0.75
 """Fraction of the expected time to acceptance after which a client may retry; its promised place covers the rest."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
+"""Bounds of the time that a refused client is asked to wait: no shorter than the forecast's error, and no longer than a
+forecast stays valid."""
 LONGEST_LEAD_S = 600.0
 """Maximum number of seconds by which a promised place precedes the arrival of the refused request."""
 UNKNOWN_RETRY_S = 1.0
+"""Time to retry while nothing can be forecast."""
 
 
 class Forecast(NamedTuple):

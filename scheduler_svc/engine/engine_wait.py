@@ -28,6 +28,7 @@ _INTERRUPTED = 0.1
 _PAUSE_S = 1.0
 """Seconds without polling after that; doubled each time."""
 _LONGEST_PAUSE_S = 64.0
+"""Maximum of such a pause: about once a minute, polling is tried again."""
 
 
 class FreeCore:

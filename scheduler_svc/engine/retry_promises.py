@@ -19,6 +19,7 @@ from scheduler_svc.model.promise import Promise
 from scheduler_svc.model.sequence import Request
 
 MOST_PROMISES = 4096
+"""Maximum number of open promises, which bounds their memory: about half of `max_waiting_requests` by default."""
 PROMISED_PART = 0.5
 """Fraction of the slots' capacity that promises may take."""
 COUNTED = 100

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 HELD_FROM = 2
 """Number of consecutive losses from which a runner is held back."""
 FIRST_HOLD_S = 0.5
+"""Time for which a runner is held back at `HELD_FROM` losses; doubled with each further one."""
 LONGEST_HOLD_S = 30.0
 """Shorter than `no_runner_s`: if a service has only faulty runners, each gets several probes within that time."""
 FORGET_S = 900.0
 """Age at which a runner's last loss is dropped: the runner is not expected back."""
 MOST_REMEMBERED = 1024
+"""Maximum number of runners with a record, more than a service has; names that runners invent cost no more memory."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,9 @@ import secrets
 from functools import lru_cache
 
 HASH_BYTES = 16
+"""128 bits: two of 2**40 blocks have the same name with a probability below 1e-14."""
 TOKEN_BYTES = 4
+"""A token is an int32."""
 
 _SECRET = secrets.token_bytes(HASH_BYTES)
 

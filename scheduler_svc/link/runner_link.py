@@ -32,6 +32,7 @@ from scheduler_svc.link.runner_socket import RunnerSocket
 from scheduler_svc.link.terms import GREATEST_NUMBER, OwnTerm, Term
 
 PING_INTERVAL_S = 1.0
+"""Several pings fit into the default `runner_timeout_s`, 10 s, so that one lost ping loses no runner."""
 PAUSE_S = 2.0
 """The engine calls `receive` at least every half second; a longer gap means that this process was stopped."""
 PROBES_S = (0.0, 0.02, 0.1)

@@ -11,9 +11,11 @@ import os
 import sys
 
 _CLOCK_MONOTONIC = 1
+"""CLOCK_MONOTONIC of <time.h>, the clock of time.monotonic."""
 _NONBLOCK = os.O_NONBLOCK
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _ABSOLUTE = 1
+"""TFD_TIMER_ABSTIME of <sys/timerfd.h>."""
 
 
 class _Times(ctypes.Structure):

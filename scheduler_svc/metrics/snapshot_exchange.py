@@ -15,6 +15,7 @@ from contextlib import suppress
 from scheduler_svc.metrics.snapshot import Snapshot
 
 PATIENCE_S = 5.0
+"""Time that the engine has to answer: many steps, and half of Prometheus' default timeout of a scrape, 10 s."""
 
 
 class EngineSilent(Exception):

@@ -35,6 +35,7 @@ from scheduler_svc.settings.exposure import exposed
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 FENCED = 3
+"""Exit status of a scheduler that another one has replaced."""
 GRPC = ("listen", "admin_listen", "gateway_listen")
 """Settings of the addresses that front workers listen on."""
 

@@ -12,7 +12,9 @@ from scheduler_svc.front.worker_start import WorkerStart, start_worker
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 RESTART_S = 1.0
+"""Interval at which ended workers are restarted, so that one which fails at start does not keep a core busy."""
 STOP_S = 5.0
+"""Time that a worker has to end after SIGTERM, more than its own `STOP_GRACE_S`."""
 
 log = structlog.get_logger()
 

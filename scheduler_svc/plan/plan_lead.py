@@ -19,6 +19,7 @@ WINDOW = 64
 FEWEST = 8
 """Plans after which a lead is known."""
 MARGIN_S = 100e-6
+"""Added to the quantile: about the time by which the engine's timer and a plan's encoding vary."""
 
 
 class PlanLead:

@@ -18,6 +18,9 @@ from scheduler_svc.step_times.step_time_model import StepTimeModel
 
 _LATEST_S = 0.001
 """A held plan made later than this after its time was not delayed by the engine: there was nothing to plan."""
+_GIVEN_MARGIN = 0.1
+"""Share of the predicted time by which a plan with a given lead is made earlier: unlike a learned lead, a given one
+leaves no room for the error of the prediction, which is below a tenth for most steps (docs/simulator.md)."""
 _EARLIER = 2.0
 """Factor of the lead for plans beyond those made at once, which cost no request its place."""
 
@@ -108,7 +111,7 @@ class PlanTiming:
         if not flights:
             return 0.0
         if rule.lead_s is not None:
-            return 0.0 if rule.lead_s == math.inf else self._least_end_at() - rule.lead_s
+            return 0.0 if rule.lead_s == math.inf else self._early_end_at() - rule.lead_s
         extra = len(flights) >= rule.at_once
         if not extra and (full or rule.late_share is None):
             return 0.0
@@ -158,9 +161,14 @@ class PlanTiming:
         end_at, _ = self._end_at(1)
         return math.inf if end_at is None else end_at
 
+    @property
+    def _begin_at(self) -> float:
+        """When the runner began the oldest plan in flight."""
+        return max(self._in_flight[0].sent_at, self._last_result_at)
+
     def _end_at(self, count: int) -> tuple[float | None, bool]:
         """Returns when the first `count` plans in flight are done, and whether they compute prompts."""
-        end_at, prefills = max(self._in_flight[0].sent_at, self._last_result_at), False
+        end_at, prefills = self._begin_at, False
         for index in range(count):
             flight = self._in_flight[index]
             if not flight.expected_s:
@@ -172,9 +180,7 @@ class PlanTiming:
             prefills = prefills or flight.prefills
         return end_at, prefills
 
-    def _least_end_at(self) -> float:
-        """Returns when the plans in flight are done at the earliest. A tenth of their time is subtracted, because it is
-        only an estimate."""
-        begin_at = max(self._in_flight[0].sent_at, self._last_result_at)
-        recent = self._step_times.recent
-        return begin_at + 0.9 * sum(recent.least_s(flight.positions, flight.prefills) for flight in self._in_flight)
+    def _early_end_at(self) -> float:
+        """Returns when the plans in flight are done if they take a little less than predicted; 0 if unknown."""
+        end_at, _ = self._end_at(len(self._in_flight))
+        return 0.0 if end_at is None else end_at - _GIVEN_MARGIN * (end_at - self._begin_at)

@@ -30,8 +30,11 @@ from scheduler_svc.policy import (
 
 _LEARNING_STEPS = 40
 _LEARNING_ENDS = 8
+"""Steps and ended requests before which no request is refused: the estimates of pace and lengths need some evidence."""
 _KEPT_SHARE = 0.99
+"""Share of the steps with prompts that keep a request's ITL target."""
 _LONGEST_RETRY_S = 60.0
+"""Maximum time to retry: what the queue will be later is not known."""
 
 
 class DeadlineParameters(PolicyParameters):

@@ -15,6 +15,7 @@ from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningVie
 from scheduler_svc.policy.watchdog import Watchdog
 
 MAX_RERANK_WINDOW = 256
+"""Maximum number of sequences that `rerank` receives, which bounds its time per step."""
 _NUMBERS = (int, float)
 
 

@@ -69,10 +69,6 @@ class StepTimes(Protocol):
         """Returns whether the runner computes on a GPU."""
 
     @property
-    def largest_prefill(self) -> int:
-        """Returns the maximum number of prompt positions in one step so far, measured at start or observed."""
-
-    @property
     def row_s(self) -> float:
         """Returns the time of a step that decodes one row of a short context."""
 

@@ -18,7 +18,9 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 MOST_SEQUENCES = 512
+"""Maximum number of sequences in a view, twice a GPU's default slots, which bounds the message."""
 MOST_TENANTS = 20
+"""Maximum number of queues in a view, as many as a screen of `roster top` has room for."""
 
 
 class RosterView:

@@ -33,6 +33,7 @@ LONGEST_STEP_S = 5.0
 LOAD_COUNTED = 0.7
 """Fraction of the load that counts: a fluctuating wait becomes short enough before its average does."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of the golden ratio, modulo 1, are spread evenly for any count."""
 
 Numbers = npt.NDArray[np.float64]
 

@@ -87,6 +87,7 @@ class RunnerPool:
         scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, rule=self.timing_rule)
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
+        scheduler.step_times.on_fit = self._choose_slowest
         self._note_sizes()
         return scheduler
 
@@ -116,13 +117,17 @@ class RunnerPool:
         return scheduler
 
     def _note_sizes(self) -> None:
-        times = [scheduler.step_times for scheduler in self.schedulers.values()]
-        self._ledger.runners = len(times)
-        self._ledger.step_times = max(times, key=lambda each: each.row_s, default=None)
+        self._ledger.runners = len(self.schedulers)
+        self._choose_slowest()
         sizes = [s.most_tokens for s in self.schedulers.values()]
         if sizes:
             self._usual_tokens = min(size for size in sizes if size >= NEARLY * max(sizes))
         self._max_tokens = max(*(sizes or [self._max_tokens]), *self._expected.values(), 0)
+
+    def _choose_slowest(self) -> None:
+        """Chooses the runner whose times policies read where they ask for no particular one's."""
+        times = (scheduler.step_times for scheduler in self.schedulers.values())
+        self._ledger.step_times = max(times, key=lambda each: each.fitted_row_s, default=None)
 
     def progress(self, now_s: float) -> bool:
         """Returns whether any runner is not stalled: its oldest plan in flight, if any, is at most `stall_s` old.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from roster_common.endpoints import check_link, check_listen
 from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings
@@ -293,6 +294,9 @@ class SchedulerSettings(ServiceSettings):
     def tuned(self) -> Profile:
         """What `profile` sets, before settings that are given override it."""
         return PROFILES[self.profile]
+
+    _addresses = field_validator("listen", "admin_listen", "gateway_listen", "metrics_listen")(check_listen)
+    _link = field_validator("link")(check_link)
 
     @model_validator(mode="after")
     def _files_come_together(self) -> Self:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 _LEAST_S, _MOST_S = 20e-6, 4.0
+"""Range of the classes: a timer's noise, and an outage."""
 _CLASS = 0.08
+"""Logarithm of the ratio of two classes' bounds: quantiles are exact to 8%."""
 _NUM_CLASSES = int(math.log(_MOST_S / _LEAST_S) / _CLASS) + 2
 _FADE = 1.002
 """Each delay weighs this much more than the one before: after 500, about a third is left."""

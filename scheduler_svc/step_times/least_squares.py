@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from operator import mul
 
 _RIDGE = 1e-4
+"""Added to the diagonal, relative to it: enough to make inputs that are multiples of each other solvable, too little to
+show in a prediction."""
 
 
 class RunningSums:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 _REMEMBERED = 8
+"""Steps of a class that count: a median of them follows a change within four steps."""
 
 
 class RecentSteps:
@@ -20,13 +21,6 @@ class RecentSteps:
     def record(self, positions: int, prefills: bool, seconds: float) -> None:
         """Records a step's size, whether it computed parts of prompts, and its time."""
         self._seconds[_class_of(positions, prefills)].append(seconds)
-
-    def least_s(self, positions: int, prefills: bool) -> float:
-        """Returns the shortest time of the last steps of this kind and about this size; 0 if there was none.
-
-        A plan that is delayed by this prediction is not late because one step was slow.
-        """
-        return min(self._seconds.get(_class_of(positions, prefills), (0.0,)))
 
     def median_s(self, positions: int, prefills: bool) -> float:
         """Returns the median time of the last steps of this kind and about this size; 0 if there was none."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import Any
 
@@ -31,7 +31,10 @@ from scheduler_svc.step_times.recent_steps import RecentSteps
 _SCALE = (1.0, 1.0, 1e-3, 1e-2, 1e-5, 1e-6)
 """Factors that scale the inputs to about 1."""
 _REFIT_EVERY = 8
+"""Observations between two fits: a fit takes some 0.1 ms in Python, a note a few microseconds."""
 _MEMORY = 500.0
+"""Observations after which one weighs about a third: half a minute to minutes of load, in which a card's clock and the
+lengths of requests change."""
 _SEED_WEIGHT = 2
 """Observed steps that one measured step outweighs."""
 _DECODE_SAMPLE, _MIXED_SAMPLE = 16, 2
@@ -40,20 +43,24 @@ _SEED_SHARE = 0.5
 """Weight of the measured steps, relative to that of the observed ones. A service whose steps are all alike says nothing
 about others, and a budget from such a fit would keep them alike."""
 _DRIFTS = (0.25, 4.0)
+"""Bounds of one observation's ratio to the measured step, so that an outage does not count as a slow machine."""
 _MOST_DELAY = 0.2
 """Share of a target that delays may take: a delay that does not depend on the step's size is not avoided by smaller
 steps, which only take longer in all."""
 _EFFICIENT = 1.15
 """Time per position, relative to the least measured one, from which on a prompt's chunk is large enough."""
 _UNMEASURED_EFFICIENT = 512
+"""The same without measured steps: a GPU's products are efficient from about 512 rows."""
 _DRIFT_MEMORY = 50
 """Observations over which the ratio of observed to measured steps is averaged."""
 _SHARE_MEMORY = 256
 """Steps over which the share of those with prompts is averaged."""
 _MOST_NOTED = 64
+"""Steps kept until a policy asks; the oldest are dropped, so that one that never asks costs no memory."""
 _KNOWN_AFTER = 24
 """Observations after which a model without a seed predicts."""
 _USUAL_CONTEXT = 256
+"""Context of the row in `row_s`, as the runner measures it."""
 
 Inputs = tuple[float, float, float, float, float, float]
 
@@ -64,8 +71,7 @@ class StepTimeModel:
     def __init__(self, tile_tokens: int = 1, on_gpu: bool = False, costs: Sequence[plan_pb2.StepCost] = ()) -> None:
         """`costs`: steps that the runner measured at start. `tile_tokens`: as in Hello."""
         self.on_gpu = on_gpu
-        self.largest_prefill = 0
-        """Maximum number of prompt positions in one step so far, measured or observed."""
+        self._largest_prefill = 0  # prompt positions of one step, measured or observed
         self._tile = max(1, tile_tokens)
         self._decode, self._mixed = RunningSums(len(_SCALE), _MEMORY), RunningSums(len(_SCALE), _MEMORY)
         self._seed = RunningSums(len(_SCALE), math.inf)
@@ -82,6 +88,8 @@ class StepTimeModel:
         self._measured_row_s = 0.0
         self.efficient_prefill = _UNMEASURED_EFFICIENT
         """Prompt positions of a step from which larger ones save little time per position."""
+        self.on_fit: Callable[[], None] = lambda: None
+        """Called when the model has been fitted to further steps."""
         self._seed_with(costs)
 
     @classmethod
@@ -97,7 +105,7 @@ class StepTimeModel:
             inputs = self._inputs(prompt, cost.decode_rows, cost.context, prompt * (start + prompt / 2))
             for _ in range(_SEED_WEIGHT):
                 self._seed.add([x / seconds for x in inputs], 1.0)
-            self.largest_prefill = max(self.largest_prefill, prompt)
+            self._largest_prefill = max(self._largest_prefill, prompt)
             if cost.decode_rows == 1 and not prompt:
                 self._measured_row_s = seconds
         self._fit()
@@ -142,7 +150,7 @@ class StepTimeModel:
             starts, counts, num_decode, step_s, runner_s = noted.popleft()
             seconds = runner_s or step_s
             inputs, prompts = self._inputs_of(starts, counts, num_decode)
-            self.largest_prefill = max(self.largest_prefill, prompts)
+            self._largest_prefill = max(self._largest_prefill, prompts)
             if prompts and num_decode and self.known:
                 self._tail.add(step_s - self._predicted(inputs))
                 self._delay = None
@@ -162,6 +170,7 @@ class StepTimeModel:
             observed = min(_MEMORY, self._decode.count) + min(_MEMORY, self._mixed.count)
             seed = seed.with_weight(max(1.0, _SEED_SHARE * observed / seed.count), 1 / self._drift)
         self._weights = solve((seed, self._decode, self._mixed))
+        self.on_fit()
 
     # ------------------------------------------------------------------ what the timing of plans reads
 
@@ -191,6 +200,12 @@ class StepTimeModel:
     def row_s(self) -> float:
         """Seconds of a step that decodes one row of a short context, as the runner measured it; otherwise predicted."""
         return self._measured_row_s or self.seconds(0, 1, _USUAL_CONTEXT)  # not the drift: a target should not move
+
+    @property
+    def fitted_row_s(self) -> float:
+        """Seconds of such a step by the latest fit, so that it follows a machine that has become slower; 0 before the
+        first one."""
+        return self._predicted(self._inputs(0, 1, _USUAL_CONTEXT, 0.0))
 
     @property
     def position_s(self) -> float:
@@ -234,7 +249,7 @@ class StepTimeModel:
 
         The first `left` of them continue a prompt at position `start`; the others begin new ones. If no whole tile
         fits, returns the number that would fit without tiles; it is negative if the decoding rows alone take longer.
-        At most twice `largest_prefill`: the model does not extrapolate reliably.
+        At most twice those of the largest step so far: the model does not extrapolate reliably.
         """
         self._observe()
         per_token = self._weights[2] * _SCALE[2]
@@ -244,13 +259,13 @@ class StepTimeModel:
         if rest <= 0:
             return rest / per_token if per_token > 0 else -math.inf
         if per_token <= 0 and per_pair <= 0:
-            return 2 * self.largest_prefill
+            return 2 * self._largest_prefill
         tokens = _positive_root(per_pair / 2, per_token + per_pair * start, rest)
         if tokens > left:
             rest -= per_pair * start * left
             tokens = max(left, _positive_root(per_pair / 2, per_token, rest)) if rest > 0 else left
         whole_tiles = (tokens + decode_rows) // self._tile * self._tile - decode_rows
-        return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self.largest_prefill)
+        return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self._largest_prefill)
 
     def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
         return sum(map(mul, inputs, weights or self._weights))

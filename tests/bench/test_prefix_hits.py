@@ -9,6 +9,7 @@ import pytest
 
 from bench.prefix_hits import DEFAULT_TRACES, pool_hits, references, simulated_hits
 from scheduler_svc.simulator.trace import Trace, read_trace
+from tests.support.thoroughness import choice
 
 EVERYTHING = 1 << 17
 
@@ -43,7 +44,7 @@ def test_the_pool_evicts_as_lru_does(path: Path) -> None:
 def test_the_engine_hits_what_the_pool_promises(path: Path) -> None:
     trace = read_trace(path, 700)
     total = references(trace)
-    rates = [simulated_hits(trace, size) / total for size in (500, 2000, EVERYTHING)]
+    rates = [simulated_hits(trace, size) / total for size in choice((500, 2000, EVERYTHING), in_ci=(2000, EVERYTHING))]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(pool_hits(trace, EVERYTHING) / total, abs=0.01)
-    assert rates[1] == pytest.approx(pool_hits(trace, 2000) / total, abs=0.03)
+    assert rates[-2] == pytest.approx(pool_hits(trace, 2000) / total, abs=0.03)

@@ -12,6 +12,7 @@ from runner_svc.attention.cuda_kernels import (
 )
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.gpu_limits import SHARED_MEMORY
+from tests.support.machine_code import arrivals_before_loads_are_done
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import FULL, choice
 
@@ -33,10 +34,15 @@ SHAPES = (
     ("__nv_bfloat16", 176, 16, 4, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )
-# By default each head size is compiled for Hopper and the widest for each architecture; with ROSTER_TEST_FULL, all.
+# By default Hopper's prefill is compiled for each head size, the other kernels for Hopper without a cap, with FP8 and a
+# cap, and with sinks, and for each architecture at the widest head; with ROSTER_TEST_FULL, all.
 FOR_ALL = SHAPES[-1:]
-ON_HOPPER = choice(SHAPES, in_ci=(SHAPES[0], SHAPES[2], SHAPES[5], SHAPES[6], SHAPES[-4], SHAPES[-1]))
-FOR_HOPPER = [shape for shape in ON_HOPPER if HopperPrefillVariant.fits(AttentionShape(*shape))]
+ON_HOPPER = choice(SHAPES, in_ci=(SHAPES[0], SHAPES[5], SHAPES[-4], SHAPES[-1]))
+FOR_HOPPER = [
+    shape
+    for shape in choice(SHAPES, in_ci=(SHAPES[0], SHAPES[5], SHAPES[6], SHAPES[-4]))
+    if HopperPrefillVariant.fits(AttentionShape(*shape))
+]
 COMBINATIONS = [
     pytest.param(shape, arch, id="-".join(map(str, (*shape[1:], arch))))
     for shape in SHAPES
@@ -45,36 +51,40 @@ COMBINATIONS = [
 ]
 
 
-def compile_variant(name: str, arch: str, variant: DecodeVariant | PrefillVariant | HopperPrefillVariant) -> str:
+def compile_variant(
+    name: str, arch: str, variant: DecodeVariant | PrefillVariant | HopperPrefillVariant
+) -> tuple[bytes, str]:
     defines = tuple(f"-D{key}={value}" for key, value in variant.defines.items())
     code, log = compile_kernel(kernel_folder() / f"{name}.cu", arch, defines)
     assert code.startswith(b"\x7fELF")
     assert "warning" not in log, log
-    return log
+    return code, log
 
 
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_decode_compiles(shape: tuple, arch: str) -> None:
     for small_batch in (True, False):
         variant = DecodeVariant.choose(AttentionShape(*shape), SHARED_MEMORY[arch], small_batch)
-        assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
+        assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)[1]
 
 
 @pytest.mark.parametrize("shape", FOR_HOPPER, ids=str)
 def test_decode_beside_prefill_compiles(shape: tuple) -> None:
     variant = DecodeVariant.choose_beside_prefill(AttentionShape(*shape), SHARED_MEMORY["sm_90a"])
-    assert " 0 bytes spill stores" in compile_variant("paged_decode", "sm_90a", variant)
+    assert " 0 bytes spill stores" in compile_variant("paged_decode", "sm_90a", variant)[1]
 
 
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_prefill_compiles(shape: tuple, arch: str) -> None:
-    log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))
+    _, log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))
     if shape[1] < 256:  # queries and outputs of 256 fill the registers, and a few spill
         assert " 0 bytes spill stores" in log, log
 
 
 @pytest.mark.parametrize("shape", FOR_HOPPER, ids=str)
 def test_hopper_prefill_compiles_without_serialized_products(shape: tuple) -> None:
-    log = compile_variant("paged_prefill_hopper", "sm_90a", HopperPrefillVariant(AttentionShape(*shape)))
+    code, log = compile_variant("paged_prefill_hopper", "sm_90a", HopperPrefillVariant(AttentionShape(*shape)))
     assert "Potential Performance Loss" not in log, log
     assert " 0 bytes spill stores" in log, log
+    if FULL or shape in (SHAPES[0], SHAPES[5]):  # with and without an FP8 cache; see test_barriers
+        assert arrivals_before_loads_are_done(code) == []

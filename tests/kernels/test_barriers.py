@@ -2,6 +2,9 @@
 
 For asynchronous copies, an arrival at an mbarrier is not ordered after loads from shared memory that are in flight. A
 prefill of FP8 caches with this fault passed under memcheck and racecheck, and failed without them (bench/NOTES.md).
+
+In CI the tests that compile these kernels anyway check their code, one of each kind: test_attention_compiles and
+test_small_kernels_compile.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def test_the_check_sees_it(fence: str, is_early: bool, tmp_path: Path) -> None:
     ("head_dim", "fp8_cache"),
     choice(
         [(64, False), (96, False), (128, False), (256, False), (64, True), (96, True), (128, True)],
-        in_ci=[(64, False), (128, True)],
+        in_ci=[],
     ),
 )
 def test_prefill(head_dim: int, fp8_cache: bool) -> None:
@@ -75,21 +78,22 @@ def test_prefill(head_dim: int, fp8_cache: bool) -> None:
     )
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(9, 2), (128, 1)])
+@pytest.mark.parametrize(("tokens", "blocks"), choice([(1, 1), (30, 1), (64, 2), (128, 2)], in_ci=[]))
 def test_skinny_products(tokens: int, blocks: int) -> None:
     variant = SkinnyVariant.choose(blocks, tokens, 4096, 4096)
     defines = variant.defines | {"EPILOGUE": "EPILOGUE_GATED", "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
     assert arrivals_before_loads_are_done(machine_code("skinny_product", defines)) == []
 
 
-def test_gated_products() -> None:
-    defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "SCALAR": "__nv_bfloat16"}
+@pytest.mark.parametrize("tile", choice([(2, 48, 1, 2), (3, 96, 2, 1)], in_ci=[]))
+def test_gated_products(tile: tuple[int, int, int, int]) -> None:
+    defines = GatedVariant(*tile).defines | {"ACTIVATION": "silu", "SCALAR": "__nv_bfloat16"}
     assert arrivals_before_loads_are_done(machine_code("gated_product", defines)) == []
 
 
 @pytest.mark.parametrize(
     "variant",
-    choice([ExpertVariant(8, 2), ExpertVariant(64, 2), TilesVariant(160)], in_ci=[TilesVariant(160)]),
+    choice([ExpertVariant(8, 2), ExpertVariant(64, 2), TilesVariant(160)], in_ci=[]),
     ids=str,
 )
 def test_expert_products(variant: ExpertVariant | TilesVariant) -> None:

@@ -16,7 +16,7 @@ from tests.support.attention_cases import AttentionBatch, AttentionCase
 from tests.support.attention_runs import attention_of, check, run_decode, run_mixed, run_prefill
 from tests.support.emulator.attention import emulate_attention
 from tests.support.emulator.kernel import EmulatedKernel, EmulationError
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import FULL, choice
 
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
@@ -79,7 +79,8 @@ def test_hoppers_prefill_of_scores_that_grow_tile_by_tile(
 @pytest.mark.parametrize(("head_dim", "fp8_cache"), choice(HEADS, in_ci=[(64, False)]))
 def test_prefill_elsewhere(head_dim: int, fp8_cache: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_attention(monkeypatch, OTHERS, 1)
-    prefill(AttentionCase((150, 40, 7), (70, 33, 7), head_dim, 4, 2, fp8_cache=fp8_cache), seed)
+    if FULL:  # one more kernel to compile; each head of the other is a case of this one
+        prefill(AttentionCase((150, 40, 7), (70, 33, 7), head_dim, 4, 2, fp8_cache=fp8_cache), seed)
     rows = ((150, 40), (70, 33))
     prefill(AttentionCase(*rows, head_dim, 2, 2, 32, 33, 20.0, dtype=torch.float16, fp8_cache=fp8_cache), seed)
 
@@ -143,7 +144,7 @@ def test_decode_beside_prefill(head_dim: int, arch: str, seed: int, monkeypatch:
     check(batch, seed)
 
 
-MANY_PIECES = AttentionCase((300, 31, 140), (150, 31, 140), 256, 2, 1)
+MANY_PIECES = AttentionCase((300, 31, 140), (150, 31, 140), 96, 2, 1)  # the kernel of scores that grow
 FAULTS = {
     "scores are not waited for": ("wgmma_wait<1>();", ""),
     "keys are given back twice": (

@@ -10,6 +10,7 @@ import pytest
 from roster_common.endpoints import (
     WITHOUT_PROXY,
     check_free,
+    check_link,
     is_loopback_host,
     needs_ipv6,
     proxy_options,
@@ -39,6 +40,37 @@ def test_addresses() -> None:
         split_address("::1:50061", "x")
     with pytest.raises(ValueError, match="'host:65536' is not an address: a port is at most 65535"):
         split_address("host:65536", "x")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://127.0.0.1:50063", "tcp://*:*", "tcp://[::1]:0", "tcp://10.0.0.2:0;roster:50063", "ipc:///tmp/a", "nowhere"],
+)
+def test_links(endpoint: str) -> None:
+    """What is no endpoint at all is refused by ZeroMQ."""
+    assert check_link(endpoint) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("tcp://host:99999", "'tcp://host:99999' is not an address: a port is at most 65535"),
+        ("tcp://10.0.0.2:70000;roster:50063", "a port is at most 65535"),
+        ("tcp://127.0.0.1", "write tcp://host:port"),
+        ("tcp://host:x", "write tcp://host:port"),
+        ("tcp://:50063", "write tcp://host:port"),
+    ],
+)
+def test_wrong_links(endpoint: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_link(endpoint)
+
+
+@pytest.mark.parametrize("target", ["h:99999", "[::1]:65536", "dns:///h:99999", "ipv4:10.0.0.1:1,10.0.0.2:70000"])
+def test_a_target_whose_port_does_not_exist(target: str) -> None:
+    """gRPC would dial 34463 instead of 99999."""
+    with pytest.raises(ValueError, match="a port is at most 65535"):
+        proxy_options(target)
 
 
 def test_an_address_is_free_until_a_process_listens() -> None:
@@ -71,7 +103,7 @@ def test_no_proxy_for_this_machine(target: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["models.example:1", "10.0.0.1:1", "dns:///models.example:1", "[fd00::2]:1", "unix:///a", ""],
+    ["models.example:1", "10.0.0.1:1", "dns:///models.example:1", "[fd00::2]:1", "unix:///a", "unix:/a:99999", ""],
 )
 def test_a_proxy_for_others(target: str) -> None:
     assert proxy_options(target) == ()

@@ -37,6 +37,8 @@ ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen=", "--l
         ("--listen=nowhere", "is not an address"),
         ("--listen=192.0.2.1:50061", "Cannot assign requested address; set another address\n"),
         ("--tokens=/nope", "the token file /nope can't be read: No such file or directory\n"),
+        ("--link=tcp://127.0.0.1:99999", "setting link: 'tcp://127.0.0.1:99999' is not an address: a port is at most"),
+        ("--otlp-endpoint=http://host:99999", "setting otlp_endpoint: 'host:99999' is not an address: a port is at "),
         ("--metrics-listen=127.0.0.1:65536", "setting metrics_listen: '127.0.0.1:65536' is not an address"),
     ],
 )

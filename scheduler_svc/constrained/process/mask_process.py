@@ -43,7 +43,9 @@ from scheduler_svc.constrained.process.mask_server import MaskServer
 from scheduler_svc.constrained.source import UnusableGrammar
 
 POLL_S = 0.002
+"""Interval at which the end of a forked process is looked for."""
 NUM_DESCRIPTORS = 4
+"""Maximum number of file descriptors sent with a frame: a socket, two ends of pipes and shared memory."""
 
 
 class SharedMemory:

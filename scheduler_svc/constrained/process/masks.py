@@ -17,6 +17,7 @@ from scheduler_svc.constrained.columns import first_places
 from scheduler_svc.constrained.process.compiler import sentence
 
 _ALL = 0xFFFFFFFF
+"""Every token of a word is allowed: what a failed row gets, whose request ends."""
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,7 @@ from scheduler_svc.constrained.schema.schema_places import Place, places, values
 from scheduler_svc.constrained.source import UnusableGrammar
 
 MOST_COEFFICIENT = ((1 << 32) - 1) // 10
+"""Maximum of a multiple's digits: the library keeps ten times them in 32 bits."""
 MOST_REMAINDERS = 1 << 16
 """Maximum of a multiple without its trailing zeros. It takes about a second; twice as many take four times as long."""
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from scheduler_svc.constrained.source import UnusableGrammar
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
+"""Range of the library's integers, 64-bit and signed."""
 SHORT = 15
 """Characters up to which the library keeps a number without an exponent exactly: 10**15 is less than 2**53."""
 

@@ -7,6 +7,7 @@ from grpc import StatusCode
 from scheduler_svc.front.base.refusal import Refusal, invalid
 
 _RETRY_SOON_MS = 1000
+"""Time to retry where nothing says how long the cause will last."""
 
 
 def engine_lost() -> Refusal:

@@ -17,6 +17,7 @@ from scheduler_svc.front.base.little_endian import int32_list
 from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, NAME_BYTES
 
 RANK = 0
+"""Data-parallel rank in the gateways' protocol; Roster has one."""
 UNKNOWN = 1
 """`unknown_before` of a snapshot that lacks blocks: all unrecorded changes count as one sequence number."""
 

@@ -13,9 +13,13 @@ from scheduler_svc.front.base.value_range import check_range
 from scheduler_svc.front.text.tokenizer import ModelText
 
 MAX_BIASED_TOKENS = 1024
+"""Maximum number of entries of a `logit_bias`, which the runner holds for each sequence."""
 MAX_BIAS = 100.0
+"""As in OpenAI's API: such a bias forces or forbids a token."""
 MAX_STOP_TOKENS = 64
+"""As many as stop strings; the scheduler compares each drawn token with them."""
 MAX_LOGPROBS = 20
+"""As in OpenAI's API."""
 
 
 class _Parameter(NamedTuple):

@@ -21,7 +21,9 @@ from roster_common.call_metadata import TENANT_KEY, TOKEN_KEY
 from scheduler_svc.front.base.refusal import Refusal, invalid
 
 MAX_TENANT_BYTES = 128
+"""Maximum length of a tenant's name, which stands in metrics and log lines."""
 MIN_TOKEN_CHARACTERS = 16
+"""Minimum length of a token: 64 bits even of hexadecimal digits, which cannot be guessed over a network."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 

@@ -22,12 +22,18 @@ from scheduler_svc.front.text.tokenizer import ModelText
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 128
+"""Long enough for several UUIDs or a digest; both are kept as long as the request."""
 MAX_CHOICES = 64
+"""Each is a sequence; a quarter of a GPU's default slots."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 256
+"""Their product bounds the automaton's states, 16,384 a request."""
 MAX_KEEP_MS = 3_600_000
+"""An hour: a request that a client leaves behind must not compute for ever."""
 MAX_INT32 = 2**31 - 1
+"""Token counts and ids are int32 columns on the link."""
 DEFAULT_KEEP_MS = 60_000
+"""A minute, as `retention_s` by default."""
 
 
 @dataclass(frozen=True, slots=True)

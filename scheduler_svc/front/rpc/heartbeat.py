@@ -13,6 +13,7 @@ from roster_protos import engine_pb2
 from scheduler_svc.front.stream.engine_client import EngineClient
 
 LONGEST_INTERVAL_S = 1.0
+"""Interval between two heartbeats, unless `stall_s` is so short that a quarter of it is less."""
 
 
 class Heartbeat:

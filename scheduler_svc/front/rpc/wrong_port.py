@@ -24,15 +24,24 @@ log = structlog.get_logger(__name__)
 
 
 class ServedElsewhere(grpc.GenericRpcHandler):
-    """Refuses calls to the services of other listeners with UNIMPLEMENTED, as gRPC does, and a sentence."""
+    """Refuses calls to the services of other listeners with UNIMPLEMENTED, as gRPC does, and a sentence.
+
+    The sentence needs no token, so a listener that requires one names no other listener's address.
+    """
 
     def __init__(self, listener: str, settings: SchedulerSettings, gateway_is_served: bool) -> None:
         """`listener`: the setting of the address that this server listens on."""
-        clients = f"clients call {settings.listen} (the setting listen)"
-        operators = f"operators call {settings.admin_listen} (the setting admin_listen)"
+        locked = {"listen": settings.tokens, "admin_listen": settings.admin_tokens}.get(listener) is not None
+
+        def at(setting: str) -> str:
+            known = getattr(settings, setting)
+            return f"the address of the setting {setting}" if locked else f"{known} (the setting {setting})"
+
+        clients = f"clients call {at('listen')}"
+        operators = f"operators call {at('admin_listen')}"
         if not settings.admin_listen:
             operators = "the admin API is off (the setting admin_listen is '')"
-        gateways = f"gateways call {settings.gateway_listen or settings.listen}"
+        gateways = f"gateways call {at('gateway_listen' if settings.gateway_listen else 'listen')}"
         here = _HERE[listener]
         self._sentences = {
             INFERENCE_SERVICE: f"{here}; {clients}",

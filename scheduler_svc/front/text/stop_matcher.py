@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 ROOT = 0
+"""State before any character has matched."""
 _CACHED_CHARACTERS = 1024
+"""Stop strings of up to this many characters in all are cached, which bounds the cache's memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,10 @@ def check_tracing(settings: SchedulerSettings) -> None:
 
     The scheduler calls this function at startup, so that the error is raised there and not in each worker.
     """
-    _channel_options(settings)
+    try:
+        _channel_options(settings)
+    except ValueError as error:
+        raise ValueError(f"setting otlp_endpoint: {error}") from error
     if settings.otlp_endpoint and not _installed():
         raise TracingUnavailable(
             "otlp_endpoint requires OpenTelemetry: install it with `pip install 'roster-serve[tracing]'`, or remove "

@@ -11,6 +11,8 @@ Round = list[tuple[int, int]]
 """(prompt tokens, output tokens) of requests that are submitted together."""
 
 SHORT_PROMPT, DECODE_STEPS = 16, 12
+"""Prompt tokens and output tokens of a round of decoding: a prompt that takes hardly any time, and steps enough that a
+few disturbed ones can be left out."""
 
 
 def fixed_rounds(shape: RunnerShape, context_length: int) -> Iterator[Round]:

@@ -133,6 +133,7 @@ OTHER_WRITERS = {
     "common.provenance",
     "gpu_comparison.peers.load",  # a job for its processes
     "gpu_comparison.peers.servers",  # a tokenizer's configuration
+    "startup.random_checkpoint",  # a checkpoint's index
 }
 
 

@@ -66,7 +66,7 @@ def test_every_system_gets_the_same_prompts() -> None:
 
 
 async def test_the_policies_are_measured_on_one_runner_and_reported(tmp_path: Path) -> None:
-    options = parse_options(["--requests", "6", "--device", "hash", "--model", "hash"])
+    options = parse_options(["--requests", "6", "--device", "hash", "--model", "hash", "--output-divisor", "32"])
     trace = make_trace(options)
     runs, works = await measure_roster(options, trace, Console(quiet=True))
     for name, policies in runs.items():

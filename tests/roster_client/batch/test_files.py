@@ -71,7 +71,7 @@ def test_output_is_resumed_and_a_line_cut_short_is_removed(tmp_path: Path) -> No
     with OutputFile(path) as output:
         for record in (first, broken(3, "invalid_json_line", "no"), last):
             output.write(record)
-        assert (output.done, output.failed) == (3, 2)
+        assert output.failed == 2
         with pytest.raises(ValueError, match="another `roster batch`"):
             OutputFile(path)
     whole = path.read_bytes()

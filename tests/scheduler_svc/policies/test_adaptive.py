@@ -15,6 +15,7 @@ from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from scheduler_svc.step_times.step_time_model import StepTimeModel
 from tests.support.arrivals import merged, poisson
+from tests.support.thoroughness import choice
 
 TARGET_S = 0.05
 SHIFT_S = 22.0
@@ -62,7 +63,7 @@ def test_it_keeps_the_target_where_every_fixed_budget_misses_it_or_is_slower(see
     assert max(itl_p99_s(adaptive)) <= TARGET_S
     mean_ttft_s = adaptive.ttft_s.mean()
     kept = missed = 0
-    for step_tokens in (640, 768, 1024, 1536):
+    for step_tokens in choice((640, 768, 1024, 1536), in_ci=(640, 1536)):
         fixed = run(trace, "fcfs", step_tokens=step_tokens)
         print(step_tokens, itl_p99_s(fixed), fixed.ttft_s.mean(), mean_ttft_s)
         if max(itl_p99_s(fixed)) <= TARGET_S:
@@ -71,7 +72,7 @@ def test_it_keeps_the_target_where_every_fixed_budget_misses_it_or_is_slower(see
             assert fixed.last_token_at.max() >= adaptive.last_token_at.max(), step_tokens
         else:
             missed += 1
-    assert kept >= 2 and missed >= 2
+    assert kept == missed >= 1
 
 
 class Untiled(Adaptive):

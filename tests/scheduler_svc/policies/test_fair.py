@@ -55,9 +55,9 @@ def largest_gap(outcome: Outcome, seconds: tuple[float, float], weights: tuple[f
 def test_two_tenants_of_ten_to_one_load_are_served_alike_while_both_wait() -> None:
     """Both tenants ask for more than half of the runner."""
     rng = random.Random(1)
-    trace = merged(requests(rng, "a", 120, 0, 7), requests(rng, "b", 12, 0, 7))
+    trace = merged(requests(rng, "a", 120, 0, 4), requests(rng, "b", 12, 0, 4))
     fair, fcfs = run(trace), run(trace, "fcfs")
-    gap, unfair_gap = largest_gap(fair, (1, 7)), largest_gap(fcfs, (1, 7))
+    gap, unfair_gap = largest_gap(fair, (1, 4)), largest_gap(fcfs, (1, 4))
     print(f"bound {BOUND}, fair {gap}, fcfs {unfair_gap}")
     assert gap <= BOUND
     assert gap < 0.1 * BOUND, "in practice far below"
@@ -67,7 +67,7 @@ def test_two_tenants_of_ten_to_one_load_are_served_alike_while_both_wait() -> No
 def test_a_heavy_tenant_does_not_slow_a_light_one() -> None:
     """Tenant b asks for less than its half and is served as if a were absent, except for the slots that a occupies."""
     rng = random.Random(2)
-    heavy, light = requests(rng, "a", 60, 0, 8), requests(rng, "b", 2, 0, 8)
+    heavy, light = requests(rng, "a", 60, 0, 6), requests(rng, "b", 2, 0, 6)
     alone = run(merged(light)).ttft_s.mean()
     mine = {policy: run(merged(heavy, light), policy) for policy in ("fair", "fcfs")}
     ttft_s = {

@@ -23,8 +23,8 @@ def test_tenant_history_beats_a_limit_that_says_nothing() -> None:
     """All requests set max_tokens to 600; tenants differ in the lengths of their outputs."""
     rng = random.Random(3)
     trace = merged(
-        [TraceRequest(t, 40, rng.randint(3, 9), tenant="brief", max_tokens=600) for t in poisson(rng, 40, 0, 12)],
-        [TraceRequest(t, 40, rng.randint(80, 160), tenant="long", max_tokens=600) for t in poisson(rng, 8, 0, 12)],
+        [TraceRequest(t, 40, rng.randint(3, 9), tenant="brief", max_tokens=600) for t in poisson(rng, 40, 0, 7)],
+        [TraceRequest(t, 40, rng.randint(80, 160), tenant="long", max_tokens=600) for t in poisson(rng, 8, 0, 7)],
     )
     limit, history = run(trace, "sjf", estimator="max_tokens"), run(trace, "sjf", estimator="tenant_history")
     print(limit.e2e_s.mean(), history.e2e_s.mean())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import random
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -18,6 +20,7 @@ from runner_svc.cuda.kernel import argument_pointers
 from tests.support.emulator.translation import translated
 
 _HEADER = Path(__file__).with_name("emulator.hpp")
+_SHARED = Path(__file__).parents[3] / ".cache" / "emulator"
 # Without -fno-gnu-unique, shared memory of inline functions would be one for all libraries, at the size of the first.
 _OPTIONS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC", "-fno-gnu-unique"]
 _KERNEL = re.compile(r'extern "C"[^;{(]*?(\w+)\s*\(')
@@ -97,10 +100,27 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _precompiled_header() -> Path:
-    """Returns a precompiled header with what every kernel includes; parsing it would take a third of compilation."""
-    header = Path(_folder().name, "precompiled.hpp")
-    header.write_text(f'#include "{_HEADER}"\n', "utf-8")
-    subprocess.run(["g++", *_OPTIONS, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True)
+    """Returns a precompiled header with what every kernel includes; parsing it would take a third of compilation.
+
+    Processes share it: it is kept in the clone's .cache, for these options, headers and compiler.
+    """
+    compiler = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    sources = [path.read_bytes() for path in sorted(_HEADER.parent.glob("*.hpp"))]
+    key = hashlib.sha256(b"\0".join([compiler, str(_HEADER).encode(), " ".join(_OPTIONS).encode(), *sources]))
+    folder = _SHARED / key.hexdigest()[:16]
+    header = folder / "precompiled.hpp"
+    _SHARED.mkdir(parents=True, exist_ok=True)
+    with open(_SHARED / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            for old in _SHARED.glob("*/"):
+                shutil.rmtree(old)
+            with tempfile.TemporaryDirectory(dir=_SHARED) as made:
+                source = Path(made, "new", header.name)
+                source.parent.mkdir()
+                source.write_text(f'#include "{_HEADER}"\n', "utf-8")
+                subprocess.run(["g++", *_OPTIONS, "-x", "c++-header", str(source), "-o", f"{source}.gch"], check=True)
+                source.parent.rename(folder)
     return header
 
 

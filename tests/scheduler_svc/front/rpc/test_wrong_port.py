@@ -52,7 +52,7 @@ async def test_gateways() -> None:
     async with front_stack(gateway_apart=True) as stack:
         settings = stack.worker._settings
         assert await gateway_error(settings.listen) == (
-            f"that is the clients' port; gateways call {settings.gateway_listen}"
+            f"that is the clients' port; gateways call {settings.gateway_listen} (the setting gateway_listen)"
         )
     with mock.patch("scheduler_svc.front.worker.gateway_is_served", lambda: False):
         async with front_stack() as stack:
@@ -73,3 +73,13 @@ async def test_the_sentence_needs_no_token() -> None:
     handler = elsewhere.service(details)
     assert await interceptor.intercept_service(mock.AsyncMock(return_value=handler), details) is handler
     assert elsewhere.service(mock.Mock(method="/roster.admin.v1.AdminService/GetStatus")) is None
+
+
+@pytest.mark.parametrize("listener", ["listen", "admin_listen"])
+def test_where_a_token_is_required_no_address_is_named(listener: str) -> None:
+    addresses = {"listen": "10.0.0.1:1", "admin_listen": "10.0.0.1:2", "gateway_listen": "10.0.0.1:3"}
+    files = {"tokens": "a"} if listener == "listen" else {"admin_tokens": "a"}
+    settings = SchedulerSettings(**addresses, **files)  # type: ignore[arg-type]
+    sentences = ServedElsewhere(listener, settings, True)._sentences.values()
+    assert len(sentences) == 2 and not any("10.0.0.1" in sentence for sentence in sentences)
+    assert any("gateways call the address of the setting gateway_listen" in sentence for sentence in sentences)
