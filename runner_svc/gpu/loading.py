@@ -104,7 +104,8 @@ def _own(
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
     launchers = CudaLaunchers(config, dtype, all_plain=not options.tries_formats)
     model = _described(name, folder, config, dtype, cache_folder, options)
-    model.weight_formats = weight_formats(config, options.on_load)
+    if options.tries_formats:  # otherwise all become plain
+        model.weight_formats = weight_formats(config, options.on_load)
     return CudaBackend(
         model,
         config,
