@@ -94,8 +94,11 @@ def print_line(row: StepTimes) -> None:
 
 
 def document(record: Mapping[str, Any]) -> Document:
-    """Returns the document of a JSON of `bench.steps`, also of one from before variants existed."""
-    rows = [StepTimes(**{"variant": "runner", "bucket": row["batch"], "way": ""} | row) for row in record["rows"]]
+    """Returns the document of a JSON of `bench.steps`, also of one from before variants existed.
+
+    Rows that were added from another run may have a commit and a date of their own.
+    """
+    rows = [_row(row) for row in record["rows"]]
     cells = []
     for row in rows:
         vllm, bar, ratio = references(row)
@@ -129,6 +132,11 @@ def document(record: Mapping[str, Any]) -> Document:
         [note],
         {"bandwidth of a copy": f"{record['copy_tb_s']:.2f} TB/s"},
     )
+
+
+def _row(row: Mapping[str, Any]) -> StepTimes:
+    known = {name: value for name, value in row.items() if name in StepTimes.__dataclass_fields__}
+    return StepTimes(**{"variant": "runner", "bucket": row["batch"], "way": ""} | known)
 
 
 def _first_rows(rows: Sequence[StepTimes]) -> list[int]:

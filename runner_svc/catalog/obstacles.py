@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner_svc.model import gguf_servable
 from runner_svc.model.checkpoint import servable
-from runner_svc.model.decoder_choice import not_by_transformers
+from runner_svc.model.decoder_choice import is_only_own, not_by_transformers
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 
@@ -25,7 +25,7 @@ def obstacle(folder: Path) -> str | None:
     own = servable.why_not(folder, has_weights=False)
     if own is None:
         return servable.why_not(folder, has_weights=True)
-    known, why = _through_transformers(folder)
+    known, why = _through_transformers(folder, own)
     return (why or None) if known else own
 
 
@@ -37,9 +37,8 @@ def obstacle_before_weights(folder: Path) -> str | None:
         return str(error)
     if not (config.get("architectures") or config.get("model_type")):
         return "config.json names neither architectures nor a model_type."
-    if servable.why_not(folder, has_weights=False) is None:
-        return None
-    return _through_transformers(folder)[1] or None
+    own = servable.why_not(folder, has_weights=False)
+    return _through_transformers(folder, own)[1] or None if own is not None else None
 
 
 def gguf_obstacle(file: Path) -> str | None:
@@ -47,12 +46,17 @@ def gguf_obstacle(file: Path) -> str | None:
     return gguf_servable.why_not(file)
 
 
-def _through_transformers(folder: Path) -> tuple[bool, str]:
-    """Returns whether it is known what transformers does, and why it can't serve the model; "" if it can."""
+def _through_transformers(folder: Path, own: str) -> tuple[bool, str]:
+    """Returns whether it is known what transformers does, and why it can't serve the model; "" if it can.
+
+    `own` is why Roster's own decoder can't: all that counts for a quantized model of its classes.
+    """
     try:
         config = read_config(folder)
     except (ModelNotFound, UnsupportedModel) as error:
         return True, str(error)
+    if is_only_own(config):
+        return True, own
     if (why_not := not_by_transformers(config)) is not None:
         return True, why_not
     names = config.get("architectures")

@@ -98,7 +98,8 @@ def _own(
         refuse_formats(config, options.on_load)
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     model = _described(name, folder, config, dtype, cache_folder, options, progress)
-    model.weight_formats = weight_formats(config, options.on_load)
+    if options.tries_formats:  # otherwise all become plain
+        model.weight_formats = weight_formats(config, options.on_load)
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
     else:

@@ -22,7 +22,10 @@ def not_by_transformers(raw: Mapping[str, Any]) -> str | None:
     if isinstance(said, Mapping) and said.get("quant_method") == "gguf-blocks":
         return "It is a large GGUF model, whose blocks only Roster's own decoder reads: set decoder to 'auto'."
     if said:
-        return "It is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
+        return (
+            "It is quantized, which only Roster's own decoder serves: use a checkpoint in float32, float16 or "
+            "bfloat16, or a GGUF file."
+        )
     return None
 
 
@@ -49,10 +52,21 @@ def choose_decoder(raw: Mapping[str, Any], asked: DecoderSetting) -> DecoderChoi
     except BrokenModel:
         raise
     except UnsupportedModel as error:
+        if is_only_own(raw):
+            raise
         if asked == "roster":
             raise UnsupportedModel(f"{error} (decoder is 'roster'; with 'auto', transformers may serve it)") from error
-        names = raw.get("architectures")
-        return DecoderChoice(None, str(error), isinstance(names, list) and any(name in ARCHITECTURES for name in names))
+        return DecoderChoice(None, str(error), _has_own_class(raw))
+
+
+def is_only_own(raw: Mapping[str, Any]) -> bool:
+    """Returns whether no other decoder than Roster's may serve the model: a quantized one of its classes."""
+    return bool(raw.get("quantization_config")) and _has_own_class(raw)
+
+
+def _has_own_class(raw: Mapping[str, Any]) -> bool:
+    names = raw.get("architectures")
+    return isinstance(names, list) and any(isinstance(name, str) and name in ARCHITECTURES for name in names)
 
 
 def not_quantized(why_not_own: str) -> str:

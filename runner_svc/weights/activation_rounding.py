@@ -109,5 +109,5 @@ def scale_of(largest: Tensor) -> Tensor:
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Returns the nearest numbers of e4m3, ties to even, saturated at 448; NaN stays NaN."""
-    return x.clamp(-LARGEST, LARGEST).to(E4M3)
+    """Returns the nearest numbers of e4m3, ties to even, saturated at 448; NaN and infinities become NaN."""
+    return x.clamp(-LARGEST, LARGEST).masked_fill_(x.isinf(), torch.nan).to(E4M3)

@@ -136,6 +136,12 @@ def per_channel(scale: Tensor, rows: int) -> Tensor:
     return cast(Tensor, scale.float().reshape(-1, 1).expand(rows, 1).contiguous())
 
 
+def has_nan(codes: Tensor) -> bool:
+    """Returns whether some of e4m3's codes stand for NaN: those whose last seven bits are set."""
+    rows = _bytes(codes).split(TILE_ROWS)
+    return any(bool(((part & 127) == 127).any()) for part in rows)
+
+
 def _numbers(codes: Tensor) -> Tensor:
     """Returns float32 [out, in] by a table: on a CPU, torch's conversion takes four times as long."""
     table = torch.arange(256, dtype=torch.uint8, device=codes.device).view(E4M3).float()

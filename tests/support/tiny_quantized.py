@@ -276,7 +276,7 @@ KINDS: dict[str, Kind] = {
 
 
 _LEFT_KEYS = {"compressed-tensors": "ignore", "fp8": "modules_to_not_convert", "awq": "modules_to_not_convert"}
-"""Where a `quantization_config` names modules that stay plain, by `quant_method`."""
+"""Where a `quantization_config` names modules that stay plain, by `quant_method`. GPTQ has no such key."""
 
 
 def _is_left(kind: str, module: str, has_head: bool) -> bool:
@@ -318,8 +318,7 @@ def make_tiny_quantized(
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     config = json.loads((plain / "config.json").read_text())
     said = dict(_with_head(KINDS[kind].config) if has_head else KINDS[kind].config)
-    if routers:
-        key = _LEFT_KEYS[said["quant_method"]]
+    if routers and (key := _LEFT_KEYS.get(said["quant_method"])) is not None:
         said[key] = [*said.get(key, []), *routers]
     (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)

@@ -15,7 +15,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.errors import UnsupportedModel
-from runner_svc.model.folder.safetensors_header import StoredTensor
+from runner_svc.model.folder.safetensors_header import CODE_BYTES, ELEMENT_BYTES, StoredTensor
 from runner_svc.model.quantization.stored_format import ExpectedTensor
 
 Shape = tuple[int, ...]
@@ -64,9 +64,11 @@ def _check_tensor(expected: ExpectedTensor, tensors: Mapping[str, StoredTensor])
             f"The checkpoint's tensor {name!r} is {tensors[name].shape}, its config.json says {shapes}."
         )
     if tensors[name].dtype not in expected.dtypes:
+        is_unsaid = tensors[name].dtype in CODE_BYTES and expected.dtypes == tuple(ELEMENT_BYTES)
+        unsaid = ", as its config.json does not say that it is quantized" if is_unsaid else ""
         raise UnsupportedModel(
             f"The checkpoint's tensor {name!r} has dtype {tensors[name].dtype}, which is not supported; supported: "
-            f"{', '.join(expected.dtypes)}."
+            f"{', '.join(expected.dtypes)}{unsaid}."
         )
 
 

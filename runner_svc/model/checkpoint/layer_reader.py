@@ -109,32 +109,37 @@ class LayerReader:
     def _layer_norm(self, prefix: str, module: str, described: LayerDescription, is_there: bool) -> Tensor | None:
         return self.norm(f"{prefix}.{module}", described.norm) if is_there else None
 
-    def _linear(self, prefix: str, modules: Sequence[str], has_bias: bool) -> LinearWeights:
+    def _linear(self, prefix: str, modules: Sequence[str], has_bias: bool, *, quantize: bool = True) -> LinearWeights:
         bias = None
         if has_bias:
             parts = [self._matrix(self.name(f"{prefix}.{module}", "bias")) for module in modules]
             bias = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return LinearWeights(joined([self._format(f"{self._base}{prefix}.{module}") for module in modules]), bias)
+        change = self._quantized_if_plain if quantize else _unchanged
+        matrices = [change(self._format(f"{self._base}{prefix}.{module}")) for module in modules]
+        return LinearWeights(joined(matrices), bias)
 
     def _format(self, module: str) -> Matrix:
         matrix = self._quantized(module)
-        if matrix is not None:
-            return matrix
-        return self._quantize(PlainMatrix(self._matrix(f"{module}.weight")))
+        return PlainMatrix(self._matrix(f"{module}.weight")) if matrix is None else matrix
+
+    def _quantized_if_plain(self, matrix: Matrix) -> Matrix:
+        return self._quantize(matrix) if isinstance(matrix, PlainMatrix) else matrix
 
     def _matrix(self, name: str) -> Tensor:
         tensor = self._read(name)
         return tensor.t().contiguous() if self.config.names.transposed and tensor.dim() == 2 else tensor
 
     def _qkv(self, prefix: str, described: LayerDescription) -> LinearWeights:
-        qkv = self._linear(prefix, self.config.names.qkv, described.qkv_bias)
-        if not self.config.names.interleaved or described.rope is None:
+        is_moved = self.config.names.interleaved and described.rope is not None
+        # Rows of blocks can't be moved one by one: these are quantized afterwards.
+        qkv = self._linear(prefix, self.config.names.qkv, described.qkv_bias, quantize=not is_moved)
+        if not is_moved:
             return qkv
         rows = torch.arange(qkv.size[0])
         width = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
         order = torch.cat((self._in_halves(rows[:width], described.rope), rows[width:]))
         try:
-            matrix = qkv.matrix.reordered(order)
+            matrix = self._quantized_if_plain(qkv.matrix.reordered(order))
         except ValueError as error:
             raise UnsupportedModel(f"{self.config.architecture} can't be read: {error}.") from error
         return LinearWeights(matrix, qkv.bias[order.to(qkv.bias.device)] if qkv.bias is not None else None)

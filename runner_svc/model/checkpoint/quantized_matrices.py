@@ -76,15 +76,18 @@ def quantized_matrices(
     if config.quantization is None:
         return {}
     plain = _plain_modules(config, base, tensors)
+    norms = f".{config.names.q_norm}", f".{config.names.k_norm}"  # Cohere's have a row for each head
     found: dict[str, Quantized] = {}
     for name, shape in expected.items():
         if len(shape) == 3 and (stack := _stack(name, shape, config)) is not None:
             found[name] = stack
         module = name.removesuffix(_SUFFIX)
-        if module == name or len(shape) != 2 or module in _tables(config, base):
+        if module == name or len(shape) != 2 or module in _tables(config, base) or module.endswith(norms):
             continue
         stored = config.quantization.format_of(module)
         if stored is None:
+            continue
+        if module in plain and _is_plain(QuantizedMatrix(module, stored, *shape), tensors):
             continue
         if module in plain or config.names.transposed:
             raise UnsupportedModel(
@@ -93,6 +96,16 @@ def quantized_matrices(
             )
         found[module] = QuantizedMatrix(module, stored, *shape)
     return found
+
+
+def _is_plain(matrix: QuantizedMatrix, tensors: Container[str]) -> bool:
+    """Returns whether a checkpoint has the plain matrix: GPTQ, for one, can't say that it leaves routers out."""
+    name = f"{matrix.module}{_SUFFIX}"
+    try:
+        others = matrix.tensors().keys() - {name}
+    except UnsupportedModel:  # it has no size of the format
+        return name in tensors
+    return name in tensors and not any(other in tensors for other in others)
 
 
 def _stack(name: str, shape: Shape, config: ModelConfig) -> QuantizedStack | None:

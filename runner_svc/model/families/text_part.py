@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runner_svc.model.folder.errors import UnsupportedModel
+
 TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
 """By `model_type`, those of the text part: its `model_type` and its architecture."""
 
@@ -27,7 +29,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the text part, or a copy of the configuration of a model of text.
 
     Keys that are not about images stay, so that the text model's rules apply to them. The whole model says whether the
-    head is tied, by default that it is.
+    head is tied, by default that it is. Raises UnsupportedModel where both say how the model is quantized, and differ.
     """
     found = TEXT_PARTS.get(str(config.get("model_type")))
     text = config.get("text_config")
@@ -35,6 +37,12 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     model_type, architecture = found
     whole = {key: value for key, value in config.items() if key not in _OF_IMAGES}
+    quantized = [part["quantization_config"] for part in (whole, text) if part.get("quantization_config") is not None]
+    if len(quantized) == 2 and quantized[0] != quantized[1]:
+        raise UnsupportedModel(
+            "The model's config.json has a 'quantization_config' and another one in its 'text_config': delete the one "
+            "that is not the checkpoint's."
+        )
     decided = {key: whole[key] for key in _OF_THE_WHOLE if whole.get(key) is not None}
     tied = whole.get("tie_word_embeddings")
     return {

@@ -42,7 +42,6 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Quantization:
         rule, is_coarser = _group(QuantizationKeys(group, path), whole)
         rules.append(rule)
         notes += [PER_TOKEN] * is_coarser
-    rules.sort(key=_rank)
     return Quantization("compressed-tensors", tuple(rules), (left,), tuple(dict.fromkeys(notes)), has_kv_scales)
 
 
@@ -62,12 +61,6 @@ def _group(keys: QuantizationKeys, whole: str) -> tuple[Rule, bool]:
     if own == _PACKED_FORMAT:
         return Rule(Targets(targets), _packed(weights, activations)), False
     return Rule(Targets(targets), _fp8(weights, activations)), _is_dynamic_tensor(activations)
-
-
-def _rank(rule: Rule) -> int:
-    """As in the package, exact names come before patterns, and these before classes."""
-    names = rule.modules.names if isinstance(rule.modules, Targets) else ()
-    return max((2 if name == "Linear" else int(name.startswith("re:")) for name in names), default=0)
 
 
 def _packed(weights: NumberFormat, activations: NumberFormat | None) -> StoredFormat:

@@ -54,7 +54,17 @@ class NumberFormat:
         keys.only("actorder", "weight", "static", False, default=None)
         keys.harmless(_HARMLESS)
         keys.finish()
+        numbers._check_sizes(block)
         return numbers
+
+    def _check_sizes(self, block: list[Any] | None) -> None:
+        """Refuses sizes that another strategy has: the package refuses them too."""
+        for key, value, needed in (("group_size", self.group, "group"), ("block_structure", block, "block")):
+            if value is not None and self.strategy != needed:
+                raise UnsupportedModel(
+                    f"The model's config.json has '{self.path}.{key}' {value!r} together with the strategy "
+                    f"{self.strategy!r}, where only {needed!r} has one: delete the one that is wrong."
+                )
 
     def refuse(self, key: str, value: Any) -> UnsupportedModel:
         """Returns the error that a key has this value."""

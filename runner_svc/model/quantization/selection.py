@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Protocol
 
-from runner_svc.model.folder.errors import BrokenModel
+from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.quantization.stored_format import StoredFormat
 
 
@@ -21,6 +21,13 @@ class Names(Protocol):
     """A set of modules."""
 
     def __contains__(self, module: str, /) -> bool: ...
+
+
+class Ranked(Names, Protocol):
+    """A set of modules, some of which it names more exactly than others."""
+
+    def rank(self, module: str, /) -> int:
+        """Returns how loosely it names one of its modules: a smaller number comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,13 @@ class Targets:
     def __contains__(self, module: str, /) -> bool:
         exact, patterns = _targets(self.names)
         return module in exact or "Linear" in exact or any(each.match(module) for each in patterns)
+
+    def rank(self, module: str, /) -> int:
+        """As in the package, exact names come before patterns, and these before classes."""
+        exact, patterns = _targets(self.names)
+        if module in exact:
+            return 0
+        return 1 if any(each.match(module) for each in patterns) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +67,16 @@ class Globs:
     def __contains__(self, module: str, /) -> bool:
         return any(fnmatchcase(module, name) for name in self.names)
 
+    def rank(self, module: str, /) -> int:
+        """All are patterns."""
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A format, and the modules that have it."""
 
-    modules: Names
+    modules: Ranked
     format: StoredFormat
 
 
@@ -69,7 +87,7 @@ class Quantization:
     method: str
     """`quant_method` of the configuration."""
     rules: tuple[Rule, ...]
-    """The first that has a module counts."""
+    """The one that names a module most exactly counts."""
     left: tuple[Names, ...]
     """Modules that are not quantized, whatever the rules say."""
     notes: tuple[str, ...] = ()
@@ -78,10 +96,21 @@ class Quantization:
     """Whether each layer has a scale of its keys and one of its values, for a KV cache in FP8."""
 
     def format_of(self, module: str) -> StoredFormat | None:
-        """Returns the format of a module's matrix by the module's name; None if it is not quantized."""
+        """Returns the format of a module's matrix by the module's name; None if it is not quantized.
+
+        Raises UnsupportedModel where two rules name it as exactly, with unlike formats: programs differ in the order.
+        """
         if any(module in names for names in self.left):
             return None
-        return next((rule.format for rule in self.rules if module in rule.modules), None)
+        found = [(rule.modules.rank(module), rule.format) for rule in self.rules if module in rule.modules]
+        best = min((rank for rank, _ in found), default=0)
+        formats = list(dict.fromkeys(stored for rank, stored in found if rank == best))
+        if len(formats) > 1:
+            raise UnsupportedModel(
+                f"By the model's 'quantization_config', {module!r} has several formats, which are named as exactly: "
+                f"{' and '.join(each.name for each in formats)}. Leave it to one of them."
+            )
+        return formats[0] if formats else None
 
 
 EVERY = Targets(("Linear",))

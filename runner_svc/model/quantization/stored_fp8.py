@@ -61,15 +61,21 @@ class StoredFp8:
             yield ExpectedTensor(f"{module}.input_scale", ((), (1,), (1, 1)), SCALE_TYPES)
 
     def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module. Raises UnsupportedModel for a scale that is not a positive number."""
-        from runner_svc.weights.fp8_matrix import Fp8Matrix, per_channel
+        """Returns the matrix of a module. Raises UnsupportedModel for a scale or a code that is no number."""
+        from runner_svc.weights.fp8_matrix import Fp8Matrix, has_nan, per_channel
 
         scale = stored.read(f"{module}.{self.scale}").float()
         if not bool((scale.isfinite() & (scale >= 0)).all()):
             raise UnsupportedModel(f"The checkpoint's {module}.{self.scale} has a scale that is not a positive number.")
         is_block = self.scales is Scales.BLOCK
+        codes = stored.read(f"{module}.weight")
+        if has_nan(codes):
+            raise UnsupportedModel(
+                f"The checkpoint's {module}.weight has codes that stand for no number: it is broken, or in e4m3fnuz, "
+                "which is not supported."
+            )
         return Fp8Matrix(
-            stored.read(f"{module}.weight"),
+            codes,
             scale if is_block else per_channel(scale, rows),
             self._rounding(module, stored),
             self.block if is_block else None,

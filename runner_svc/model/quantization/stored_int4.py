@@ -29,6 +29,16 @@ class _Groups:
     def _count(self, columns: int) -> int:
         return -(-columns // self._group(columns))
 
+    def _check_zeros(self, zeros: Tensor, module: str) -> None:
+        """Refuses zeros of symmetric groups that are not in the middle, which other programs do not even read."""
+        from runner_svc.weights.int4_matrix import MIDDLE
+
+        if self.symmetric and not bool((zeros == MIDDLE).all()):
+            raise UnsupportedModel(
+                f"The checkpoint's {module}.qzeros has other zeros than {MIDDLE}, but its config.json says that groups "
+                "are symmetric: correct 'sym' or 'zero_point', or the checkpoint format."
+            )
+
     @property
     def _described(self) -> str:
         kind = "symmetric" if self.symmetric else "asymmetric"
@@ -59,6 +69,7 @@ class StoredAwq(_Groups):
 
         codes = unpack_words(stored.read(f"{module}.qweight"), 1, AWQ_ORDER).t()
         zeros = unpack_words(stored.read(f"{module}.qzeros"), 1, AWQ_ORDER).t().contiguous()
+        self._check_zeros(zeros, module)
         scales = _checked(stored.read(f"{module}.scales"), f"{module}.scales").t().contiguous()
         return Int4Matrix(pack_pairs(codes), scales, _unless_middle(zeros), self._group(columns), columns)
 
@@ -100,6 +111,7 @@ class StoredGptq(_Groups):
                     "store the model with checkpoint_format gptq_v2."
                 )
             zeros = zeros + 1
+        self._check_zeros(zeros, module)
         scales = _checked(stored.read(f"{module}.scales"), f"{module}.scales").t().contiguous()
         order = self._order(module, columns, stored)
         if order is not None:

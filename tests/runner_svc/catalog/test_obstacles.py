@@ -30,6 +30,10 @@ def test_the_classes_are_those_of_the_page() -> None:
         ({"architectures": ["Lfm2ForCausalLM"]}, "Lfm2ForCausalLM is not served: it has layers of the kind 'conv'"),
         ({"architectures": ["Other"], "auto_map": {"a": "b"}}, "never run"),
         ({"architectures": ["GPTNeoXForCausalLM"], "quantization_config": {"bits": 4}}, "It is quantized"),
+        (
+            {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "bitsandbytes"}},
+            "'bitsandby",
+        ),
     ],
 )
 def test_a_class_of_transformers(config: dict[str, Any], sentence: str | None, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.model.decoder_choice import choose_decoder
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.errors import UnsupportedModel
 from tests.support.tiny_models import SIZES
 
@@ -34,3 +34,9 @@ def test_transformers_can_be_asked_for() -> None:
 def test_roster_refuses_what_it_lacks() -> None:
     with pytest.raises(UnsupportedModel, match=r"HeliumForCausalLM.*decoder is 'roster'"):
         choose_decoder(OTHER, "roster")
+
+
+@pytest.mark.parametrize("asked", ["auto", "roster"])
+def test_transformers_is_not_asked_for_quantized_models(asked: DecoderSetting) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'bitsandbytes', which is not supported; supported: [^.]*\.$"):
+        choose_decoder({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}, asked)

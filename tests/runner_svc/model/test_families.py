@@ -254,6 +254,12 @@ def test_of_a_model_for_images_the_text_part_is_read() -> None:
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
     }
     assert ModelConfig.from_hugging_face(whole) == ModelConfig.from_hugging_face(GEMMA3_1B)
+    said: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    whole["text_config"] = {**text, "quantization_config": said}
+    found = ModelConfig.from_hugging_face({**whole, "quantization_config": said}).quantization
+    assert found is not None and found == ModelConfig.from_hugging_face(whole).quantization
+    with pytest.raises(UnsupportedModel, match="another one in its 'text_config'"):
+        ModelConfig.from_hugging_face({**whole, "quantization_config": {**said, "group_size": 64}})
 
 
 @pytest.mark.parametrize(

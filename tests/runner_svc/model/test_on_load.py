@@ -79,6 +79,14 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
         load(folder, OnLoad(head=True))
 
 
+def test_rows_are_moved_before_they_become_blocks(tmp_path: Path) -> None:
+    folder = make_tiny_model("cohere", tmp_path / "m", num_hidden_layers=1)
+    plain, quantized = (next(weights_of(folder, OnLoad(name)).layers).qkv.matrix for name in ("none", "fp8-block"))
+    assert isinstance(quantized, Fp8Matrix) and quantized.block == (128, 128)
+    error = (quantized.dequantized() - plain.dequantized()).norm() / plain.dequantized().norm()
+    assert 0 < error < 0.03
+
+
 def test_plain_weights_keep_the_version_that_they_had_before_there_were_formats(tmp_path: Path) -> None:
     """Upgraded runners join those that are not."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')

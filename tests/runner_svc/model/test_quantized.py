@@ -77,6 +77,11 @@ def test_greedy_tokens(kind: str, backend: str, tmp_path: Path, monkeypatch: pyt
     parity.assert_few_ties()
 
 
+def test_norms_with_a_row_for_each_head_are_plain(tmp_path: Path) -> None:
+    folder, _ = make_tiny_quantized("gptq", "cohere-qk-norm", tmp_path, num_hidden_layers=1)
+    assert why_not(folder) is None
+
+
 def test_moved_rows_of_blocks_are_refused(tmp_path: Path) -> None:
     folder, _ = make_tiny_quantized("fp8-blocks", "cohere", tmp_path)
     with pytest.raises(UnsupportedModel, match="can't be read: rows of a matrix in FP8 in blocks of 128 x 128"):
@@ -89,6 +94,11 @@ def test_moved_rows_of_blocks_are_refused(tmp_path: Path) -> None:
         ("gptq", {"desc_act": True, "group_size": 64}, "'model.layers.0.self_attn.q_proj.qzeros' is"),
         ("packed", {"ignore": ["lm_head"]}, "no tensor 'model.layers.1.mlp.down_proj.weight_packed'"),
         ("compressed-fp8-token", {"ignore": []}, "'lm_head.weight' has dtype"),
+        (
+            "compressed-fp8-token",
+            {"ignore": ["re:.*"]},
+            "F16, BF16, as its config.json does not say that it is quantized",
+        ),
         (
             "compressed-fp8-token",
             {"ignore": ["lm_head", "re:.*mlp"]},
@@ -115,6 +125,8 @@ def test_values_whose_meaning_is_unclear_are_refused(tmp_path: Path) -> None:
         ("gptq", "q_proj.g_idx", lambda index: index.copy_(index.flip(0)), "'desc_act' false"),
         ("gptq-reordered", "q_proj.g_idx", lambda index: index.fill_(0), "32 columns in each group"),
         ("auto-fp8-static", "q_proj.input_scale", lambda scale: scale.fill_(0), "input_scale is 0.0"),
+        ("gptq-whole-columns", "q_proj.qzeros", lambda words: words.fill_(0x66666666), "other zeros than 8"),
+        ("fbgemm", "q_proj.weight", lambda codes: codes.view(torch.uint8)[2].fill_(0xFF), "no number.* e4m3fnuz"),
         ("fbgemm", "q_proj.weight_scale", lambda scale: scale[3].fill_(torch.nan), "not a positive number"),
         ("awq", "q_proj.scales", lambda scales: scales[0].fill_(torch.inf), "not finite"),
         ("packed", "q_proj.weight_shape", lambda shape: shape.fill_(64).sub_(1), "weight_shape is"),

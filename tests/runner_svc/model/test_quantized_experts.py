@@ -41,6 +41,7 @@ CASES = [
     ("packed-asymmetric", "mixtral"),
     ("compressed-fp8-weights", "qwen2-moe"),
     ("packed", "glm4-moe"),
+    ("gptq", "mixtral"),
 ]
 MAX_TOKENS = 8
 
@@ -126,15 +127,21 @@ def test_experts_that_a_gpu_has_no_room_for_are_refused(tmp_path: Path) -> None:
         check_experts(config, torch.bfloat16, needed - 1)
 
 
-def test_routers_and_gates_are_not_quantized(tmp_path: Path) -> None:
-    folder, _ = make("awq", "qwen2-moe", tmp_path)
+def test_routers_and_gates_are_plain(tmp_path: Path) -> None:
+    """Also where the configuration does not leave them out; quantized ones are refused."""
+    folder, _ = make("compressed-fp8-weights", "qwen2-moe", tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    left = config["quantization_config"].pop("modules_to_not_convert")
-    for kept, named in (([], "mlp.gate' is quantized"), (["mlp.gate"], "shared_expert_gate' is quantized")):
-        assert any(name.endswith("gate") for name in left)
-        config["quantization_config"]["modules_to_not_convert"] = kept
-        (folder / "config.json").write_text(json.dumps(config))
-        assert (told := why_not(folder)) is not None and named in told
+    config["quantization_config"]["ignore"] = ["lm_head", "re:.*layers\\.1\\.mlp\\.down_proj"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert why_not(folder) is None
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.layers.0.mlp.gate", "model.layers.1.mlp.shared_expert_gate"):
+        codes = tensors[f"{name}.weight"].to(torch.float8_e4m3fn)
+        scales = {f"{name}.weight_scale": torch.ones(1)}
+        save_file({**tensors, f"{name}.weight": codes}, folder / "model.safetensors", {"format": "pt"})
+        assert (told := why_not(folder)) is not None and f"'{name}.weight' has dtype F8_E4M3" in told
+        save_file({**tensors, f"{name}.weight": codes, **scales}, folder / "model.safetensors", {"format": "pt"})
+        assert (told := why_not(folder)) is not None and f"{name!r} is quantized" in told
 
 
 def test_what_is_not_mxfp4_as_it_says_is_refused(tmp_path: Path) -> None:

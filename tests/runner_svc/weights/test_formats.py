@@ -222,10 +222,11 @@ def test_activations_round_to_nearest_within_their_scale() -> None:
 
 @pytest.mark.parametrize("rounding", [TokenRounding(), TokenRounding(10.0), GroupRounding(2), StaticRounding(1.0)])
 def test_what_is_not_finite_stays_visible(rounding: Rounding) -> None:
-    x = torch.ones(3, 4)
-    x[1, 2] = torch.nan
+    """Infinities do not saturate, as larger numbers do: kernels make NaN of them, too."""
+    x = torch.ones(4, 4)
+    x[1, 2], x[3, 1] = torch.nan, -torch.inf
     rounded = rounding.rounded(x)
-    assert rounded[1].isnan().any() and rounded[[0, 2]].isfinite().all()
+    assert rounded[1].isnan().any() and rounded[3].isnan().any() and rounded[[0, 2]].isfinite().all()
 
 
 def test_scales_are_never_denormal() -> None:

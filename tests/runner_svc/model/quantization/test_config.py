@@ -172,6 +172,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (compressed("float-quantized", FP8, TOKEN, transform_config={"x": 1}), "rotated"),
     (compressed("float-quantized", FP8, TOKEN, group={"output_activations": TOKEN}), "output_activations"),
     (compressed("float-quantized", FP8, TOKEN, group={"zeros": 1}), "config_groups.group_0.zeros"),
+    (compressed("float-quantized", FP8, {**TOKEN, "group_size": 128}), "input_activations.group_size' 128 together"),
+    (compressed("float-quantized", {**FP8, "block_structure": [1, 128]}), "weights.block_structure.* together"),
+    (compressed("pack-quantized", {**INT4, "strategy": "channel"}), "weights.group_size' 128 together"),
 ]
 
 
@@ -233,6 +236,26 @@ def test_exact_names_come_before_patterns_and_classes() -> None:
         StoredFp8(Scales.CHANNEL, Activations.PLAIN),
         StoredFp8(Scales.TENSOR, Activations.PLAIN),
     ]
+
+
+def test_a_group_may_have_names_of_several_kinds() -> None:
+    raw = compressed("float-quantized", FP8, TOKEN, group={"targets": ["Linear", "model.layers.0.mlp.down_proj"]})
+    raw["config_groups"]["other"] = {"targets": ["re:.*down_proj$"], "weights": FP8}
+    quantization = read_quantization(raw)
+    assert quantization is not None
+    found = [quantization.format_of(f"model.layers.{index}.mlp.down_proj") for index in (0, 1)]
+    assert found == [StoredFp8(Scales.CHANNEL, Activations.TOKEN), StoredFp8(Scales.CHANNEL, Activations.PLAIN)]
+
+
+def test_a_module_of_two_groups_is_refused() -> None:
+    """Programs differ in which group counts."""
+    for targets in (["re:.*down"], ["Linear"]):
+        raw = compressed("float-quantized", FP8, TOKEN, group={"targets": targets})
+        raw["config_groups"]["other"] = {"targets": [targets[0].replace("down", "down_proj$")], "weights": FP8}
+        quantization = read_quantization(raw)
+        assert quantization is not None
+        with pytest.raises(UnsupportedModel, match=r"'model\.layers\.0\.mlp\.down_proj' has several formats"):
+            quantization.format_of("model.layers.0.mlp.down_proj")
 
 
 def test_names_of_modules() -> None:
