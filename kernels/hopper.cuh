@@ -43,19 +43,6 @@ __device__ __forceinline__ void copy_tensor(
         : "memory");
 }
 
-// Copies contiguous bytes; addresses and size are multiples of 16.
-__device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, int bytes, unsigned barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-        "l"(global), "r"(bytes), "r"(barrier)
-        : "memory");
-}
-
-// Brings contiguous bytes into L2; address and size are multiples of 16.
-__device__ __forceinline__ void prefetch_bytes(const void* global, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 // The same for what is read once: under this policy of L2 it leaves before what is read again.
 __device__ __forceinline__ void copy_tensor(unsigned shared, const TensorMap* map, int column, int row, int plane,
     unsigned barrier, unsigned long long policy) {
@@ -71,6 +58,19 @@ __device__ __forceinline__ void prefetch_tensor(const TensorMap* map, int column
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(column), "r"(row),
                  "r"(plane)
                  : "memory");
+}
+
+// Copies contiguous bytes; addresses and size are multiples of 16.
+__device__ __forceinline__ void copy_bytes(unsigned shared, const void* global, int bytes, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+        "l"(global), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+// Brings contiguous bytes into L2; address and size are multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* global, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to wgmma and TMA.
