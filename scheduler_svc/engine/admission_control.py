@@ -163,5 +163,6 @@ class AdmissionControl:
             itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),
             tile_tokens=max((load.tile_tokens for load in loads), default=1),
             runners=len(loads),
+            queue_runners=max(1, len(loads)),
             step_times=self._requests.ledger.step_times,
         )

@@ -113,7 +113,7 @@ class Auto(Policy):
         slow_share = min(_MOST_SLOW, round(_SLOW_SHARE / max(_SLOW_SHARE, times.prompt_share), 2))
         step_s = times.planned_s(target_s, 1 - slow_share)
         tokens = self._within(step_s, load)
-        pending = load.waiting_tokens + load.prompt_backlog
+        pending = load.waiting_tokens / load.queue_runners + load.prompt_backlog
         if pending > _DEEP * tokens:
             return self._deep_budget(step_s, load, times, rest)
         decode_s = times.seconds(0, load.decoding, load.context) if load.decoding else 0.0

@@ -150,6 +150,8 @@ class Load(NamedTuple):
     """Positions that it has yet to compute; 0 if no prompt is under way."""
     service_itl_target_s: float | None = None
     """The service's ITL target (setting `itl_target_ms`); 0: none, throughput alone counts; None: not set."""
+    queue_runners: int = 1
+    """Runners that serve the shared queue, so that one runner's part of it is 1 / `queue_runners`."""
 
     def prefill_tokens_within(self, seconds: float) -> float:
         """Returns the maximum number of prompt positions with which a step is predicted to take `seconds`.

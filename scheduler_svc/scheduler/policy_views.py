@@ -89,6 +89,7 @@ def load_view(
         prompt_start=start,
         prompt_left=0 if prompt is None else int(table.known[prompt]) - start,
         service_itl_target_s=ledger.itl_target_s,
+        queue_runners=max(1, ledger.runners),
     )
 
 

@@ -152,6 +152,8 @@ def test_budgets() -> None:
     busy = policy.budget(load(waiting_tokens=10_000))
     whole = usual.prefill_tokens + usual.overflow
     assert busy.prefill_tokens == whole and not busy.overflow, "no time is kept for a prompt's end"
+    assert policy.budget(load(waiting_tokens=40_000, queue_runners=4)) == busy, "each runner has a fourth of the queue"
+    assert policy.budget(load(waiting_tokens=10_000, queue_runners=20)) == usual
     tight = policy.budget(load(itl_target_s=0.001))
     assert 150 < tight.prefill_tokens + tight.overflow < 250, "decoding alone misses the target: prompts get as much"
     assert policy.budget(load(itl_target_s=0.0055)).prefill_tokens == 64
