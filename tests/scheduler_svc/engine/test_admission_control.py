@@ -57,6 +57,7 @@ def test_the_load_is_of_all_runners_and_can_be_had_for_one(runners: int) -> None
         context=load.context // runners,
         itl_target_s=math.inf,
         step_times=load.step_times,
+        queue_runners=runners,
     )
 
 
