@@ -3,6 +3,7 @@
 
 #include "activation.cuh"
 #include "fp8_block.cuh"
+#include "residual_quad.cuh"
 
 // Stores the sums of this warpgroup's rows in shared memory, [token][row].
 __device__ __forceinline__ void store_sums(float* sums, const float (&d)[kAccumulators]) {
@@ -60,16 +61,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
     const long long place = token * static_cast<long long>(problem.outputs) + column;
-    auto residual = load_vector<Scalar, 4>(ends.residual + place);
-    const auto weight = load_vector<Scalar, 4>(ends.norm_weight + column);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        residual[j] = from_float<Scalar>(to_float(residual[j]) + values[j]);
-        const float rounded = to_float(residual[j]);
-        squares += rounded * rounded;
-        values[j] = rounded * to_float(weight[j]);
-    }
-    store_vector(ends.residual + place, residual);
+    squares = add_to_residual(values, ends.residual + place, ends.norm_weight + column);
 #endif
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "activation.cuh"
+#include "residual_quad.cuh"
 #include "vector.cuh"
 #if SPLIT > 1
 #include "hopper_cluster.cuh"
@@ -126,16 +127,7 @@ __device__ __forceinline__ float end_quad(
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
     const long long place = token * static_cast<long long>(ends.outputs) + column;
-    auto residual = load_vector<SCALAR, 4>(ends.residual + place);
-    const auto weight = load_vector<SCALAR, 4>(ends.norm_weight + column);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        residual[j] = from_float<SCALAR>(to_float(residual[j]) + values[j]);
-        const float rounded = to_float(residual[j]);
-        squares += rounded * rounded;
-        values[j] = rounded * to_float(weight[j]);
-    }
-    store_vector(ends.residual + place, residual);
+    squares = add_to_residual(values, ends.residual + place, ends.norm_weight + column);
 #endif
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
