@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import cupy
+    from torch import Tensor
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Returns the tensor's address as a kernel's argument; 0 without a tensor."""
+    return tensor.data_ptr() if tensor is not None else 0
 
 
 class LaunchError(RuntimeError):

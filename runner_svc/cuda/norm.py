@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load
 from runner_svc.model.families.description import NormKind
 
@@ -135,12 +135,12 @@ class ResidualNorm:
             stream,
             hidden.shape[0],
             hidden.data_ptr(),
-            residual.data_ptr() if residual is not None else 0,
-            weight.data_ptr() if weight is not None else 0,
+            address_of(residual),
+            address_of(weight),
             out.data_ptr(),
             hidden.stride(0),
             self._eps,
-            post_weight.data_ptr() if post_weight is not None else 0,
+            address_of(post_weight),
         )
 
 

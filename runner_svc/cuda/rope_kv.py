@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load
 from runner_svc.model.families.description import QkNorm
 
@@ -83,9 +83,9 @@ class RopeKvWrite:
             rotations.data_ptr(),
             rotation_rows.data_ptr(),
             slot_mapping.data_ptr(),
-            q_norm.data_ptr() if q_norm is not None else 0,
-            k_norm.data_ptr() if k_norm is not None else 0,
-            cache_scales.data_ptr() if cache_scales is not None else 0,
+            address_of(q_norm),
+            address_of(k_norm),
+            address_of(cache_scales),
             queries.stride(0),
             cache.stride(0),
             self._eps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load
 
 _THREADS = 1024
@@ -66,7 +66,7 @@ class CudaSampler:
                 extra_values.data_ptr(),
                 self._token_buffer.data_ptr(),
                 self._scratch.data_ptr(),
-                masks.data_ptr() if masks is not None else 0,
+                address_of(masks),
                 num_rows,
                 context_length,
             )

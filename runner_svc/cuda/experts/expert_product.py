@@ -15,7 +15,7 @@ from torch import Tensor
 from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_rows import gating_defines
 from runner_svc.cuda.experts.expert_variant import STEP, Variant, num_tiles
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.expert_launchers import ExpertPlan, LoneRow, max_jobs
@@ -125,7 +125,7 @@ class ExpertProducts:
             ),
             plan.jobs.data_ptr(),
             plan.members.data_ptr() if gathers else plan.pairs.data_ptr(),
-            bias.data_ptr() if bias is not None else 0,
+            address_of(bias),
             plan.scales.data_ptr(),
             out.data_ptr(),
             self._config.top_k,
@@ -193,7 +193,7 @@ def _lone_arguments(lone: LoneRow) -> tuple[int | float, ...]:
     return (
         lone.logits.data_ptr(),
         len(lone.logits),
-        lone.bias.data_ptr() if lone.bias is not None else 0,
+        address_of(lone.bias),
         norm.squares.data_ptr() if norm is not None else 0,
         len(norm.squares) if norm is not None else 0,
         1.0 / norm.width if norm is not None else 0.0,

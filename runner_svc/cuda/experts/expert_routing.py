@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
 from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan, RowNorm
 from runner_svc.model.families.experts_config import ExpertsConfig, Scoring
@@ -69,7 +69,7 @@ class ExpertRouting:
             stream,
             -(-rows // ROUTED_AT_ONCE),
             logits.data_ptr(),
-            bias.data_ptr() if bias is not None else 0,
+            address_of(bias),
             plan.experts.data_ptr(),
             plan.weights.data_ptr(),
             (plan.places if rows <= ROUTED_AT_ONCE else plan.indexes).data_ptr(),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -82,7 +82,7 @@ class ExpertRows:
             gate_up.data_ptr(),
             plan.pairs.data_ptr(),
             plan.experts.data_ptr(),
-            _address(bias),
+            address_of(bias),
             out.data_ptr(),
             pairs,
         )
@@ -112,9 +112,9 @@ class ExpertRows:
             plan.places.data_ptr(),
             plan.weights.data_ptr(),
             plan.experts.data_ptr(),
-            _address(bias),
-            _address(shared),
-            _address(gates),
+            address_of(bias),
+            address_of(shared),
+            address_of(gates),
             out.data_ptr(),
             gates.stride(0) if gates is not None else 0,
             int(adds),
@@ -140,7 +140,7 @@ class ExpertRows:
             plan.places.data_ptr(),
             plan.weights.data_ptr(),
             plan.experts.data_ptr(),
-            _address(bias),
+            address_of(bias),
             residual.data_ptr(),
             norm_weight.data_ptr(),
             out.data_ptr(),
@@ -150,7 +150,3 @@ class ExpertRows:
 
 def _grid(vectors: int) -> int:
     return max(1, min(-(-vectors // _THREADS), _BLOCKS * num_multiprocessors()))
-
-
-def _address(tensor: Tensor | None) -> int:
-    return tensor.data_ptr() if tensor is not None else 0

@@ -7,7 +7,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from runner_svc.cuda.fp8.rows import RoundingArguments, quantized, rounded_rows, row_defines
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
 from runner_svc.interface.products.linear_launchers import QuantizedRows
 from runner_svc.weights.activation_rounding import Rounding
@@ -37,7 +37,7 @@ class Fp8Norm:
         self._kernel(hidden is not None, told.grouped, told.static)(
             stream,
             len(residual),
-            hidden.data_ptr() if hidden is not None else 0,
+            address_of(hidden),
             residual.data_ptr(),
             weight.data_ptr(),
             self._eps,

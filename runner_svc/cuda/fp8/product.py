@@ -15,7 +15,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundedRows, RoundingArguments, rounded_rows
 from runner_svc.cuda.fp8.variant import MOST_GROUPED_COLUMNS, QUAD, TILE_ROWS, Fp8Variant
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import codes_map
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
@@ -119,7 +119,7 @@ class Fp8Products:
             else self._map(rounded.codes.data_ptr(), MAX_ROWS, width, variant.tokens, read_once=False),
             *_inputs(x, rounded),
             weight.scales.data_ptr(),
-            x.squares.data_ptr() if x.squares is not None else 0,
+            address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
             1.0 / width,
             self._eps,

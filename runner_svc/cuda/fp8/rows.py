@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
 from runner_svc.interface.products.linear_launchers import QuantizedRows
 from runner_svc.interface.products.skinny_launchers import ScaledRows
@@ -95,7 +95,7 @@ class Fp8Rows:
             x.rows.data_ptr(),
             sums.factors.data_ptr() if sums is not None else 0,
             sums.scales.data_ptr() if sums is not None else 0,
-            x.squares.data_ptr() if x.squares is not None else 0,
+            address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
             1.0 / width,
             self._eps,

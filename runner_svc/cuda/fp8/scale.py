@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load
 
 _THREADS = 256
@@ -45,7 +45,7 @@ class Fp8Scale:
             raw.data_ptr(),
             factors.data_ptr(),
             scales.data_ptr(),
-            bias.data_ptr() if bias is not None else 0,
+            address_of(bias),
             out.data_ptr(),
             out.stride(0),
             rows,

@@ -14,7 +14,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
@@ -133,15 +133,15 @@ class Int4Products:
             variant.grid(tiles, num_multiprocessors()),
             self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.sharers),
             matrix.tiles.data_ptr(),
-            _address(x.squares),
+            address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
             1.0 / width,
             self._eps,
             out.data_ptr(),
-            _address(bias),
-            _address(residual),
-            _address(norm_weight),
-            _address(new_squares),
+            address_of(bias),
+            address_of(residual),
+            address_of(norm_weight),
+            address_of(new_squares),
             steps,
             tiles,
             out.shape[1],
@@ -191,10 +191,6 @@ def product_defines(
         "SCALE": DTYPE_DEFINES[scale],
         "ZEROS": int(has_zeros),
     }
-
-
-def _address(tensor: Tensor | None) -> int:
-    return tensor.data_ptr() if tensor is not None else 0
 
 
 def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int, sharers: int) -> bytes:

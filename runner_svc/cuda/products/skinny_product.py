@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.products.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
 from runner_svc.cuda.tensor_map import PLANE, heads_map
@@ -116,14 +116,14 @@ class SkinnyProducts:
             grid,
             self._map(weight.data_ptr(), num_rows, width, box_rows),
             self._map(x.rows.data_ptr(), num_tokens, width, variant.tokens),
-            x.squares.data_ptr() if x.squares is not None else 0,
+            address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
             1.0 / width,
             self._eps,
             out.data_ptr(),
-            residual.data_ptr() if residual is not None else 0,
-            norm_weight.data_ptr() if norm_weight is not None else 0,
-            new_squares.data_ptr() if new_squares is not None else 0,
+            address_of(residual),
+            address_of(norm_weight),
+            address_of(new_squares),
             router.weight.data_ptr() if router is not None else 0,
             router.logits.data_ptr() if router is not None else 0,
             width // STEP,
