@@ -19,12 +19,13 @@ pytest.importorskip("openai")
 pytest.importorskip("smg_grpc_proto")
 
 import openai
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 from openai.types.responses import ResponseTextConfigParam
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 
 from tests.support.gateway import openai_client
 from tests.support.idle import wait_idle_at
+from tests.support.pieces import in_pieces
 from tests.support.processes import RosterProcesses
 
 MODEL = "hash"
@@ -68,6 +69,11 @@ def chat(client: openai.OpenAI, text: str = "Hi", **options: object) -> ChatComp
     return client.chat.completions.create(model=MODEL, messages=user(text), temperature=0, **options)  # type: ignore[call-overload]
 
 
+def contents(chunks: list[ChatCompletionChunk]) -> list[str]:
+    """Returns the texts of the chunks that have one."""
+    return [text for chunk in chunks if chunk.choices and (text := chunk.choices[0].delta.content)]
+
+
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
@@ -80,19 +86,21 @@ def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
     num_prompt = len(prompt) - 2 * len("<|im_start|>") - len("<|im_end|>") + 3
     assert whole.usage is not None
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (num_prompt, 24)
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=user("Hi"),
-            temperature=0,
-            max_tokens=24,
-            stream=True,
-            stream_options={"include_usage": True},
+
+    def streamed() -> list[ChatCompletionChunk]:
+        return list(
+            client.chat.completions.create(
+                model=MODEL,
+                messages=user("Hi"),
+                temperature=0,
+                max_tokens=24,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
         )
-    )
-    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert "".join(pieces) == choice.message.content
-    assert sum(map(bool, pieces)) > 1
+
+    chunks = in_pieces(streamed, contents)
+    assert "".join(contents(chunks)) == choice.message.content
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["length"]
     usage = chunks[-1].usage
     assert usage is not None

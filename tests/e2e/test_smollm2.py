@@ -19,6 +19,7 @@ from roster_client.client import RosterClient
 from roster_client.client.events import Completion, Delta, FinishReason
 from roster_client.client.requests import Message, Options
 from tests.support.json_schemas import random_schema
+from tests.support.pieces import in_pieces
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.schema_answers import assert_valid
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE
@@ -166,11 +167,15 @@ def test_openai_chat_and_completions(client: openai.OpenAI) -> None:
     assert "Paris" in (choice.message.content or "") and choice.finish_reason == "stop"
     assert choice.logprobs is not None and choice.logprobs.content is not None
     assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
-    stream = client.chat.completions.create(
-        model=model.id, messages=question, temperature=0, max_tokens=12, stream=True
-    )
-    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-    assert "".join(pieces) == choice.message.content and sum(map(bool, pieces)) > 1
+
+    def streamed() -> list[str]:
+        stream = client.chat.completions.create(
+            model=model.id, messages=question, temperature=0, max_tokens=12, stream=True
+        )
+        contents = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
+        return [content for content in contents if content]
+
+    assert "".join(in_pieces(streamed, lambda pieces: pieces)) == choice.message.content
     text = client.completions.create(model=model.id, prompt="1, 2, 3, 4,", temperature=0, max_tokens=6)
     assert text.choices[0].text.startswith(" 5")
     parts = client.completions.create(model=model.id, prompt="1, 2, 3, 4,", temperature=0, max_tokens=6, stream=True)

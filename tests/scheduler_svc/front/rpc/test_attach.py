@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator
 
@@ -12,6 +13,7 @@ import pytest
 from roster_protos import inference_pb2 as pb
 from tests.support.front_stack import FrontStack, front_stack
 from tests.support.gathered import Gathered, echo, gather, random_text, request
+from tests.support.pieces import in_pieces_async
 
 
 async def _attached(stack: FrontStack, request_id: str, received: list[int]) -> Gathered:
@@ -37,11 +39,15 @@ async def test_every_cursor_of_an_ended_request() -> None:
     print(f"seed {seed}")
     text = random_text(random.Random(seed), 12)
     async with front_stack() as stack:
-        asked = request(text, 60, request_id="ended", output=pb.OutputOptions(logprobs=1))
-        texts, whole = await _boundaries(stack, asked)
-        assert len(texts) > 3  # messages; fewer on a loaded machine
+        ids = itertools.count()
+
+        async def ask() -> tuple[str, dict[int, str], Gathered]:
+            asked = request(text, 60, request_id=f"ended {next(ids)}", output=pb.OutputOptions(logprobs=1))
+            return asked.request_id, *await _boundaries(stack, asked)
+
+        ended, texts, whole = await in_pieces_async(ask, lambda answer: answer[1], least=4)
         for cursor, before in texts.items():
-            rest = await _attached(stack, "ended", [cursor])
+            rest = await _attached(stack, ended, [cursor])
             assert rest.tokens[0] == whole.tokens[0][cursor:]
             assert before + rest.texts[0] == whole.texts[0]
             assert rest.sampled[0] == whole.sampled[0][cursor:]
