@@ -95,7 +95,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,8 @@ class Hello(_message.Message):
     LONGEST_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CACHE_GROUPS_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -137,21 +139,25 @@ class Hello(_message.Message):
     longest_context: int
     cache_groups: int
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ...) -> None: ...
+    max_drafts: int
+    drafter: str
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class StepCost(_message.Message):
-    __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns")
+    __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns", "drafts")
     DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_START_FIELD_NUMBER: _ClassVar[int]
     STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     decode_rows: int
     context: int
     prompt_positions: int
     prompt_start: int
     step_ns: int
-    def __init__(self, decode_rows: _Optional[int] = ..., context: _Optional[int] = ..., prompt_positions: _Optional[int] = ..., prompt_start: _Optional[int] = ..., step_ns: _Optional[int] = ...) -> None: ...
+    drafts: int
+    def __init__(self, decode_rows: _Optional[int] = ..., context: _Optional[int] = ..., prompt_positions: _Optional[int] = ..., prompt_start: _Optional[int] = ..., step_ns: _Optional[int] = ..., drafts: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions", "decoder", "weight_formats")
@@ -189,7 +195,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ..., weight_formats: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags")
+    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags", "extent_drafts")
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +207,7 @@ class Plan(_message.Message):
     EXTENT_STARTS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_FLAGS_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     releases: bytes
     admissions: _containers.RepeatedCompositeFieldContainer[Admission]
     append_slots: bytes
@@ -212,7 +219,8 @@ class Plan(_message.Message):
     extent_starts: bytes
     extent_counts: bytes
     extent_flags: bytes
-    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ...) -> None: ...
+    extent_drafts: bytes
+    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ..., extent_drafts: _Optional[bytes] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "sequence_id", "tokens", "prompt_len", "num_computed", "seed", "sample_index", "sampling", "blocks", "context")
@@ -283,20 +291,22 @@ class RowMask(_message.Message):
     def __init__(self, row: _Optional[int] = ..., bits: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("statuses", "token_counts", "tokens", "logprobs", "prompt_logprobs", "timings")
+    __slots__ = ("statuses", "token_counts", "tokens", "logprobs", "prompt_logprobs", "timings", "drafted")
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     statuses: bytes
     token_counts: bytes
     tokens: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     timings: Timings
-    def __init__(self, statuses: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    drafted: bytes
+    def __init__(self, statuses: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., drafted: _Optional[bytes] = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("row", "first_position", "values", "top", "top_ids", "top_values")

@@ -23,7 +23,8 @@ class StepBatch:
     """One forward pass."""
 
     slots: NDArray[np.int32]  # [R] slot of each row
-    starts: NDArray[np.int32]  # [R] first position
+    # [R] first position; -1: that of the slot's last known token, by the backend's own counter (a SlotBackend only).
+    starts: NDArray[np.int32]
     counts: NDArray[np.int32]  # [R] positions, >= 1
     sample: NDArray[np.bool_]  # [R] a token is sampled after the last position
     # The next four are empty for a SlotBackend, which gathers its inputs itself.
@@ -35,6 +36,9 @@ class StepBatch:
     states: list[SlotState]  # [R]
     # [W] ascending sampling rows that sample once their masks arrive, not right after the forward pass.
     awaits: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    # [R] most tokens that each row drafts, or [0] if none does; such a row has start -1 and 1 + this number of positions
+    # at most.
+    drafts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def drawing_rows(self) -> NDArray[np.intp]:
@@ -79,7 +83,7 @@ class StepOutput:
     """Result of a batch, by its rows. Rows that wait for masks have no token yet."""
 
     statuses: NDArray[np.uint8]  # [R] plan_pb2.RowStatus
-    token_counts: NDArray[np.uint8]  # [R] tokens sampled, 0 or 1
+    token_counts: NDArray[np.uint8]  # [R] tokens sampled: 0 or 1, or up to 1 + the row's verified drafts
     tokens: NDArray[np.int32]  # [token_counts.sum()]
     # Of rows that requested them; `row` is the batch's row.
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
@@ -90,6 +94,8 @@ class StepOutput:
     idle_ns: int | None = None
     # The rows that wait for masks, if the backend computed the batch while the caller waited.
     masked_rows: MaskedRows | None = None
+    # [R] drafted tokens that each row verified, or [0] if the batch has no drafts.
+    drafted: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @property
     def drew_all(self) -> bool:

@@ -1,0 +1,1 @@
+"""Drafters of backends on the CPU, and the rule that accepts drafted tokens."""

@@ -1,0 +1,32 @@
+"""The interface of a drafter on the CPU: it proposes tokens that the model then verifies.
+
+What it proposes never changes a text: a proposal is kept only where it equals the token that the model draws there. So
+a drafter may guess in any way, but it must not read the token buffer at or beyond a slot's counter.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Drafter(Protocol):
+    """Proposes the next tokens of sequences."""
+
+    name: str
+    """As the setting `draft` names it."""
+
+    def propose(
+        self,
+        tokens: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        counters: NDArray[np.int32],
+        most: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        """Returns the proposals, int32 [L, max(most)], a row's own first and -1 behind them.
+
+        `tokens`: the token buffer [slots + 1, context_length]. `slots` [L], `counters` [L]: number of known tokens of
+        each; only `tokens[slot, :counter]` may be read. `most` [L]: maximum number of proposals of each row, >= 0.
+        """
