@@ -18,6 +18,7 @@ from roster_client.options.connection import credentials
 from roster_client.options.sampling import (
     MaxTokens,
     Seed,
+    Speculate,
     System,
     Temperature,
     Tenant,
@@ -52,6 +53,7 @@ def generate(
     regex: Annotated[
         str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.")
     ] = None,
+    speculate: Speculate = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")
     ] = None,
@@ -70,6 +72,7 @@ def generate(
         n=n,
         json_schema=schema.read_text("utf-8") if schema is not None else None,
         regex=regex,
+        speculate=speculate,
     )
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         question = _question(client, text, system, raw)

@@ -24,6 +24,13 @@ Temperature = Annotated[
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")]
 TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 keeps all.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the sampling noise (default: random).")]
+Speculate = Annotated[
+    bool | None,
+    typer.Option(
+        "--speculate/--no-speculate",
+        help="Whether tokens may be drafted; this never changes the answer (default: yes, set by the server).",
+    ),
+]
 System = Annotated[str, typer.Option("--system", help="System message.")]
 
 

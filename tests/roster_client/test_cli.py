@@ -69,7 +69,9 @@ def test_json(server: ScriptedServer) -> None:
         "index": 0, "text": "a bb 🙂 ", "token_ids": [1, 2, 1], "finish_reason": "length", "stop_string": None,
         "stop_token_id": None,
     }  # fmt: skip
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1}
+    assert answer["usage"] == {
+        "prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1, "drafted_tokens": 2, "accepted_tokens": 1
+    }  # fmt: skip
     assert list(server.requests[0].stop.strings) == ["x", "yy"] and result.stderr == ""
 
 
