@@ -439,16 +439,20 @@ class PolicyChanged(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., change: _Optional[_Union[_admin_pb2.SetPolicyResponse, _Mapping]] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("runner", "number", "done_s", "run_s")
+    __slots__ = ("runner", "number", "done_s", "run_s", "drafted", "accepted")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DONE_S_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     runner: str
     number: int
     done_s: float
     run_s: float
-    def __init__(self, runner: _Optional[str] = ..., number: _Optional[int] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
+    drafted: bytes
+    accepted: bytes
+    def __init__(self, runner: _Optional[str] = ..., number: _Optional[int] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ..., drafted: _Optional[bytes] = ..., accepted: _Optional[bytes] = ...) -> None: ...
 
 class KvSubscribed(_message.Message):
     __slots__ = ("handle", "number", "snapshot", "replay")

@@ -51,6 +51,10 @@ class AppliedResult:
     """Seconds of the forward pass and the sampling, as the runner measured them; 0 if it did not."""
     idle_s: float = 0.0
     """Seconds for which the runner had no plan before this one was sent."""
+    drafted: Column | None = None
+    """[R] drafted tokens that each row of the plan verified; None if the plan had no drafts."""
+    accepted: Column | None = None
+    """[R] those of them that the runner accepted, before any end of the sequence; None if the plan had no drafts."""
 
     @property
     def gaps_s(self) -> npt.NDArray[np.float64]:

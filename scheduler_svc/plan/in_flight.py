@@ -91,6 +91,8 @@ class InFlight:
     """Whether those plans compute parts of prompts."""
     held: bool = False
     """Whether it was held back until this time."""
+    drafts: Column | None = None
+    """[R] maximum number of tokens that each row drafts; None if no row has an unknown start."""
 
     @property
     def prefills(self) -> bool:
