@@ -136,7 +136,8 @@ def test_what_changes_nothing_is_taken_and_everything_else_is_refused_by_name() 
     [
         ("temperature", "1"), ("temperature", True), ("n", 1.5), ("n", -1), ("max_tokens", 2**32), ("seed", 0.5),
         ("seed", 2**64), ("stop", 5), ("stop", [5]), ("logit_bias", {"x": 1}), ("logit_bias", [1]), ("priority", 101),
-        ("ignore_eos", 1), ("speculate", "no"), ("regex", {}), ("cache_salt", "\ud800"), ("stop_token_ids", 5), ("model", 5),
+        ("ignore_eos", 1), ("speculate", "no"), ("regex", {}), ("cache_salt", "\ud800"),
+        ("stop_token_ids", 5), ("model", 5),
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_type_are_refused_by_name(name: str, value: object) -> None:
