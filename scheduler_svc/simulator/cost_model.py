@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from roster_common.wrong_values import wrong_values
 from roster_protos import plan_pb2
 
+Column = npt.NDArray[np.int64]
 SHIPPED = Path(__file__).parent / "costs"
 
 
@@ -54,6 +56,16 @@ class StepWork:
             int((starts + counts).sum()),
             float(pairs[counts > 1].sum()),
         )
+
+    @classmethod
+    def of_run(cls, starts: Column, counts: Column, drafted: Column) -> StepWork:
+        """Returns the work of rows of these columns [R], none with an unknown start.
+
+        A row that verifies `drafted` tokens reads its KV once, so it has no prefill pairs.
+        """
+        pairs = counts * starts + counts * (counts + 1) / 2
+        prompts = (counts > 1) & (drafted == 0)
+        return cls(int(counts.sum()), len(starts), int((starts + counts).sum()), float(pairs[prompts].sum()))
 
 
 def _sum(packed: bytes) -> int:
