@@ -17,7 +17,9 @@ MOST = 5
 def plan(rows: list[tuple[int, int, int, int]], admitted: dict[int, str] | None = None) -> plan_pb2.Plan:
     """Returns a plan of rows (slot, start, count, drafts) that all sample; `admitted`: request by slot, 10 tokens."""
     slots, starts, counts, drafts = zip(*rows, strict=True)
-    made = plan_pb2.Plan(extent_slots=pack(list(slots)), extent_starts=pack(list(starts)), extent_counts=pack(list(counts)))
+    made = plan_pb2.Plan(
+        extent_slots=pack(list(slots)), extent_starts=pack(list(starts)), extent_counts=pack(list(counts))
+    )
     made.extent_flags = b"\1" * len(rows)
     if any(drafts):
         made.extent_drafts = bytes(drafts)
