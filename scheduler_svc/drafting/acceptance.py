@@ -6,7 +6,8 @@ with its further results, and is joined by a few tries at the runner's mean, so 
 runner's fresh rows usually are.
 
 A row that was asked for drafts and had none says nothing about acceptance. The share of the asked drafts that a row
-really had is an average of its own: a drafter without a proposal costs little but gains nothing.
+really had is an average of its own, over its last few results: proposals come and go with the text, and a drafter
+without one costs little but gains nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Counts = npt.NDArray[np.int32]
 
 _KEEP = 0.9
 """Weight that a row's earlier results keep with each result: a text that begins to quote shows within ten."""
+_SHARE_RATE = 0.5
+"""Weight of a result in a row's share."""
 _ASSUMED_TRIES = 2.0
 """Tries at the runner's mean that are added to those of a row."""
 _FIRST_ACCEPTANCE, _FIRST_SHARE = 0.5, 0.8
@@ -80,7 +83,7 @@ class Acceptance:
         self.changes = 0
         """Number of results that changed an average."""
         self._epoch = np.zeros(num_slots, np.int64)
-        self._tries, self._hits, self._asked, self._had = (np.zeros(num_slots) for _ in range(4))
+        self._tries, self._hits, self._share = (np.zeros(num_slots) for _ in range(3))
         self._mean, self._mean_share = RunningMean(_FIRST_ACCEPTANCE), RunningMean(_FIRST_SHARE)
 
     def begin(self, slots: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -89,8 +92,8 @@ class Acceptance:
             return slots[:0]
         fresh = slots[self._epoch[slots] != epochs]
         self._epoch[slots] = epochs
-        for column in (self._tries, self._hits, self._asked, self._had):
-            column[fresh] = 0.0
+        self._tries[fresh] = self._hits[fresh] = 0.0
+        self._share[fresh] = self._mean_share.value
         return fresh
 
     def of(self, slots: npt.NDArray[np.int64]) -> Numbers:
@@ -99,7 +102,7 @@ class Acceptance:
 
     def share_of(self, slots: npt.NDArray[np.int64]) -> Numbers:
         """Returns the share of the asked drafts that each slot's row usually has, float64 [R] in 0 to 1."""
-        return (self._had[slots] + _ASSUMED_TRIES * self._mean_share.value) / (self._asked[slots] + _ASSUMED_TRIES)
+        return self._share[slots]
 
     def note(
         self,
@@ -128,12 +131,12 @@ class Acceptance:
         if self._epoch[slots].tobytes() != epochs.tobytes():
             live = self._epoch[slots] == epochs
             slots, known = slots[live], known[live]
-            tries, accepted, asked, drafted = (column[live] for column in (tries, accepted, asked, drafted))
+            tries, accepted, asked, drafted = tries[live], accepted[live], asked[live], drafted[live]
         keep = np.where(drafted > 0, _KEEP, 1.0)
         self._tries[slots] = known * keep + tries
         self._hits[slots] = self._hits[slots] * keep + accepted
-        self._asked[slots] = self._asked[slots] * _KEEP + asked
-        self._had[slots] = self._had[slots] * _KEEP + drafted
+        share = self._share[slots]
+        self._share[slots] = share + _SHARE_RATE * (drafted / asked - share)
 
     def _learn_means(self, known: Numbers, tries: Counts, accepted: Counts, asked: Counts, drafted: Counts) -> None:
         """Adds a result to the runner's means, in which a row's first tries count most: they describe fresh rows."""

@@ -23,6 +23,7 @@ from operator import mul
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.error_tail import ErrorTail
@@ -286,7 +287,13 @@ class StepTimeModel:
         that.
         """
         self._observe()
-        return self.verifying.seconds(rows, drafts, context)
+        seconds = self.verifying.seconds(rows, drafts, context)
+        return seconds if self.verifying.known else 0.0
+
+    def verify_curve(self, rows: int, context: int) -> npt.NDArray[np.float64]:
+        """Returns `VerifyTimes.curve` after the observations so far."""
+        self._observe()
+        return self.verifying.curve(rows, context)
 
     @property
     def overhead_s(self) -> float:

@@ -96,6 +96,11 @@ class VerifyTimes:
         """Returns the predicted seconds of a step whose drafts that cost time are `drafts` in all."""
         return float(np.interp(drafts / max(1, rows), KNOTS_COLUMN, self.curve(rows, context)))
 
+    @property
+    def known(self) -> bool:
+        """Whether its times are seconds; before, they are relative to those of other steps."""
+        return bool(self._is_predicted or self._rough_s)
+
     def planned_s(self, rows: int, context: int, planned: int, most: int) -> float:
         """Returns the seconds of a step that is to verify `planned` drafts in all, `most` of one row; 0 if nothing is
         known. Elsewhere than on a GPU, the drafter may have fewer, as usual."""
