@@ -34,8 +34,9 @@ _PROBE_SHARE = 0.01
 """Share of the time of decode steps that probes may take."""
 _MOST_ALLOWED = 2.0
 """Of the allowance, in decode steps, unless a single probe takes longer."""
+_ONE = np.array(1, np.int32)
 _KEEP = 1 - 1 / 64
-"""Weight that the tokens of earlier steps keep with each step, in `tokens_per_row`."""
+"""Weight that the tokens of earlier steps keep with each step, in `usual`."""
 
 
 class Drafting:
@@ -47,15 +48,14 @@ class Drafting:
         table: SlotTable,
         step_times: StepTimeModel,
         view_of: Callable[[Sequence], RequestView],
-        most_tokens: int,
     ) -> None:
-        """`view_of` returns the view of a sequence's request. `most_tokens`: of a sequence on this runner."""
+        """`view_of` returns the view of a sequence's request."""
         self.max_drafts = hello.max_drafts
         """Most tokens that a row may draft; 0: the runner has no drafter."""
         self._table = table
         self._step_times = step_times
         self._view_of = view_of
-        self._most_tokens = np.int32(most_tokens)
+        self._most = np.array(self.max_drafts, np.int32)
         if not self.max_drafts:
             return
         self._acceptance = Acceptance(table.num_slots, self.max_drafts)
@@ -65,16 +65,20 @@ class Drafting:
         self._decided = (-1, -1)  # changes of averages and table at the last decision
         self._look_at = 0  # plan from which a probe may be due
         self._allowance, self._allowed_at = 0.0, 0
-        self._gained, self._gained_at = 0.0, 0
+        self._gained, self._charged, self._gained_at = 0.0, 0.0, 0  # each row's, on average
 
     @property
     def totals(self) -> DraftTotals:
         """Counts of drafts, for observers of a runner with a drafter."""
         return self._acceptance.totals
 
-    def tokens_per_row(self, last_plan: int) -> float:
-        """Returns the tokens that a decoding row gains in a step, on average over the last ones."""
-        return 1 + self._gained * _KEEP ** (last_plan - self._gained_at) if self.max_drafts else 1.0
+    def usual(self, last_plan: int) -> tuple[float, float]:
+        """Returns the tokens that a decoding row gains in a step, and its drafts that cost time, on average over the
+        last steps."""
+        if not self.max_drafts:
+            return 1.0, 0.0
+        faded = _KEEP ** (last_plan - self._gained_at)
+        return 1 + self._gained * faded, self._charged * faded
 
     def wants(self, last_plan: int, policy: PolicyGuard) -> bool:
         """Returns whether the plan after this one may draft; if not, it may follow from the last one."""
@@ -94,7 +98,7 @@ class Drafting:
         fresh = self._acceptance.begin(decode, table.epoch[decode])
         self._asked_at[fresh] = last_plan - PROBE_EVERY
         self._decided = self._acceptance.changes, table.changes
-        most = self._most(decode)
+        most = self._room(decode)
         if not np.logical_or.reduce(most):
             self._drafting, self._look_at = False, last_plan + PROBE_EVERY
             return None
@@ -104,11 +108,15 @@ class Drafting:
         self._note_decision(decode, rows, drafts, last_plan)
         return drafts if np.logical_or.reduce(drafts) else None
 
-    def _most(self, decode: IntColumn) -> Column:
+    def _room(self, decode: IntColumn) -> Column:
         """Returns the largest number of drafts of each row: it may then have all its tokens."""
         table = self._table
-        room = np.minimum(table.limit[decode], self._most_tokens) - table.known[decode]
-        return np.clip(room - np.int32(1), 0, self.max_drafts) * table.speculates[decode]
+        room = table.limit[decode]  # more than known, and at most what the runner holds
+        room -= table.known[decode]
+        room -= _ONE
+        np.minimum(room, self._most, out=room)
+        room *= table.speculates[decode]
+        return room
 
     def _rows(self, decode: IntColumn, most: Column, load: Load, last_plan: int) -> StepRows:
         return StepRows(
@@ -160,6 +168,8 @@ class Drafting:
         if asked is None or drafted is None or accepted is None:
             return
         self._acceptance.note(flight.slots, flight.epochs, asked, drafted, accepted)
-        gained = int(np.add.reduce(accepted)) / max(1, flight.num_decode)
-        before = self._gained * _KEEP ** (flight.number - self._gained_at)
-        self._gained, self._gained_at = before + (1 - _KEEP) * gained, flight.number
+        rows, faded = max(1, flight.num_decode), _KEEP ** (flight.number - self._gained_at)
+        charged = self._step_times.verifying.charged(rows, int(np.add.reduce(drafted)), int(asked.max()))
+        self._gained = self._gained * faded + (1 - _KEEP) * int(np.add.reduce(accepted)) / rows
+        self._charged = self._charged * faded + (1 - _KEEP) * charged / rows
+        self._gained_at = flight.number

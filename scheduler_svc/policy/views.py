@@ -155,7 +155,9 @@ class Load(NamedTuple):
     service_itl_target_s: float | None = None
     """The service's ITL target (setting `itl_target_ms`); 0: none, throughput alone counts; None: not set."""
     tokens_per_row: float = 1.0
-    """Tokens that a decoding row gains in a step, on average: above 1 where drafts are accepted."""
+    """Tokens that a decoding row gained in the last steps, on average: above 1 where drafts are accepted."""
+    drafts_per_row: float = 0.0
+    """Drafts that cost time in these steps, of each decoding row."""
     queue_runners: int = 1
     """Runners that serve the shared queue, so that one runner's part of it is 1 / `queue_runners`."""
 
@@ -168,6 +170,17 @@ class Load(NamedTuple):
             return math.inf
         left = self.prompt_left or math.inf
         return self.step_times.prefill_tokens_within(seconds, self.decoding, self.context, self.prompt_start, left)
+
+    @property
+    def row_token_s(self) -> float:
+        """Seconds that a decoding row takes for a token, in steps like the last ones; of one runner's load. 0 if
+        unknown."""
+        if self.step_times is None:
+            return 0.0
+        if not self.drafts_per_row:
+            return self.step_times.seconds(0, self.decoding, self.context)
+        drafts = self.drafts_per_row * self.decoding
+        return self.step_times.verify_s(self.decoding, drafts, self.context) / self.tokens_per_row
 
     def of_one_runner(self) -> Load:
         """Returns one runner's equal share of the load, rounded down. The fields of the queue still cover all of it."""

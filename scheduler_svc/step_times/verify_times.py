@@ -84,13 +84,15 @@ class VerifyTimes:
         """Returns the seconds of a step of `rows` rows with each of `KNOTS` drafts per row; they never decrease."""
         base_s = self._base_s(rows, context)
         row, part = _place(rows)
-        ratios = np.array(self._ratios[row])
+        ratios = self._ratios[row]
         if part:
-            ratios += part * (np.array(self._ratios[row + 1]) - ratios)
-        seconds = ratios * base_s
-        seconds += self._delay(True)
-        seconds[0] = ratios[0] * base_s + self._delay(False)
-        return np.maximum.accumulate(seconds)
+            ratios = [low + part * (high - low) for low, high in zip(ratios, self._ratios[row + 1], strict=True)]
+        delay_s, most_s = self._delay(True), 0.0
+        seconds = [ratios[0] * base_s + self._delay(False)]
+        for ratio in ratios[1:]:
+            most_s = max(most_s, ratio * base_s + delay_s)
+            seconds.append(max(most_s, seconds[0]))
+        return np.array(seconds)
 
     def seconds(self, rows: int, drafts: float, context: int) -> float:
         """Returns the predicted seconds of a step whose drafts that cost time are `drafts` in all."""
