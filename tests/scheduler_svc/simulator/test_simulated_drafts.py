@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.simulator.outcome import Outcome
+from scheduler_svc.simulator.report.report import Targets, report
+from scheduler_svc.simulator.report.report_table import report_table
 from scheduler_svc.simulator.simulated_drafts import Run, SimulatedDrafts, WrongAcceptance
+from scheduler_svc.simulator.simulation import Setup, simulate
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+from tests.support.random_drafts import drafts_of, random_lengths
+from tests.support.simulated_cost import round_cost
+from tests.support.thoroughness import count as how_many
 
 MOST = 5
 
@@ -75,3 +84,52 @@ def test_what_is_right_depends_on_the_request_alone() -> None:
 def test_impossible_shares_are_refused(acceptance: tuple[float, ...]) -> None:
     with pytest.raises(WrongAcceptance, match="from 0 to 1"):
         SimulatedDrafts(1, 1, MOST, acceptance, 0, {})
+
+
+def some_requests(count: int, **fields: object) -> Trace:
+    rng = random.Random(3)
+    arrivals = sorted(rng.uniform(0, 3) for _ in range(count))
+    requests = (TraceRequest(at, rng.randint(1, 200), rng.randint(1, 60), **fields) for at in arrivals)  # type: ignore[arg-type]
+    return Trace("some", tuple(requests))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_random_lengths_lose_no_token_and_no_sequence(depth: int) -> None:
+    """With preemptions, requests that stop before their maximum, and the scheduler's own checks."""
+    trace = some_requests(how_many(60, in_ci=25), max_tokens=70)
+    setup = Setup(round_cost(), kv_tokens=512, depth=depth, max_drafts=MOST, acceptance=(0.8, 0.5), check=True)
+    with drafts_of(random_lengths(random.Random(depth), MOST)):
+        outcome = simulate(trace, setup)
+    assert outcome.tokens.tolist() == [request.output_tokens for request in trace.requests]
+    counters = outcome.counters
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens and counters.preemptions > 0
+    assert (outcome.itl_s == 0).any(), "tokens of a step come together"
+
+
+def test_a_step_that_verifies_costs_by_its_positions() -> None:
+    """One request alone: a prompt of 10, then steps of 4 positions of which all are accepted."""
+    trace, cost = Trace("one", (TraceRequest(0.0, 10, 13),)), round_cost(sequence_s=0.001)
+    with drafts_of(lambda decode: [3] * len(decode)):
+        outcome = simulate(trace, Setup(cost, scheduler_s=0.0, depth=1, max_drafts=3, acceptance=(1.0,)))
+    steps_s = outcome.itl_s[outcome.itl_s > 1e-9]
+    assert steps_s == pytest.approx([0.01 + 0.0004 + 0.001] * 3)
+    one = report(outcome, "auto", Targets())
+    assert (one.drafted_tokens, one.accepted_tokens, one.tokens_per_row) == (9, 9, 4)
+    assert one.accepted_per_step == 9 / 4 and outcome.counters.step_tokens == 10 + 3 * 4
+    assert "accepted drafts per step" in list(report_table("x", [one]).columns[0].cells)
+
+
+def test_the_policy_drafts_what_pays() -> None:
+    """On runners whose steps cost by the step, not by the position; requests of a trace may have acceptances of their
+    own, and drafts that are always wrong cost next to nothing."""
+    trace, cost = some_requests(how_many(40, in_ci=15)), round_cost(free_tokens=256)
+    own = some_requests(len(trace.requests), acceptance=(0.9,))
+
+    def simulated(trace: Trace, acceptance: float, max_drafts: int = MOST) -> Outcome:
+        return simulate(trace, Setup(cost, max_drafts=max_drafts, acceptance=(acceptance,)))
+
+    plain, right, wrong, mine = simulated(trace, 0, 0), simulated(trace, 0.9), simulated(trace, 0), simulated(own, 0)
+    assert right.counters.plans < 0.6 * plain.counters.plans
+    assert mine.token_times_s.tobytes() == right.token_times_s.tobytes()
+    assert wrong.e2e_s.mean() < 1.02 * plain.e2e_s.mean() and wrong.counters.accepted_tokens == 0
+    assert plain.counters.drafted_tokens == 0 < plain.counters.decode_rows
