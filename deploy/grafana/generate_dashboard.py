@@ -134,9 +134,11 @@ ROWS: dict[str, list[Panel]] = {
               {"{{position}}": f"{rate('roster_accepted_tokens_by_position_total', 'position')}"
                                f" / {rate('roster_drafted_tokens_by_position_total', 'position')}"},
               "percentunit", most=1),
-        Panel("Tokens per row", "Tokens that a decoding row gets in a step: 1, and its accepted drafts.",
-              {"tokens": f"1 + ({rate('roster_accepted_tokens_total')} or vector(0))"
-                         f" / {rate('roster_decode_rows_total')}"}, "none"),
+        Panel("Gain", "Tokens that a decoding row gets in a step, 1 and its accepted drafts; tokens per second over "
+              "those without drafts, as estimated.",
+              {"tokens per row": f"1 + ({rate('roster_accepted_tokens_total')} or vector(0))"
+                                 f" / {rate('roster_decode_rows_total')}",
+               "{{runner}} gain": of_runners("roster_draft_gain")}, "none"),
     ],
     "Failures": [
         Panel("Runners", "Runners in service, runners held back because they fail every plan, and draining.",

@@ -82,6 +82,6 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
             str(runner.block_size),
             str(runner.plans_in_flight),
             f"{runner.last_plan:,}",
-            *([f"{runner.drafter or 'none'}, {runner.max_drafts}"] if drafts else []),
+            *([f"{runner.drafter or 'none'}, {runner.max_drafts}, gain {runner.draft_gain:.2f}"] if drafts else []),
         )
     return table

@@ -135,6 +135,7 @@ def _runner(runner: admin_pb2.RunnerStatus) -> dict[str, Any]:
         "plans_in_flight": runner.plans_in_flight,
         "drafter": runner.drafter,
         "max_drafts": runner.max_drafts,
+        "draft_gain": round(runner.draft_gain, 3),
     }
 
 

@@ -115,6 +115,12 @@ def _drafts(snapshot: Snapshot) -> Iterator[Metric]:
             kept.add_metric([name, str(position)], right)
     yield family
     yield kept
+    text = "Estimated tokens per second of a runner's recent decode steps, over those without drafts; 0 if unknown."
+    gain = GaugeMetricFamily("roster_draft_gain", text, labels=["runner"])
+    for runner in snapshot.status.runners:
+        if runner.drafter:
+            gain.add_metric([runner.id], runner.draft_gain)
+    yield gain
 
 
 def _latencies(snapshot: Snapshot) -> Iterator[Metric]:

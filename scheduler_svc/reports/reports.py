@@ -165,7 +165,19 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         decoder=hello.model.decoder,
         drafter=hello.drafter,
         max_drafts=hello.max_drafts,
+        draft_gain=_draft_gain(scheduler),
     )
+
+
+def _draft_gain(scheduler: Scheduler) -> float:
+    """Returns the estimated gain by the recent drafts; 0 if it is unknown."""
+    table, step_times = scheduler.table, scheduler.step_times
+    if not scheduler.hello.max_drafts or not table.num_running:
+        return 0.0
+    tokens, charged = scheduler.drafting.usual(scheduler.last_plan)
+    rows, context = table.num_running, int(table.planned.sum())
+    seconds = step_times.verify_s(rows, charged * rows, context)
+    return tokens * step_times.verify_s(rows, 0, context) / seconds if seconds else 0.0
 
 
 def _reference(sequence: Sequence, slot: int) -> admin_pb2.SequenceRef:

@@ -14,7 +14,7 @@ from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.report.report import Targets, report
 from scheduler_svc.simulator.report.report_table import report_table
 from scheduler_svc.simulator.simulated_drafts import Run, SimulatedDrafts, WrongAcceptance
-from scheduler_svc.simulator.simulation import Setup, simulate
+from scheduler_svc.simulator.simulation import Setup, Simulation, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.random_drafts import drafts_of, random_lengths
 from tests.support.simulated_cost import round_cost
@@ -133,3 +133,20 @@ def test_the_policy_drafts_what_pays() -> None:
     assert mine.token_times_s.tobytes() == right.token_times_s.tobytes()
     assert wrong.e2e_s.mean() < 1.02 * plain.e2e_s.mean() and wrong.counters.accepted_tokens == 0
     assert plain.counters.drafted_tokens == 0 < plain.counters.decode_rows
+
+
+def test_the_estimated_gain_is_that_of_the_recent_steps() -> None:
+    """A step takes as long with drafts, so the gain is the tokens of a row: 1 + 0.9 + 0.81 + ... of 5 drafts."""
+    for share, expected in ((0.9, 4.7), (0.0, 1.0)):
+        setup = Setup(round_cost(token_s=0.0), max_drafts=MOST, acceptance=(share,))
+        simulation = Simulation(Trace("long", (TraceRequest(0.0, 10, 2000),)), setup)
+        reports = simulation.engine.reports
+        simulation.turn()
+        assert [runner.draft_gain for runner in reports.status().runners] == [1], "nothing was drafted"
+        while simulation.runners.tallies.steps < 250:
+            simulation.clock.now_s = max(
+                simulation.clock.now_s, min(simulation.front.next_s, simulation.runners.next_s)
+            )
+            simulation.turn()
+        (runner,) = reports.status().runners
+        assert runner.draft_gain == pytest.approx(expected, rel=0.15)
