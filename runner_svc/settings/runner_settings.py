@@ -109,7 +109,7 @@ class RunnerSettings(ServiceSettings):
         description="What drafts tokens that the model then verifies, several in one step; '': nothing does. ngram: "
         "what followed the longest recent match of a sequence's last tokens. Texts do not depend on it. On the CPU "
         "only so far (docs/speculation.md).",
-        json_schema_extra=EVERYONE,
+        json_schema_extra=tuning("answers quote their prompts, as edits, extractions and code do"),
     )
     max_drafts: int = Field(
         7,
