@@ -18,11 +18,13 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
 
-_KEEP = 0.9
-"""Weight that a row's earlier results keep with each result: a text that begins to quote shows within ten."""
+_KEEP = 0.94
+"""Weight that a row's earlier results keep with each result: about 16 count."""
+_LONG_AGO, _STALE = 16, 0.5
+"""Plans after which they are stale, and the weight that they keep then: the text has changed since."""
 _SHARE_RATE = 0.5
 """Weight of a result in a row's share."""
-_ASSUMED_TRIES = 2.0
+_ASSUMED_TRIES = 3.0
 """Tries at the runner's mean that are added to those of a row."""
 _FIRST_ACCEPTANCE, _FIRST_SHARE = 0.5, 0.8
 """Means of a runner before its first result."""
@@ -82,7 +84,7 @@ class Acceptance:
         self.totals = DraftTotals(max_drafts)
         self.changes = 0
         """Number of results that changed an average."""
-        self._epoch = np.zeros(num_slots, np.int64)
+        self._epoch, self._noted_at = (np.zeros(num_slots, np.int64) for _ in range(2))
         self._tries, self._hits, self._share = (np.zeros(num_slots) for _ in range(3))
         self._mean, self._mean_share = RunningMean(_FIRST_ACCEPTANCE), RunningMean(_FIRST_SHARE)
 
@@ -106,13 +108,14 @@ class Acceptance:
 
     def note(
         self,
+        number: int,
         slots: npt.NDArray[np.int64],
         epochs: npt.NDArray[np.int64],
         asked: Counts,
         drafted: Counts,
         accepted: Counts,
     ) -> None:
-        """Records a result, row by row: `asked` drafts were planned, `drafted` verified and `accepted` accepted.
+        """Records the result of a plan, row by row: `asked` drafts were planned, `drafted` verified and `accepted` accepted.
 
         Rows whose slot now has another epoch count for the runner only.
         """
@@ -133,6 +136,9 @@ class Acceptance:
             slots, known = slots[live], known[live]
             tries, accepted, asked, drafted = tries[live], accepted[live], asked[live], drafted[live]
         keep = np.where(drafted > 0, _KEEP, 1.0)
+        since, self._noted_at[slots] = number - self._noted_at[slots], number
+        if int(since.max(initial=0)) > _LONG_AGO:
+            keep[since > _LONG_AGO] = _STALE
         self._tries[slots] = known * keep + tries
         self._hits[slots] = self._hits[slots] * keep + accepted
         share = self._share[slots]

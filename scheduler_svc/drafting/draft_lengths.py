@@ -17,6 +17,7 @@ import numpy as np
 
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.acceptance import Acceptance, DraftTotals
+from scheduler_svc.drafting.gain_check import GainCheck
 from scheduler_svc.drafting.planner import DraftPlanner
 from scheduler_svc.drafting.step_rows import StepRows
 from scheduler_svc.model.sequence import Sequence
@@ -34,6 +35,8 @@ _PROBE_SHARE = 0.01
 """Share of the time of decode steps that probes may take."""
 _MOST_ALLOWED = 2.0
 """Of the allowance, in decode steps, unless a single probe takes longer."""
+_COMPARE_EVERY = 128
+"""Steps with drafts between two without, with which they are compared: a machine may have become faster or slower."""
 _ONE = np.array(1, np.int32)
 _KEEP = 1 - 1 / 64
 """Weight that the tokens of earlier steps keep with each step, in `usual`."""
@@ -61,6 +64,8 @@ class Drafting:
         self._acceptance = Acceptance(table.num_slots, self.max_drafts)
         self._planner = DraftPlanner(self.max_drafts, step_times.verifying.pads)
         self._asked_at = np.zeros(table.num_slots, np.int64)  # plan in which each slot's row drafted last
+        self._gains = GainCheck()
+        self._undrafted_at = 0  # last plan without drafts
         self._drafting = False  # the last decision was to draft, probes aside
         self._decided = (-1, -1)  # changes of averages and table at the last decision
         self._look_at = 0  # plan from which a probe may be due
@@ -102,6 +107,10 @@ class Drafting:
         if not np.logical_or.reduce(most):
             self._drafting, self._look_at = False, last_plan + PROBE_EVERY
             return None
+        overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
+        if overdue or self._step_times.lacks_undrafted(len(decode)):
+            self._drafting, self._undrafted_at = True, last_plan
+            return None
         now = load()
         rows = self._rows(decode, most, now, last_plan)
         drafts = policy.drafts(now, rows) if policy.sets_drafts else rows.best(now)
@@ -128,6 +137,7 @@ class Drafting:
             planner=self._planner,
             step_times=self._step_times,
             drafting=self._drafting,
+            trust=self._gains.trust,
             allowance=self._allow(last_plan),
             probe_after=PROBE_EVERY,
             most_probes=max(4, len(decode) // _PROBE_GROUPS),
@@ -149,7 +159,11 @@ class Drafting:
         probing = len(probes) > 0 and bool(asked[probes].any())
         if probing:
             self._allowance -= rows.probe_cost
-        self._drafting = int(np.count_nonzero(asked)) > (len(probes) if probing else 0)
+        count = int(np.count_nonzero(asked))
+        self._drafting = count > (len(probes) if probing else 0)
+        if not count:
+            self._undrafted_at = last_plan
+        self._gains.planned(last_plan + 1, int(np.add.reduce(drafts)), rows.expected if self._drafting else 0.0)
         if last_plan >= self._look_at:
             self._look_at = self._next_look(decode, rows, last_plan)
 
@@ -167,7 +181,12 @@ class Drafting:
         asked = flight.drafts
         if asked is None or drafted is None or accepted is None:
             return
-        self._acceptance.note(flight.slots, flight.epochs, asked, drafted, accepted)
+        self._gains.learn(flight.number, flight.num_drafts, int(np.add.reduce(accepted)))
+        self._acceptance.note(flight.number, flight.slots, flight.epochs, asked, drafted, accepted)
+        hopeful = ((asked == 1) & (accepted == 1)).nonzero()[0]
+        if len(hopeful):  # a probe was right: it is repeated at once
+            self._asked_at[flight.slots[hopeful]] -= PROBE_EVERY
+            self._look_at = 0
         rows, faded = max(1, flight.num_decode), _KEEP ** (flight.number - self._gained_at)
         charged = self._step_times.verifying.charged(rows, int(np.add.reduce(drafted)), int(asked.max()))
         self._gained = self._gained * faded + (1 - _KEEP) * int(np.add.reduce(accepted)) / rows
