@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from roster_protos import plan_pb2
-from scheduler_svc.drafting.acceptance import Acceptance, DraftTotals
+from scheduler_svc.drafting.acceptance import Acceptance
 from scheduler_svc.drafting.gain_check import GainCheck
 from scheduler_svc.drafting.planner import DraftPlanner
 from scheduler_svc.drafting.step_rows import StepRows
@@ -61,7 +61,7 @@ class Drafting:
         self._most = np.array(self.max_drafts, np.int32)
         if not self.max_drafts:
             return
-        self._acceptance = Acceptance(table.num_slots, self.max_drafts)
+        self._acceptance = Acceptance(table.num_slots)
         self._planner = DraftPlanner(self.max_drafts, step_times.verifying.pads)
         self._asked_at = np.zeros(table.num_slots, np.int64)  # plan in which each slot's row drafted last
         self._gains = GainCheck()
@@ -69,13 +69,8 @@ class Drafting:
         self._drafting = False  # the last decision was to draft, probes aside
         self._decided = (-1, -1)  # changes of averages and table at the last decision
         self._look_at = 0  # plan from which a probe may be due
-        self._allowance, self._allowed_at = 0.0, 0
+        self._allowance, self._most_allowed, self._allowed_at = 0.0, _MOST_ALLOWED, 0
         self._gained, self._charged, self._gained_at = 0.0, 0.0, 0  # each row's, on average
-
-    @property
-    def totals(self) -> DraftTotals:
-        """Counts of drafts, for observers of a runner with a drafter."""
-        return self._acceptance.totals
 
     def usual(self, last_plan: int) -> tuple[float, float]:
         """Returns the tokens that a decoding row gains in a step, and its drafts that cost time, on average over the
@@ -101,15 +96,13 @@ class Drafting:
             return None
         table = self._table
         fresh = self._acceptance.begin(decode, table.epoch[decode])
-        self._asked_at[fresh] = last_plan - PROBE_EVERY
+        if len(fresh):
+            self._asked_at[fresh] = last_plan - PROBE_EVERY
+            self._look_at = min(self._look_at, last_plan)
         self._decided = self._acceptance.changes, table.changes
         most = self._room(decode)
         if not np.logical_or.reduce(most):
             self._drafting, self._look_at = False, last_plan + PROBE_EVERY
-            return None
-        overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
-        if overdue or self._step_times.lacks_undrafted(len(decode)):
-            self._drafting, self._undrafted_at = True, last_plan
             return None
         now = load()
         rows = self._rows(decode, most, now, last_plan)
@@ -128,6 +121,9 @@ class Drafting:
         return room
 
     def _rows(self, decode: IntColumn, most: Column, load: Load, last_plan: int) -> StepRows:
+        if not self._drafting:
+            self._undrafted_at = last_plan
+        overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
         return StepRows(
             acceptance=self._acceptance.of(decode),
             most=most,
@@ -137,6 +133,7 @@ class Drafting:
             planner=self._planner,
             step_times=self._step_times,
             drafting=self._drafting,
+            compares=overdue or self._step_times.lacks_undrafted(len(decode)),
             trust=self._gains.trust,
             allowance=self._allow(last_plan),
             probe_after=PROBE_EVERY,
@@ -146,8 +143,8 @@ class Drafting:
 
     def _allow(self, last_plan: int) -> float:
         """Returns the allowance of probes, in decode steps."""
-        most = max(_MOST_ALLOWED, self._allowance)
-        self._allowance = min(most, self._allowance + _PROBE_SHARE * (last_plan - self._allowed_at))
+        grown = self._allowance + _PROBE_SHARE * (last_plan - self._allowed_at)
+        self._allowance = min(grown, self._most_allowed)
         self._allowed_at = last_plan
         return self._allowance
 
@@ -160,16 +157,17 @@ class Drafting:
         if probing:
             self._allowance -= rows.probe_cost
         count = int(np.count_nonzero(asked))
-        self._drafting = count > (len(probes) if probing else 0)
+        self._drafting = count > (len(probes) if probing else 0) or rows.compares
         if not count:
             self._undrafted_at = last_plan
-        self._gains.planned(last_plan + 1, int(np.add.reduce(drafts)), rows.expected if self._drafting else 0.0)
+        self._gains.planned(last_plan + 1, int(np.add.reduce(drafts)), rows.expected)
         if last_plan >= self._look_at:
             self._look_at = self._next_look(decode, rows, last_plan)
 
     def _next_look(self, decode: IntColumn, rows: StepRows, last_plan: int) -> int:
         """Returns the plan from which the next probe may be due."""
         if rows.denied_cost:
+            self._most_allowed = max(_MOST_ALLOWED, rows.denied_cost)
             missing = rows.denied_cost - self._allowance
             return last_plan + max(1, min(PROBE_EVERY, math.ceil(missing / _PROBE_SHARE)))
         due_at = int(self._asked_at[decode[rows.most > 0]].min()) + PROBE_EVERY

@@ -35,6 +35,8 @@ class StepRows:
     step_times: StepTimeModel
     drafting: bool
     """Whether the last step drafted."""
+    compares: bool
+    """Whether this step is to have no drafts, so that times of steps with and without them can be compared."""
     trust: float
     """As `DraftPlanner.best` takes it."""
     allowance: float
@@ -72,6 +74,8 @@ class StepRows:
 
     def best(self, load: Load) -> Column:
         """Returns the numbers with the most tokens a second, and 1 for rows that are probed."""
+        if self.compares:
+            return np.zeros(len(self.most), np.int32)
         limit_s = min(load.itl_target_s, load.service_itl_target_s or math.inf)
         columns = self.acceptance, self.share, self.most
         drafts, self.expected = self.planner.best(*columns, self.curve, limit_s, self.drafting, self.trust)

@@ -181,7 +181,7 @@ class StepTimeModel:
         if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE and not self._drafted_last:
             return False
         self._drafted_last = planned > 0
-        if runner_s > 0 or (step_s > 0 and not waited):
+        if runner_s > 0 or step_s > 0:
             delay_s = step_s - runner_s if runner_s > 0 and step_s > 0 and not waited else None
             verified = int(np.add.reduce(drafted)) if planned else 0
             most = int(counts.max()) - 1 if planned else 0
