@@ -21,18 +21,20 @@ Counts = npt.NDArray[np.int32]
 
 _KEEP = 0.94
 """Weight that a row's earlier results keep with each result: about 16 count."""
-_LONG_AGO, _STALE = 16, 0.5
+_LONG_AGO, _STALE = 16, 0.7
 """Plans after which they are stale, and the weight that they keep then: the text has changed since."""
 _SHARE_RATE = 0.5
 """Weight of a result in a row's share."""
 _ASSUMED_TRIES = 3.0
 """Tries at the runner's mean that are added to those of a row, before it is known how much the rows differ."""
-_FEWEST_ASSUMED, _MOST_ASSUMED = 0.5, 6.0
+_FEWEST_ASSUMED, _MOST_ASSUMED = 0.5, 4.0
 _ONE = np.array(1, np.int32)
 _FIRST_ACCEPTANCE, _FIRST_SHARE = 0.5, 0.8
 """Means of a runner before its first result."""
-_FIRST_WEIGHT = 8.0
+_FIRST_WEIGHT = 2.0
 """Tries, or asked drafts, for which these count."""
+_FEWEST_PAIRS = 8.0
+"""Rows with earlier and next drafts from which it is known how much rows differ."""
 _MEAN_MEMORY = 128.0
 """Tries over which a runner's mean is taken."""
 
@@ -74,7 +76,7 @@ class Likeness:
         self._before = self._before * keep + float(np.add.reduce(before))
         self._next = self._next * keep + int(np.count_nonzero(accepted))
         self._both = self._both * keep + float(before.dot(accepted))
-        if self._pairs < _FIRST_WEIGHT:
+        if self._pairs < _FEWEST_PAIRS:
             return
         before_mean, mean = self._before / self._pairs, self._next / self._pairs
         variance = self._both / self._pairs - before_mean * mean
