@@ -43,7 +43,8 @@ _SEED_WEIGHT = 2
 _DECODE_SAMPLE, _MIXED_SAMPLE = 16, 2
 """One of this many decode steps, and steps with prompts, is observed; all with prompts until the model predicts."""
 _UNDRAFTED_SAMPLE = 4
-"""One of this many decode steps without drafts is compared with those that have some, if the runner has a drafter."""
+"""One of this many decode steps is compared with those that have drafts while none has any, if the runner has a
+drafter."""
 _SEED_SHARE = 0.5
 """Weight of the measured steps, relative to that of the observed ones. A service whose steps are all alike says nothing
 about others, and a budget from such a fit would keep them alike."""
@@ -103,7 +104,7 @@ class StepTimeModel:
         """Called when the model has been fitted to further steps."""
         self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu)
         """Times of decode steps with drafts, and without them if the runner has a drafter."""
-        self._drafts = max_drafts > 0
+        self._drafts = self._drafted_last = max_drafts > 0
         self._noted_decode: deque[tuple[Any, int, int, int, float, float | None]] = deque(maxlen=_MOST_NOTED)
         self._seed_with([cost for cost in costs if not cost.drafts])
         self.verifying.seed(costs)
@@ -177,9 +178,10 @@ class StepTimeModel:
         """Notes a decode step, or skips it, of a runner with a drafter; returns whether it was to verify drafts."""
         rows = len(starts)
         planned = int(np.add.reduce(counts)) - rows if drafted is not None else 0
-        if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE:
+        if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE and not self._drafted_last:
             return False
-        if runner_s > 0 or (step_s > 0 and not waited):
+        self._drafted_last = planned > 0
+        if runner_s > 0 or step_s > 0:
             delay_s = step_s - runner_s if runner_s > 0 and step_s > 0 and not waited else None
             verified = int(np.add.reduce(drafted)) if planned else 0
             most = int(counts.max()) - 1 if planned else 0
@@ -289,6 +291,11 @@ class StepTimeModel:
         self._observe()
         seconds = self.verifying.seconds(rows, drafts, context)
         return seconds if self.verifying.known else 0.0
+
+    def lacks_undrafted(self, rows: int) -> bool:
+        """Returns `VerifyTimes.lacks_undrafted` after the observations so far."""
+        self._observe()
+        return self.verifying.lacks_undrafted(rows)
 
     def verify_curve(self, rows: int, context: int) -> npt.NDArray[np.float64]:
         """Returns `VerifyTimes.curve` after the observations so far."""
