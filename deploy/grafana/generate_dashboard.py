@@ -132,7 +132,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Acceptance by position", "Share of the drafted tokens that were accepted, by position behind the last "
               "known token.",
               {"{{position}}": f"{rate('roster_accepted_tokens_by_position_total', 'position')}"
-                               f" / {rate('roster_drafted_tokens_by_position_total', 'position')}"},
+                               f" / clamp_min({rate('roster_drafted_tokens_by_position_total', 'position')}, 1e-6)"},
               "percentunit", most=1),
         Panel("Gain", "Tokens that a decoding row gets in a step, 1 and its accepted drafts; tokens per second over "
               "those without drafts, as estimated.",
