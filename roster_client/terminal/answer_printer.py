@@ -66,11 +66,7 @@ class AnswerPrinter:
         first = (
             "no token" if self._first_token is None else f"first token after {self._first_token - self._started:.2f} s"
         )
-        drafts = (
-            f", {usage.accepted_tokens} of {usage.drafted_tokens} drafted tokens accepted"
-            if usage.drafted_tokens
-            else ""
-        )
+        drafts = f", {usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted" if usage.drafted_tokens else ""
         self._notes.print(
             f"{usage.prompt_tokens} + {usage.completion_tokens} tokens in {seconds:.2f} s "
             f"({usage.completion_tokens / seconds:.1f} tokens/s), {first}{drafts}",
