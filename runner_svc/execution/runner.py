@@ -35,8 +35,8 @@ class Runner:
         """What steps cost, as measured at start; empty if they were not measured."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._slot_backend = backend if isinstance(backend, SlotBackend) else None
-        # Without a counter of known tokens in the backend, no row can draft.
-        self._max_drafts = getattr(backend, "max_drafts", 0) if self._slot_backend is not None else 0
+        # Without a counter of known tokens in the backend, no row can draft. A row's number of tokens is a byte.
+        self._max_drafts = min(getattr(backend, "max_drafts", 0), 254) if self._slot_backend is not None else 0
         model = backend.model
         self._state = BatchState(
             Limits(

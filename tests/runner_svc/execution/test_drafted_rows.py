@@ -76,8 +76,20 @@ def test_a_value_that_is_not_finite_ends_the_run_before_it_and_the_next_run_deci
     assert (list(decided.statuses), decided.token_counts) == ([plan_pb2.ROW_STATUS_NOT_FINITE], b"\0")
     assert not decided.logprobs
     late = last.wait()
-    assert (list(late.statuses), late.tokens) == ([plan_pb2.ROW_STATUS_FAILED], b"")
-    assert ints(runner.snapshot().sequences[0].tokens) == [5, 6, 7, 8, *expected[:3]]
+    assert (list(late.statuses), late.tokens, late.drafted) == ([plan_pb2.ROW_STATUS_FAILED], b"", b"\0")
+    resident = runner.snapshot().sequences[0]
+    assert ints(resident.tokens) == [5, 6, 7, 8, *expected[:3]]
+    assert resident.computed == len(ints(resident.tokens)), "a scheduler that takes over knows by this that it failed"
+
+
+def test_a_snapshot_is_sound_after_a_failure_with_later_rows_in_flight() -> None:
+    """A bug found by the test above: without drafts, each later row left a computed position without a token."""
+    runner, backend, _ = started(wrong=0.0)
+    backend.bad = (6,)
+    launched = [runner.launch(number, plan(extents=[(0, 2 + number, 1, SAMPLE)])) for number in (2, 3, 4)]
+    assert [list(each.wait().statuses) for each in launched] == [[0], [1], [2]]
+    resident = runner.snapshot().sequences[0]
+    assert (resident.computed, len(ints(resident.tokens))) == (6, 6)
 
 
 def test_after_a_run_that_was_cut_short_the_sequence_continues() -> None:
