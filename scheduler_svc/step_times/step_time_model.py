@@ -104,6 +104,7 @@ class StepTimeModel:
         """Called when the model has been fitted to further steps."""
         self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu)
         """Times of decode steps with drafts, and without them if the runner has a drafter."""
+        self._first_weights: list[float] = []
         self._drafts = self._drafted_last = max_drafts > 0
         self._noted_decode: deque[tuple[Any, int, int, int, float, float | None]] = deque(maxlen=_MOST_NOTED)
         self._seed_with([cost for cost in costs if not cost.drafts])
@@ -348,8 +349,13 @@ class StepTimeModel:
         return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self._largest_prefill)
 
     def _decode_s(self, rows: int, context: int) -> float:
-        """Returns the predicted seconds of a decode step; 0 before the model predicts."""
-        return self._predicted(self._inputs(0, rows, context, 0.0)) if self._predicts else 0.0
+        """Returns the seconds of a decode step by the first weights, to which ratios can refer for ever; 0 before the
+        model predicts."""
+        if not self._first_weights:
+            if not self._predicts:
+                return 0.0
+            self._first_weights = self._weights
+        return self._predicted(self._inputs(0, rows, context, 0.0), self._first_weights)
 
     def _position_s(self, context: int) -> float:
         """Returns the predicted seconds of one more position that reads `context` KV positions."""

@@ -151,11 +151,13 @@ class VerifyTimes:
         if not drafts and not self._rough_s:
             self._rough_s = seconds
         base_s = self._base_s(rows, context)
+        if not self.known:
+            return  # there is no step without drafts to compare with
         if delay_s is not None:
             kind = drafts > 0
             self._num_delays[kind] += 1
             rate = max(1 / self._num_delays[kind], _DELAY_RATE)
-            self._delay_s[kind] += rate * (max(-seconds, min(4 * seconds, delay_s)) - self._delay_s[kind])
+            self._delay_s[kind] += rate * (max(-base_s, min(base_s, delay_s)) - self._delay_s[kind])
         self._correct(rows, drafts / max(1, rows), seconds / base_s)
         self.changes += 1
 
