@@ -55,6 +55,8 @@ class Drafting:
         """`view_of` returns the view of a sequence's request."""
         self.max_drafts = hello.max_drafts
         """Most tokens that a row may draft; 0: the runner has no drafter."""
+        self.drafted = self.accepted = 0
+        """Drafts verified and accepted since the runner joined."""
         self._table = table
         self._step_times = step_times
         self._view_of = view_of
@@ -179,14 +181,17 @@ class Drafting:
         asked = flight.drafts
         if asked is None or drafted is None or accepted is None:
             return
-        self._gains.learn(flight.number, flight.num_drafts, int(np.add.reduce(accepted)))
+        num_drafted, num_accepted = int(np.add.reduce(drafted)), int(np.add.reduce(accepted))
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self._gains.learn(flight.number, flight.num_drafts, num_accepted)
         self._acceptance.note(flight.number, flight.slots, flight.epochs, asked, drafted, accepted)
         hopeful = ((asked == 1) & (accepted == 1)).nonzero()[0]
         if len(hopeful):  # a probe was right: it is repeated at once
             self._asked_at[flight.slots[hopeful]] -= PROBE_EVERY
             self._look_at = 0
         rows, faded = max(1, flight.num_decode), _KEEP ** (flight.number - self._gained_at)
-        charged = self._step_times.verifying.charged(rows, int(np.add.reduce(drafted)), int(asked.max()))
-        self._gained = self._gained * faded + (1 - _KEEP) * int(np.add.reduce(accepted)) / rows
+        charged = self._step_times.verifying.charged(rows, num_drafted, int(asked.max()))
+        self._gained = self._gained * faded + (1 - _KEEP) * num_accepted / rows
         self._charged = self._charged * faded + (1 - _KEEP) * charged / rows
         self._gained_at = flight.number

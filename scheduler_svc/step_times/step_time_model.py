@@ -104,6 +104,7 @@ class StepTimeModel:
         """Called when the model has been fitted to further steps."""
         self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu)
         """Times of decode steps with drafts, and without them if the runner has a drafter."""
+        self._first_weights: list[float] = []
         self._drafts = self._drafted_last = max_drafts > 0
         self._noted_decode: deque[tuple[Any, int, int, int, float, float | None]] = deque(maxlen=_MOST_NOTED)
         self._seed_with([cost for cost in costs if not cost.drafts])
@@ -150,7 +151,7 @@ class StepTimeModel:
     ) -> None:
         """Notes a step whose rows, decoding ones first, have these starts and counts (int32 [R] each).
 
-        A decoding row with a count above 1 was to verify so many positions; `drafted` (int32 [R]): drafts that each row
+        A decoding row with a count above 1 was to verify that number of positions; `drafted` (int32 [R]): drafts that each row
         verified, None if no row was to.
 
         `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
@@ -348,8 +349,13 @@ class StepTimeModel:
         return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self._largest_prefill)
 
     def _decode_s(self, rows: int, context: int) -> float:
-        """Returns the predicted seconds of a decode step; 0 before the model predicts."""
-        return self._predicted(self._inputs(0, rows, context, 0.0)) if self._predicts else 0.0
+        """Returns the seconds of a decode step by the first weights, to which ratios can refer for ever; 0 before the
+        model predicts."""
+        if not self._first_weights:
+            if not self._predicts:
+                return 0.0
+            self._first_weights = self._weights
+        return self._predicted(self._inputs(0, rows, context, 0.0), self._first_weights)
 
     def _position_s(self, context: int) -> float:
         """Returns the predicted seconds of one more position that reads `context` KV positions."""

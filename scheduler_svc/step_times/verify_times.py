@@ -104,7 +104,7 @@ class VerifyTimes:
         return bool(self._is_predicted or self._rough_s)
 
     def lacks_undrafted(self, rows: int) -> bool:
-        """Whether no step of about so many rows without drafts was measured or observed, with which others could be
+        """Whether no step of about `rows` rows without drafts was measured or observed, with which others could be
         compared."""
         self._base_s(rows, 0)
         row, part = _place(rows)
@@ -151,11 +151,13 @@ class VerifyTimes:
         if not drafts and not self._rough_s:
             self._rough_s = seconds
         base_s = self._base_s(rows, context)
+        if not self.known:
+            return  # there is no step without drafts to compare with
         if delay_s is not None:
             kind = drafts > 0
             self._num_delays[kind] += 1
             rate = max(1 / self._num_delays[kind], _DELAY_RATE)
-            self._delay_s[kind] += rate * (max(-seconds, min(4 * seconds, delay_s)) - self._delay_s[kind])
+            self._delay_s[kind] += rate * (max(-base_s, min(base_s, delay_s)) - self._delay_s[kind])
         self._correct(rows, drafts / max(1, rows), seconds / base_s)
         self.changes += 1
 
