@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
+from scheduler_svc.plan.plan_draft import Column
+
 _KEEP = 0.97
 """Weight that the sums keep with each step."""
 _ASSUMED = 8.0
@@ -31,11 +35,11 @@ class GainCheck:
         """What drafts gained lately, relative to what they should have."""
         return min(_MOST, max(_LEAST, self._gained / self._expected))
 
-    def planned(self, number: int, drafts: int, expected: float) -> None:
-        """Notes a decision for the plan of this number: its drafts in all, and the tokens that they should gain; 0 if
-        it only probes or has none."""
+    def planned(self, number: int, drafts: Column, expected: float) -> None:
+        """Notes a decision for the plan of this number: each row's drafts, and the tokens that they should gain in all;
+        0 if it only probes or has none."""
         if expected:
-            self._plans.append((number, drafts, expected))
+            self._plans.append((number, int(np.add.reduce(drafts)), expected))
         else:
             kept = (1 - _FORGET) ** (number - self._planned_at)
             self._gained = self._expected + (self._gained - self._expected) * kept

@@ -111,9 +111,8 @@ class VerifyTimes:
     def lacks_undrafted(self, rows: int) -> bool:
         """Whether no step of about so many rows without drafts was measured or observed, with which others could be
         compared."""
-        self._base_s(rows, 0)
         row, part = _place(rows)
-        return not (self._counts[row][0] and (not part or self._counts[row + 1][0]))
+        return not self._counts or not (self._counts[row][0] and (not part or self._counts[row + 1][0]))
 
     def planned_s(self, rows: int, context: int, planned: int, most: int) -> float:
         """Returns the seconds of a step that is to verify `planned` drafts in all, `most` of one row; 0 if nothing is
