@@ -109,7 +109,7 @@ class VerifyTimes:
         return bool(self._is_predicted or self._rough_s)
 
     def lacks_undrafted(self, rows: int) -> bool:
-        """Whether no step of about so many rows without drafts was measured or observed, with which others could be
+        """Whether no step of about `rows` rows without drafts was measured or observed, with which others could be
         compared."""
         row, part = _place(rows)
         return not self._counts or not (self._counts[row][0] and (not part or self._counts[row + 1][0]))

@@ -131,7 +131,7 @@ class Halved(Policy):
 
 
 class Answer(Policy):
-    """Answers what it is told to."""
+    """Answers by a function of the test."""
 
     name = "answer"
     answer: Callable[[DraftRows], Any]
