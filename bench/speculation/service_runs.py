@@ -1,0 +1,61 @@
+"""Answers prompts with both services, with and without a drafter; the scheduler decides what is drafted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from roster_client import LLM
+
+
+class Served:
+    """A model on the CPU of this machine, served until the end of a `with`.
+
+    One with `draft` has that drafter, otherwise none.
+    """
+
+    def __init__(self, draft: str, max_drafts: int, model: str, slots: int, threads: int) -> None:
+        before = set(_runners())
+        settings: dict[str, Any] = {"draft": draft, "max_drafts": max_drafts, "slots": slots, "threads": threads}
+        self._llm = LLM(model, device="cpu", **settings)
+        (started,) = set(_runners()) - before
+        self._runner, self._threads = psutil.Process(started), threads
+
+    def answer(self, prompts: Sequence[str], max_tokens: int, temperature: float) -> tuple[list[list[int]], float]:
+        """Answers all prompts at once. Returns their tokens, and the time in seconds.
+
+        With one thread, that is the CPU time of the runner, otherwise the wall's.
+        """
+        began = self._clock()
+        answers = self._llm.generate(list(prompts), max_tokens=max_tokens, temperature=temperature, seed=1)
+        return [list(answer.token_ids) for answer in answers], self._clock() - began
+
+    def _clock(self) -> float:
+        if self._threads != 1:
+            return time.perf_counter()
+        times = self._runner.cpu_times()
+        return float(times.user + times.system)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._llm.close()
+
+
+def _runners() -> list[int]:
+    """Returns the ids of this process's runners."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if any("roster-runner" in part or "runner_svc" in part for part in child.cmdline()):
+                found.append(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
