@@ -5,7 +5,7 @@ drafts and with each number of `--drafts` in every row and step. The runs altern
 median of the rounds' ratios. A scheduler would choose fewer drafts where they do not pay.
 
 With `--service`, both services answer them instead, once without and once with the drafter, and the scheduler decides
-what is drafted. A round's time includes the prompts, and the first round is not counted.
+what is drafted. The prompts are cached before.
 
 With `--threads 1` the clock is the CPU time of the thread or the runner, so that other programs disturb less;
 otherwise it is the wall's.
@@ -37,6 +37,9 @@ from scheduler_svc.front.text.tokenizer import ModelText
 COLUMNS = (
     "task", "rows", "drafts", "accepted by position", "verified a row", "tokens a row", "tokens/s without", "with",
     "gain", "answers that part",
+)  # fmt: skip
+SERVICE_COLUMNS = (
+    "task", "rows", "drafted a token", "accepted a token", "tokens/s without", "with", "gain", "answers that part",
 )  # fmt: skip
 
 
@@ -131,34 +134,38 @@ def measure(
 def measure_service(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a record of each task and number of rows, measured through both services; prints each."""
     records = []
-    print("| task | rows | tokens/s without | with | gain | answers that part |\n|---|---|---|---|---|---|", flush=True)
+    print(f"| {' | '.join(SERVICE_COLUMNS)} |\n|{'---|' * len(SERVICE_COLUMNS)}", flush=True)
     sizes = options.model, max(options.rows), options.threads
     with Served("", options.max_drafts, *sizes) as plain, Served("ngram", options.max_drafts, *sizes) as drafting:
         for rows in options.rows:
             for task in options.tasks:
-                rounds = [
-                    [_served(served, PROMPTS[task], rows, options) for served in (plain, drafting)]
-                    for _ in range(options.rounds + 1)
-                ][1:]
-                rates = [[sum(map(len, tokens)) / seconds for tokens, seconds in round_] for round_ in rounds]
-                gain = statistics.median(drafted / without for without, drafted in rates)
-                parted = sum(one != other for one, other in zip(rounds[-1][0][0], rounds[-1][1][0], strict=True))
-                without, drafted = (statistics.median(column) for column in zip(*rates, strict=True))
-                print(f"| {task} | {rows} | {without:.1f} | {drafted:.1f} | {gain:.2f} | {parted} |", flush=True)
-                records.append({"task": task, "rows": rows, "rates": rates, "gain": gain, "parted": parted})
+                record = _compare(plain, drafting, task, rows, options)
+                numbers = [f"{record[name]:.2f}" for name in ("drafted", "accepted", "plain", "with drafts", "gain")]
+                print(f"| {task} | {rows} | {' | '.join(numbers)} | {record['parted']} |", flush=True)
+                records.append(record)
     return records
 
 
-def _served(
-    served: Served, prompts: Sequence[str], rows: int, options: argparse.Namespace
-) -> tuple[list[list[int]], float]:
-    """Returns the answers to all prompts, `rows` at a time, and their time in seconds."""
-    answers, seconds = [], 0.0
-    for at in range(0, len(prompts), rows):
-        made, taken = served.answer(prompts[at : at + rows], options.max_tokens, options.temperature)
-        answers += made
-        seconds += taken
-    return answers, seconds
+def _compare(plain: Served, drafting: Served, task: str, rows: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the record of one task and number of rows; a token of each answer first, which caches the prompts."""
+    for served in (plain, drafting):
+        served.answer(PROMPTS[task], rows, 1, options.temperature)
+    rounds = [
+        [s.answer(PROMPTS[task], rows, options.max_tokens, options.temperature) for s in (plain, drafting)]
+        for _ in range(options.rounds)
+    ]
+    without, drafted = rounds[-1]
+    total = sum(map(len, drafted.tokens))
+    return {
+        "task": task,
+        "rows": rows,
+        "drafted": round(drafted.drafted / total, 3),
+        "accepted": round(drafted.accepted / total, 3),
+        "plain": round(statistics.median(one.rate for one, _ in rounds), 2),
+        "with drafts": round(statistics.median(other.rate for _, other in rounds), 2),
+        "gain": round(statistics.median(other.rate / one.rate for one, other in rounds), 3),
+        "parted": sum(one != other for one, other in zip(without.tokens, drafted.tokens, strict=True)),
+    }
 
 
 def row_of(case: Case) -> str:

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
 from roster_client import LLM
+
+
+@dataclass
+class ServedAnswers:
+    """The answers to some prompts, the drafts of all of them, and the time in seconds."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return sum(map(len, self.tokens)) / self.seconds
 
 
 class Served:
@@ -25,14 +41,18 @@ class Served:
         (started,) = set(_runners()) - before
         self._runner, self._threads = psutil.Process(started), threads
 
-    def answer(self, prompts: Sequence[str], max_tokens: int, temperature: float) -> tuple[list[list[int]], float]:
-        """Answers all prompts at once. Returns their tokens, and the time in seconds.
-
-        With one thread, that is the CPU time of the runner, otherwise the wall's.
-        """
-        began = self._clock()
-        answers = self._llm.generate(list(prompts), max_tokens=max_tokens, temperature=temperature, seed=1)
-        return [list(answer.token_ids) for answer in answers], self._clock() - began
+    def answer(self, prompts: Sequence[str], rows: int, max_tokens: int, temperature: float) -> ServedAnswers:
+        """Answers the prompts, `rows` at a time. With one thread, the clock is the CPU time of the runner."""
+        made, began = ServedAnswers(), self._clock()
+        for at in range(0, len(prompts), rows):
+            group = list(prompts[at : at + rows])
+            for answer in self._llm.generate(group, max_tokens=max_tokens, temperature=temperature, seed=1):
+                made.tokens.append(list(answer.token_ids))
+                if answer.usage is not None:
+                    made.drafted += answer.usage.drafted_tokens
+                    made.accepted += answer.usage.accepted_tokens
+        made.seconds = self._clock() - began
+        return made
 
     def _clock(self) -> float:
         if self._threads != 1:
