@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from roster_protos import plan_pb2
-from scheduler_svc.drafting.acceptance import Acceptance, DraftTotals
+from scheduler_svc.drafting.acceptance import Acceptance
+from scheduler_svc.drafting.gain_check import GainCheck
 from scheduler_svc.drafting.planner import DraftPlanner
 from scheduler_svc.drafting.step_rows import StepRows
 from scheduler_svc.model.sequence import Sequence
@@ -34,6 +35,8 @@ _PROBE_SHARE = 0.01
 """Share of the time of decode steps that probes may take."""
 _MOST_ALLOWED = 2.0
 """Of the allowance, in decode steps, unless a single probe takes longer."""
+_COMPARE_EVERY = 128
+"""Steps with drafts between two without, with which they are compared: a machine may have become faster or slower."""
 _ONE = np.array(1, np.int32)
 _KEEP = 1 - 1 / 64
 """Weight that the tokens of earlier steps keep with each step, in `usual`."""
@@ -52,25 +55,24 @@ class Drafting:
         """`view_of` returns the view of a sequence's request."""
         self.max_drafts = hello.max_drafts
         """Most tokens that a row may draft; 0: the runner has no drafter."""
+        self.drafted = self.accepted = 0
+        """Drafts verified and accepted since the runner joined."""
         self._table = table
         self._step_times = step_times
         self._view_of = view_of
         self._most = np.array(self.max_drafts, np.int32)
         if not self.max_drafts:
             return
-        self._acceptance = Acceptance(table.num_slots, self.max_drafts)
+        self._acceptance = Acceptance(table.num_slots)
         self._planner = DraftPlanner(self.max_drafts, step_times.verifying.pads)
         self._asked_at = np.zeros(table.num_slots, np.int64)  # plan in which each slot's row drafted last
+        self._gains = GainCheck()
+        self._undrafted_at = 0  # last plan without drafts
         self._drafting = False  # the last decision was to draft, probes aside
         self._decided = (-1, -1)  # changes of averages and table at the last decision
         self._look_at = 0  # plan from which a probe may be due
-        self._allowance, self._allowed_at = 0.0, 0
+        self._allowance, self._most_allowed, self._allowed_at = 0.0, _MOST_ALLOWED, 0
         self._gained, self._charged, self._gained_at = 0.0, 0.0, 0  # each row's, on average
-
-    @property
-    def totals(self) -> DraftTotals:
-        """Counts of drafts, for observers of a runner with a drafter."""
-        return self._acceptance.totals
 
     def usual(self, last_plan: int) -> tuple[float, float]:
         """Returns the tokens that a decoding row gains in a step, and its drafts that cost time, on average over the
@@ -96,7 +98,9 @@ class Drafting:
             return None
         table = self._table
         fresh = self._acceptance.begin(decode, table.epoch[decode])
-        self._asked_at[fresh] = last_plan - PROBE_EVERY
+        if len(fresh):
+            self._asked_at[fresh] = last_plan - PROBE_EVERY
+            self._look_at = min(self._look_at, last_plan)
         self._decided = self._acceptance.changes, table.changes
         most = self._room(decode)
         if not np.logical_or.reduce(most):
@@ -119,6 +123,9 @@ class Drafting:
         return room
 
     def _rows(self, decode: IntColumn, most: Column, load: Load, last_plan: int) -> StepRows:
+        if not self._drafting:
+            self._undrafted_at = last_plan
+        overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
         return StepRows(
             acceptance=self._acceptance.of(decode),
             most=most,
@@ -128,6 +135,8 @@ class Drafting:
             planner=self._planner,
             step_times=self._step_times,
             drafting=self._drafting,
+            compares=overdue or self._step_times.lacks_undrafted(len(decode)),
+            trust=self._gains.trust,
             allowance=self._allow(last_plan),
             probe_after=PROBE_EVERY,
             most_probes=max(4, len(decode) // _PROBE_GROUPS),
@@ -136,8 +145,8 @@ class Drafting:
 
     def _allow(self, last_plan: int) -> float:
         """Returns the allowance of probes, in decode steps."""
-        most = max(_MOST_ALLOWED, self._allowance)
-        self._allowance = min(most, self._allowance + _PROBE_SHARE * (last_plan - self._allowed_at))
+        grown = self._allowance + _PROBE_SHARE * (last_plan - self._allowed_at)
+        self._allowance = min(grown, self._most_allowed)
         self._allowed_at = last_plan
         return self._allowance
 
@@ -149,13 +158,18 @@ class Drafting:
         probing = len(probes) > 0 and bool(asked[probes].any())
         if probing:
             self._allowance -= rows.probe_cost
-        self._drafting = int(np.count_nonzero(asked)) > (len(probes) if probing else 0)
+        count = int(np.count_nonzero(asked))
+        self._drafting = count > (len(probes) if probing else 0) or rows.compares
+        if not count:
+            self._undrafted_at = last_plan
+        self._gains.planned(last_plan + 1, int(np.add.reduce(drafts)), rows.expected)
         if last_plan >= self._look_at:
             self._look_at = self._next_look(decode, rows, last_plan)
 
     def _next_look(self, decode: IntColumn, rows: StepRows, last_plan: int) -> int:
         """Returns the plan from which the next probe may be due."""
         if rows.denied_cost:
+            self._most_allowed = max(_MOST_ALLOWED, rows.denied_cost)
             missing = rows.denied_cost - self._allowance
             return last_plan + max(1, min(PROBE_EVERY, math.ceil(missing / _PROBE_SHARE)))
         due_at = int(self._asked_at[decode[rows.most > 0]].min()) + PROBE_EVERY
@@ -167,9 +181,17 @@ class Drafting:
         asked = flight.drafts
         if asked is None or drafted is None or accepted is None:
             return
-        self._acceptance.note(flight.slots, flight.epochs, asked, drafted, accepted)
+        num_drafted, num_accepted = int(np.add.reduce(drafted)), int(np.add.reduce(accepted))
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self._gains.learn(flight.number, flight.num_drafts, num_accepted)
+        self._acceptance.note(flight.number, flight.slots, flight.epochs, asked, drafted, accepted)
+        hopeful = ((asked == 1) & (accepted == 1)).nonzero()[0]
+        if len(hopeful):  # a probe was right: it is repeated at once
+            self._asked_at[flight.slots[hopeful]] -= PROBE_EVERY
+            self._look_at = 0
         rows, faded = max(1, flight.num_decode), _KEEP ** (flight.number - self._gained_at)
-        charged = self._step_times.verifying.charged(rows, int(np.add.reduce(drafted)), int(asked.max()))
-        self._gained = self._gained * faded + (1 - _KEEP) * int(np.add.reduce(accepted)) / rows
+        charged = self._step_times.verifying.charged(rows, num_drafted, int(asked.max()))
+        self._gained = self._gained * faded + (1 - _KEEP) * num_accepted / rows
         self._charged = self._charged * faded + (1 - _KEEP) * charged / rows
         self._gained_at = flight.number

@@ -27,7 +27,7 @@ _THRESHOLDS = 0.98 * np.array([*0.97 ** np.arange(14), *0.97**13 * 0.9 ** np.ara
 _LEAST_GAIN = 1.01
 """Tokens a second, relative to none drafted, from which drafts are worth it. What is behind the estimates is not
 exact, and a step with drafts is a little more work for the scheduler."""
-_STAY_GAIN = 1.0
+_STAY_GAIN = 1.005
 """The same while the last step had drafts, so that the decision does not alternate."""
 
 
@@ -61,12 +61,14 @@ class DraftPlanner:
         curve: Numbers,
         limit_s: float = math.inf,
         drafting: bool = False,
-    ) -> Column | None:
-        """Returns the drafts of each row, int32 [R], or None if none is best.
+        trust: float = 1.0,
+    ) -> tuple[Column | None, float]:
+        """Returns the drafts of each row, int32 [R], or None if none is best, and the tokens that they should gain.
 
         `acceptance`, `share`: float64 [R]. `most`: maximum number of each row, int32 [R]. `curve`: seconds of the step
         with each of `KNOTS` drafts per row (`VerifyTimes.curve`). `limit_s`: maximum time of the step, unless it takes
-        longer without drafts. `drafting`: the last step had drafts.
+        longer without drafts. `drafting`: the last step had drafts. `trust`: what drafts really gained lately, relative
+        to what they should have; the gains here are without it.
         """
         rows, width = len(most), self._width
         levels = (acceptance * (_LEVELS - 1e-9)).astype(np.intp)
@@ -77,14 +79,14 @@ class DraftPlanner:
         else:
             gains, each = self._gains.dot(counts), self._taken.dot(counts) / rows
         seconds = np.interp(each, KNOTS_COLUMN, curve)
-        rates = (gains + rows) / seconds
+        rates = (trust * gains + rows) / seconds
         if curve[0] < limit_s < math.inf:
             rates[seconds > limit_s] = 0.0
         index = int(rates.argmax())
         if rates[index] <= worth:
-            return None
+            return None, 0.0
         if not self._pads:
-            return np.minimum(self._drafts[index][levels], most)
+            return np.minimum(self._drafts[index][levels], most), float(gains[index])
         drafts: Column = np.minimum(most, np.int32(self._graphs[index]))
         drafts[levels == 0] = 0
-        return drafts
+        return drafts, float(gains[index])

@@ -35,12 +35,18 @@ class StepRows:
     step_times: StepTimeModel
     drafting: bool
     """Whether the last step drafted."""
+    compares: bool
+    """Whether this step is to have no drafts, so that times of steps with and without them can be compared."""
+    trust: float
+    """As `DraftPlanner.best` takes it."""
     allowance: float
     """What probes may cost, in decode steps."""
     probe_after: int
     """Plans without a draft after which a row may be probed."""
     most_probes: int
     request_of: Callable[[int], RequestView]
+    expected: float = 0.0
+    """Tokens that the drafts of `best` should gain, probes aside."""
     probes: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_PROBES)
     """Rows that `best` probes."""
     probe_cost: float = 0.0
@@ -68,8 +74,11 @@ class StepRows:
 
     def best(self, load: Load) -> Column:
         """Returns the numbers with the most tokens a second, and 1 for rows that are probed."""
+        if self.compares:
+            return np.zeros(len(self.most), np.int32)
         limit_s = min(load.itl_target_s, load.service_itl_target_s or math.inf)
-        drafts = self.planner.best(self.acceptance, self.share, self.most, self.curve, limit_s, self.drafting)
+        columns = self.acceptance, self.share, self.most
+        drafts, self.expected = self.planner.best(*columns, self.curve, limit_s, self.drafting, self.trust)
         if drafts is None:
             drafts = np.zeros(len(self.most), np.int32)
         if self.waited is not None:

@@ -42,7 +42,8 @@ class DraftRows(Protocol):
         """Returns the numbers with which the step has the most tokens a second, all 0 if any other loses.
 
         They keep the ITL targets of `load` where the step keeps them without drafts. A row without hope has 0, except
-        1 in at most one step of 50, to see whether that has changed.
+        1 in at most one step of 50, to see whether that has changed. So that times can be compared, all have 0 in the
+        first steps of a new number of rows, and in one step of 128.
         """
 
 

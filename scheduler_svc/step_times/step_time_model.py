@@ -43,7 +43,8 @@ _SEED_WEIGHT = 2
 _DECODE_SAMPLE, _MIXED_SAMPLE = 16, 2
 """One of this many decode steps, and steps with prompts, is observed; all with prompts until the model predicts."""
 _UNDRAFTED_SAMPLE = 4
-"""One of this many decode steps without drafts is compared with those that have some, if the runner has a drafter."""
+"""One of this many decode steps is compared with those that have drafts while none has any, if the runner has a
+drafter."""
 _SEED_SHARE = 0.5
 """Weight of the measured steps, relative to that of the observed ones. A service whose steps are all alike says nothing
 about others, and a budget from such a fit would keep them alike."""
@@ -103,7 +104,8 @@ class StepTimeModel:
         """Called when the model has been fitted to further steps."""
         self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu)
         """Times of decode steps with drafts, and without them if the runner has a drafter."""
-        self._drafts = max_drafts > 0
+        self._first_weights: list[float] = []
+        self._drafts = self._drafted_last = max_drafts > 0
         self._noted_decode: deque[tuple[Any, int, int, int, float, float | None]] = deque(maxlen=_MOST_NOTED)
         self._seed_with([cost for cost in costs if not cost.drafts])
         self.verifying.seed(costs)
@@ -177,9 +179,10 @@ class StepTimeModel:
         """Notes a decode step, or skips it, of a runner with a drafter; returns whether it was to verify drafts."""
         rows = len(starts)
         planned = int(np.add.reduce(counts)) - rows if drafted is not None else 0
-        if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE:
+        if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE and not self._drafted_last:
             return False
-        if runner_s > 0 or (step_s > 0 and not waited):
+        self._drafted_last = planned > 0
+        if runner_s > 0 or step_s > 0:
             delay_s = step_s - runner_s if runner_s > 0 and step_s > 0 and not waited else None
             verified = int(np.add.reduce(drafted)) if planned else 0
             most = int(counts.max()) - 1 if planned else 0
@@ -290,6 +293,11 @@ class StepTimeModel:
         seconds = self.verifying.seconds(rows, drafts, context)
         return seconds if self.verifying.known else 0.0
 
+    def lacks_undrafted(self, rows: int) -> bool:
+        """Returns `VerifyTimes.lacks_undrafted` after the observations so far."""
+        self._observe()
+        return self.verifying.lacks_undrafted(rows)
+
     def verify_curve(self, rows: int, context: int) -> npt.NDArray[np.float64]:
         """Returns `VerifyTimes.curve` after the observations so far."""
         self._observe()
@@ -341,8 +349,13 @@ class StepTimeModel:
         return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self._largest_prefill)
 
     def _decode_s(self, rows: int, context: int) -> float:
-        """Returns the predicted seconds of a decode step; 0 before the model predicts."""
-        return self._predicted(self._inputs(0, rows, context, 0.0)) if self._predicts else 0.0
+        """Returns the seconds of a decode step by the first weights, to which ratios can refer for ever; 0 before the
+        model predicts."""
+        if not self._first_weights:
+            if not self._predicts:
+                return 0.0
+            self._first_weights = self._weights
+        return self._predicted(self._inputs(0, rows, context, 0.0), self._first_weights)
 
     def _position_s(self, context: int) -> float:
         """Returns the predicted seconds of one more position that reads `context` KV positions."""

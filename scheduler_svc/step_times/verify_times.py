@@ -63,7 +63,7 @@ class VerifyTimes:
         self._counts: list[list[float]] = []
         self._seen: list[list[bool]] = []
         self._delay_s, self._num_delays = [0.0, 0.0], [0, 0]  # of steps without and with drafts
-        self._rough_s = 0.0  # of decode steps, while nothing is predicted
+        self._rough_s = 0.0  # of the first decode step: the unit of the ratios while nothing is predicted
         self._is_predicted: bool | None = None
         self._costs: list[plan_pb2.StepCost] = []
 
@@ -103,6 +103,13 @@ class VerifyTimes:
         """Whether its times are seconds; before, they are relative to those of other steps."""
         return bool(self._is_predicted or self._rough_s)
 
+    def lacks_undrafted(self, rows: int) -> bool:
+        """Whether no step of about so many rows without drafts was measured or observed, with which others could be
+        compared."""
+        self._base_s(rows, 0)
+        row, part = _place(rows)
+        return not (self._counts[row][0] and (not part or self._counts[row + 1][0]))
+
     def planned_s(self, rows: int, context: int, planned: int, most: int) -> float:
         """Returns the seconds of a step that is to verify `planned` drafts in all, `most` of one row; 0 if nothing is
         known. Elsewhere than on a GPU, the drafter may have fewer, as usual."""
@@ -141,15 +148,16 @@ class VerifyTimes:
         if planned:
             self.verified_share += (verified / planned - self.verified_share) * _DELAY_RATE
         drafts = self.charged(rows, verified, most)
-        if not drafts and not self._decode_s(rows, context):
-            rough_s = self._rough_s
-            self._rough_s = rough_s + (seconds - rough_s) * _DELAY_RATE if rough_s else seconds
+        if not drafts and not self._rough_s:
+            self._rough_s = seconds
         base_s = self._base_s(rows, context)
+        if not self.known:
+            return  # there is no step without drafts to compare with
         if delay_s is not None:
             kind = drafts > 0
             self._num_delays[kind] += 1
             rate = max(1 / self._num_delays[kind], _DELAY_RATE)
-            self._delay_s[kind] += rate * (max(-seconds, min(4 * seconds, delay_s)) - self._delay_s[kind])
+            self._delay_s[kind] += rate * (max(-base_s, min(base_s, delay_s)) - self._delay_s[kind])
         self._correct(rows, drafts / max(1, rows), seconds / base_s)
         self.changes += 1
 
