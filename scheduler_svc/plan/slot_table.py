@@ -7,7 +7,7 @@ operations instead of a loop over objects (bench/NOTES.md: 0.69 µs per sequence
 |---|---|
 | length | known tokens (prompt + sampled) |
 | known | tokens known once all plans in flight are done: length, and their samples; an upper bound if spread > 0 |
-| planned | positions whose KV is computed or planned; an upper bound likewise |
+| planned | positions whose KV is computed or planned; an upper bound if spread > 0 |
 | spread | by how much both bounds may exceed the truth: the tokens that rows in flight may draft |
 | computed | positions whose KV is confirmed by a result |
 | capacity | positions that its block table can hold |

@@ -19,8 +19,11 @@ Lengths = Callable[[IntColumn], list[int] | None]
 
 
 @contextmanager
-def drafts_of(lengths: Lengths) -> Iterator[None]:
-    """Decides the lengths of all drafts by this function. What it returns may be more than a row can draft."""
+def drafts_of(lengths: Lengths, wants: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Decides the lengths of all drafts by this function. What it returns may be more than a row can draft.
+
+    `wants`: whether the next step asks for them, and does not simply continue the last one.
+    """
 
     def decide(
         self: Drafting, decode: IntColumn, last_plan: int, load: Callable[[], Load], policy: PolicyGuard
@@ -28,7 +31,7 @@ def drafts_of(lengths: Lengths) -> Iterator[None]:
         chosen = lengths(decode)
         return None if chosen is None else np.array(chosen, np.int32)
 
-    with mock.patch.multiple(Drafting, wants=lambda *_: True, lengths=decide, applied=lambda *_: None):
+    with mock.patch.multiple(Drafting, wants=lambda *_: wants(), lengths=decide, applied=lambda *_: None):
         yield
 
 

@@ -18,7 +18,6 @@ from roster_common.link_protocol import SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.drafting.drafter import Drafter
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.step import StepBatch, StepOutput
 from tests.support.drafters import LyingDrafter
@@ -38,16 +37,16 @@ class Violation(AssertionError):
 class GuardedBackend(HashBackend):
     """Records values out of range instead of raising: the runner would turn an exception into a PlanFault."""
 
-    def __init__(self, drafter: Drafter | None) -> None:
+    def __init__(self) -> None:
         super().__init__(
-            drafter=drafter,
-            max_drafts=MAX_DRAFTS,
             num_slots=SLOTS,
             block_size=BLOCK_SIZE,
             num_blocks=BLOCKS,
             max_step_tokens=STEP_TOKENS,
             context_length=CONTEXT,
             vocab_size=VOCAB,
+            drafter=LyingDrafter(random.Random(7), VOCAB),
+            max_drafts=MAX_DRAFTS,
         )
         self.violations: list[str] = []
 
@@ -57,16 +56,18 @@ class GuardedBackend(HashBackend):
 
     def step(self, batch: StepBatch) -> StepOutput:
         self._require("slots", batch.slots, 0, SLOTS - 1)
-        self._require("starts", batch.starts, -1 if self.max_drafts else 0, CONTEXT - 1)
-        self._require("drafts", batch.drafts, 0, self.max_drafts)
-        inputs = self.host_slots.gathered(batch)  # with the drafts; `step` gathers again, with others
-        self._require("starts", inputs.starts, 0, CONTEXT - 1)
-        self._require("ends", inputs.ends, 1, CONTEXT)
-        self._require("tokens", inputs.tokens, 0, VOCAB - 1)
-        self._require("slot mapping", inputs.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
-        for row, end in enumerate(inputs.ends):
-            self._require("blocks", inputs.block_tables[row][: -(-int(end) // BLOCK_SIZE)], 1, BLOCKS)
+        self._require("starts", batch.starts, -1, CONTEXT - 1)
+        self._require("drafts", batch.drafts, 0, MAX_DRAFTS)
         return super().step(batch)
+
+    def _write_kv(self, batch: StepBatch) -> None:
+        self._require("gathered starts", batch.starts, 0, CONTEXT - 1)
+        self._require("ends", batch.ends, 1, CONTEXT)
+        self._require("tokens", batch.tokens, 0, VOCAB - 1)
+        self._require("slot mapping", batch.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
+        for row, end in enumerate(batch.ends):
+            self._require("blocks", batch.block_tables[row][: -(-int(end) // BLOCK_SIZE)], 1, BLOCKS)
+        super()._write_kv(batch)
 
     def _require(self, name: str, values: NDArray[Any], least: int, most: int) -> None:
         if len(values) and not (values.min() >= least and values.max() <= most):
@@ -78,8 +79,7 @@ class PlanFuzzer:
 
     def __init__(self, integer: Callable[[int, int], int], data: Callable[[int], bytes]) -> None:
         self._integer, self._data = integer, data
-        drafter = LyingDrafter(random.Random(integer(0, 255)), VOCAB) if integer(0, 3) else None
-        self._backend = GuardedBackend(drafter)
+        self._backend = GuardedBackend()
         self._runner = Runner(self._backend)
 
     def turn(self) -> str:
@@ -136,25 +136,26 @@ class PlanFuzzer:
                 blocks[slot] += 1
         copies = [(self._integer(1, BLOCKS), self._integer(1, BLOCKS)) for _ in range(self._integer(0, 8) // 7)]
         extents, drafts = [], []
+        drafting = self._integer(0, 2) > 0
         for slot in known:
+            room = min(blocks[slot] * BLOCK_SIZE, CONTEXT - 1) - known[slot]
+            if computed[slot] == known[slot] - 1 and room >= 0 and self._integer(0, 2):
+                drafts.append(self._integer(0, min(room, MAX_DRAFTS)) if drafting else 0)
+                extents.append((slot, -1, 1 + drafts[-1], SAMPLE_FLAG))
+                continue
             count = min(known[slot], blocks[slot] * BLOCK_SIZE) - computed[slot]
             if count > 0 and self._integer(0, 4):
                 count = min(count, self._integer(1, 8))
                 sample = SAMPLE_FLAG if computed[slot] + count == known[slot] and known[slot] < CONTEXT else 0
+                extents.append((slot, computed[slot], count, sample))
                 drafts.append(0)
-                if sample and count == 1 and self._backend.max_drafts and self._integer(0, 2):
-                    room = min(blocks[slot] * BLOCK_SIZE, CONTEXT - 1) - known[slot]
-                    drafts[-1] = min(self._integer(0, MAX_DRAFTS), room) if self._integer(0, 7) else self._integer(0, 9)
-                    extents.append((slot, -1, 1 + drafts[-1], sample))
-                else:
-                    extents.append((slot, computed[slot], count, sample))
         made = plan(
             releases=releases,
             admissions=admissions,
             appends=appends,
             copies=copies,
             extents=extents,
-            drafts=drafts if any(drafts) or not self._integer(0, 9) else (),
+            drafts=drafts if drafting else (),
         )
         for _ in range(max(0, self._integer(0, 5) - 3)):
             self._spoil(made)
