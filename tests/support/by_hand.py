@@ -95,7 +95,7 @@ class ByHand:
         self.next: list[int] = []
         """The same of the next plans, one after another, before `wanted` counts again."""
         self.stack = Stack(**{"depth": 2, **settings})
-        self.stack.drafts = self._choose
+        self.stack.drafts = self
         backend = HashBackend(
             num_slots=slots,
             block_size=block_size,
@@ -122,7 +122,12 @@ class ByHand:
         """Lets the engine take in what has arrived, and plan."""
         self.stack.step()
 
-    def _choose(self, rows: int) -> list[int]:
+    def wants(self) -> bool:
+        """Implements `Script`."""
+        return bool(self.next or self.wanted)
+
+    def lengths(self, rows: int) -> list[int]:
+        """Implements `Script`."""
         return [self.next.pop(0) if self.next else self.wanted] * rows
 
     def submit(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Submitted:

@@ -25,7 +25,7 @@ from tests.support.fake_links import FakeFront, FakeRunners
 from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named
 from tests.support.scored_streams import ScoredStream
-from tests.support.scripted_drafts import Choose, script
+from tests.support.scripted_drafts import Script, follow_script
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Stack:
         self._tick_s = 0.0
         self.fate: Fate = lives
         """Decides when mask processes die."""
-        self.drafts: Choose | None = None
+        self.drafts: Script | None = None
         """Decides how many tokens rows draft on runners that have a drafter, in place of the policy."""
         self.front, self.runners = FakeFront(), FakeRunners()
         self.engine = self._new_engine()
@@ -225,7 +225,7 @@ class Stack:
         self.now_s += self._tick_s
         if self.drafts is not None:
             for scheduler in self.engine.pool.schedulers.values():
-                script(scheduler, self.drafts)
+                follow_script(scheduler, self.drafts)
         self.engine.step()
         messages, self.front.messages = self.front.messages, []
         for _, message in messages:

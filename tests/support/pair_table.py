@@ -19,7 +19,7 @@ from roster_protos import inference_pb2 as pb
 from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support.drafters import LateHash, drafting_backend
 from tests.support.penalised_backend import PenalisedBackend
-from tests.support.scripted_drafts import random_drafts
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.virtual_client import VirtualService, VirtualStream
 
 FEATURES = ("structured", "logprobs", "prompt_logprobs", "choices", "penalties", "stop", "seed", "min_tokens")
@@ -69,7 +69,7 @@ class PairService(VirtualService):
         super().__init__(_text(), depth=2, prefix_sharing=True, retention_s=60, retention_requests=8)
         self._rng = random.Random(seed) if seed is not None else None
         if self._rng is not None:
-            self.drafts = random_drafts(self._rng)
+            self.drafts = RandomDrafts(self._rng)
         for _ in range(2):
             self.add()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,40 +14,64 @@ from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.plan.slot_table import IntColumn
 from scheduler_svc.scheduler.scheduler import Scheduler
 
-Choose = Callable[[int], Sequence[int]]
-"""Maps the number of a step's rows to the number of drafts that each row is to have, which may be too many."""
+
+class Script(Protocol):
+    """What a test decides."""
+
+    def wants(self) -> bool:
+        """Returns whether the next plan may draft; if not, it may be derived from the one before."""
+
+    def lengths(self, rows: int) -> Sequence[int]:
+        """Returns the number of drafts of each row of a step, which may be more than the row can have."""
 
 
-def random_drafts(rng: random.Random) -> Choose:
-    """Returns random numbers: none at all in every fifth step, and often more than a row may have."""
+class Always:
+    """Each row drafts `wanted` tokens, as far as it may."""
 
-    def choose(rows: int) -> list[int]:
-        if rng.random() < 0.2:
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+
+    def wants(self) -> bool:
+        return self.wanted > 0
+
+    def lengths(self, rows: int) -> list[int]:
+        return [self.wanted] * rows
+
+
+class RandomDrafts:
+    """Random numbers, often more than a row may have, and steps without any in which steady decode may go on."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def wants(self) -> bool:
+        return self._rng.random() < 0.7
+
+    def lengths(self, rows: int) -> list[int]:
+        if self._rng.random() < 0.2:
             return [0] * rows
-        return [rng.choice((0, 9, rng.randint(0, 9))) for _ in range(rows)]
-
-    return choose
+        return [self._rng.choice((0, 9, self._rng.randint(0, 9))) for _ in range(rows)]
 
 
 class ScriptedDrafting(Drafting):
     """Asks the test before each step, as the policy would be asked if drafts always paid."""
 
-    def __init__(self, scheduler: Scheduler, choose: Choose) -> None:
+    def __init__(self, scheduler: Scheduler, script: Script) -> None:
         self.max_drafts = scheduler.hello.max_drafts
-        self._choose = choose
+        self._script = script
 
     def wants(self, *_: Any) -> bool:
-        return True
+        return self._script.wants()
 
     def lengths(self, decode: IntColumn, *_: Any) -> Column | None:
-        lengths = np.array(self._choose(len(decode)), np.int32)
+        lengths = np.array(self._script.lengths(len(decode)), np.int32)
         return lengths if lengths.any() else None
 
     def applied(self, applied: AppliedResult) -> None:
         pass
 
 
-def script(scheduler: Scheduler, choose: Choose) -> None:
+def follow_script(scheduler: Scheduler, script: Script) -> None:
     """Lets the test decide the drafts of the runner's steps, if it drafts."""
     if scheduler.drafting.max_drafts and not isinstance(scheduler.drafting, ScriptedDrafting):
-        scheduler.drafting = ScriptedDrafting(scheduler, choose)
+        scheduler.drafting = ScriptedDrafting(scheduler, script)

@@ -22,6 +22,7 @@ from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.plans import ints
 from tests.support.policies import policy_named
+from tests.support.scripted_drafts import Always
 from tests.support.thoroughness import choice
 
 SIZES = {
@@ -39,7 +40,7 @@ def backend(wrong: float, kind: type[HashBackend] = LateHash) -> HashBackend:
 def stack_of(wrong: float, runners: int = 1, **settings: object) -> Stack:
     """Returns a stack in which every row drafts as much as it may."""
     stack = Stack(**{"depth": 3, "prefix_sharing": True, **settings})
-    stack.drafts = lambda rows: [7] * rows
+    stack.drafts = Always(7)
     for _ in range(runners):
         stack.add_runner(backend(wrong))
     stack.step()
@@ -154,7 +155,7 @@ def test_a_sequence_fails_at_the_same_token_as_without_drafts(wrong: float, rest
     """Also if the scheduler dies with the status unheard: its successor must not wait for a row that never comes."""
     for turns in choice(range(1, 9), in_ci=[3, 5]):
         stack = Stack(depth=3)
-        stack.drafts = lambda rows: [7] * rows
+        stack.drafts = Always(7)
         stack.add_runner(backend(wrong, LosesPrecision))
         stack.step()
         request = stack.submit([1, 2, 3], 40)

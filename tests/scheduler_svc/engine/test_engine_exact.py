@@ -13,7 +13,7 @@ from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.drafters import LateHash, drafting_backend
 from tests.support.in_process import Stack, Submitted
-from tests.support.scripted_drafts import random_drafts
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 48
@@ -41,7 +41,7 @@ def backend(
 
 def stack_of(rng: random.Random, **settings: object) -> Stack:
     stack = Stack(**settings)
-    stack.drafts = random_drafts(rng)
+    stack.drafts = RandomDrafts(rng)
     return stack
 
 

@@ -22,7 +22,7 @@ from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.drafters import LateHash, drafting_backend
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
-from tests.support.scripted_drafts import random_drafts
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 24
@@ -89,7 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
             tenant_limits={"a": TenantLimits(running=running)},
         )
         if drafts is not None:
-            self.stack.drafts = random_drafts(drafts)
+            self.stack.drafts = RandomDrafts(drafts)
         if timed:
             self.stack.time_plans(depth)
         self.cancelled: set[int] = set()
