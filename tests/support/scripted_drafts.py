@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_svc.drafting.draft_lengths import Drafting
-from scheduler_svc.plan.applied_result import AppliedResult
 from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.plan.slot_table import IntColumn
 from scheduler_svc.scheduler.scheduler import Scheduler
@@ -54,24 +53,21 @@ class RandomDrafts:
 
 
 class ScriptedDrafting(Drafting):
-    """Asks the test before each step, as the policy would be asked if drafts always paid."""
+    """Asks the test before each step, as the policy would be asked if drafts always paid; learns as ever."""
 
-    def __init__(self, scheduler: Scheduler, script: Script) -> None:
-        self.max_drafts = scheduler.hello.max_drafts
-        self._script = script
+    script: Script
 
     def wants(self, *_: Any) -> bool:
-        return self._script.wants()
+        return self.script.wants()
 
     def lengths(self, decode: IntColumn, *_: Any) -> Column | None:
-        lengths = np.array(self._script.lengths(len(decode)), np.int32)
+        lengths = np.array(self.script.lengths(len(decode)), np.int32)
         return lengths if lengths.any() else None
-
-    def applied(self, applied: AppliedResult) -> None:
-        pass
 
 
 def follow_script(scheduler: Scheduler, script: Script) -> None:
     """Lets the test decide the drafts of the runner's steps, if it drafts."""
-    if scheduler.drafting.max_drafts and not isinstance(scheduler.drafting, ScriptedDrafting):
-        scheduler.drafting = ScriptedDrafting(scheduler, script)
+    drafting = scheduler.drafting
+    if drafting.max_drafts and not isinstance(drafting, ScriptedDrafting):
+        drafting.__class__ = ScriptedDrafting
+        drafting.script = script  # type: ignore[attr-defined]
