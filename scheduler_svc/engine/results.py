@@ -73,6 +73,8 @@ class Results:
         now_s = requests.ledger.now_s
         self._record(applied)
         requests.measurements.applied(applied)
+        if applied.drafted is not None:
+            requests.measurements.verified(scheduler.hello.drafter, applied)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:

@@ -83,6 +83,8 @@ async def test_streams_deltas_and_one_complete_a_choice(stub: vllm_grpc.VllmEngi
     for complete in completes:
         assert (complete.finish_reason, complete.prompt_tokens, complete.completion_tokens) == ("length", 27, 30)
         assert complete.cached_tokens == 3
+        drafts = (complete.spec_draft_tokens, complete.spec_accepted_tokens)
+        assert drafts == ((4 * len(completes), 2 * len(completes)) if complete.index == 0 else (0, 0))
         assert not complete.output_ids and not complete.HasField("output_logprobs")
 
 
