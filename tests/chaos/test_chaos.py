@@ -61,6 +61,7 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     # A request isolated on two runners just as each is killed is refused as the cause: rare, and no wrong answer.
     assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused
+    assert outcome.accepted > NUM_REQUESTS / 4, "hardly any draft was accepted"
     kinds = {what.partition(" ")[0] for what in outcome.troubles}
     assert kinds == {"runner", "scheduler", "front", "mask", "policy"} or NUM_REQUESTS < 300, outcome.troubles
     report(outcome, time.monotonic() - begin)
@@ -81,6 +82,8 @@ def report(outcome: Outcome, seconds: float) -> None:
     result = {
         "requests": NUM_REQUESTS,
         "completed": outcome.completed,
+        "drafted_tokens": outcome.drafted,
+        "accepted_tokens": outcome.accepted,
         "cancelled": outcome.cancelled,
         "refused_as_poison": len(outcome.refused),
         "cut_short_by_a_drain": outcome.cut_short,

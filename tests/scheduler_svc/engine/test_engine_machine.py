@@ -125,6 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
         constraint=st.sampled_from([None] * 8 + CONSTRAINTS),
         min_tokens=st.sampled_from([0, 0, 3, 8]),
+        speculates=st.sampled_from([True, True, True, False]),
     )
     def submit(
         self,
@@ -143,6 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt_logprobs: int | None,
         constraint: tuple[str, str] | None,
         min_tokens: int,
+        speculates: bool,
     ) -> None:
         sampling = plan_pb2.Sampling(temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
         if constraint is None:
@@ -156,6 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
             "tenant": tenant,
             "keep_ms": keep_ms,
             "priority": priority,
+            "no_speculation": not speculates,
         }
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
@@ -266,6 +269,8 @@ class EngineMachine(RuleBasedStateMachine):
             expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
             assert stream.end is not None, "a sequence that never ended"
             assert stream.tokens == expected[: len(stream.tokens)]
+            may_draft = not (request.submit.no_speculation or request.allowed)
+            assert stream.end.accepted_tokens <= stream.end.drafted_tokens * may_draft
             if stream.end.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) or stream.end.stop_string:
                 assert request.handle in self.cancelled or request.submit.HasField("timeout_ms")
             else:

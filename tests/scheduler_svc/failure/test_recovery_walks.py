@@ -56,6 +56,7 @@ def _request(rng: random.Random) -> dict[str, Any]:
         "prompt_logprobs": 1 if all_at_once else rng.choice([None, None, None, 0, 2]),
         "constraint": rng.choice(CONSTRAINTS if all_at_once else [None] * 8 + CONSTRAINTS),
         "min_tokens": rng.choice([0, 0, 3, 8]),
+        "speculates": rng.random() < 0.8,
     }
 
 
