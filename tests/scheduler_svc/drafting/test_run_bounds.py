@@ -215,3 +215,18 @@ def test_what_a_wrong_run_reserved_is_used_by_the_next() -> None:
     assert again.row.drafts == 7
     assert len(again.plan.append_slots) // 4 == len(hand.scheduler.table.at(0).blocks) - blocks <= 1
     check_scheduler(hand.scheduler)
+
+
+@pytest.mark.parametrize("max_drafts", [3, 7, 254])
+def test_no_row_drafts_more_than_its_runner_can(max_drafts: int) -> None:
+    hand = ByHand(max_drafts=max_drafts, num_blocks=512, context=2048, step_tokens=2048)
+    request = hand.decoding([1] * 5, 1000)
+    run = hand.run(2000)
+    assert run.drafts == [max_drafts] and run.row.count == 1 + max_drafts
+    hand.answer(run, {0: [2] * (1 + max_drafts)})
+    assert hand.tokens(request)[-1 - max_drafts :] == [2] * (1 + max_drafts)
+
+
+def test_a_runner_whose_drafts_no_plan_can_state_is_rejected() -> None:
+    hand = ByHand(max_drafts=255)
+    assert "lower its max_drafts" in hand.stack.runners.rejected[1]
