@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.backends.hash_drafter import OracleDrafter
 from runner_svc.drafting.drafter import Drafter
+from runner_svc.drafting.ngram import NgramDrafter
 from runner_svc.interface.step import DoneStep, StepBatch
 
 B = TypeVar("B", bound=HashBackend)
@@ -70,6 +71,13 @@ class LateHash(HashBackend):
 
     def launch(self, batch: StepBatch) -> DoneStep:
         return DoneStep(self.step(batch))
+
+
+def let_draft(backend: Any, rng: random.Random, max_drafts: int = 5) -> None:
+    """Lets a backend on the CPU that computes a model draft n-grams, of which tiny models repeat many, and lies."""
+    drafters: list[Drafter] = [NgramDrafter(), NgramDrafter(), LyingDrafter(rng, backend.model.vocab_size)]
+    backend.host_slots._drafter = MixedDrafter(rng, drafters)
+    backend.max_drafts, backend.drafter_name = max_drafts, "mixed"
 
 
 def drafting_backend(
