@@ -151,7 +151,7 @@ class StepTimeModel:
     ) -> None:
         """Notes a step whose rows, decoding ones first, have these starts and counts (int32 [R] each).
 
-        A decoding row with a count above 1 was to verify so many positions; `drafted` (int32 [R]): drafts that each row
+        A decoding row with a count above 1 was to verify that number of positions; `drafted` (int32 [R]): drafts that each row
         verified, None if no row was to.
 
         `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
