@@ -230,3 +230,29 @@ def test_no_row_drafts_more_than_its_runner_can(max_drafts: int) -> None:
 def test_a_runner_whose_drafts_no_plan_can_state_is_rejected() -> None:
     hand = ByHand(max_drafts=255)
     assert "lower its max_drafts" in hand.stack.runners.rejected[1]
+
+
+@pytest.mark.parametrize(("num_blocks", "cached"), [(4, 0), (5, 1)])
+def test_a_block_that_only_a_bound_needs_preempts_and_evicts_nothing(num_blocks: int, cached: int) -> None:
+    """The run may end in the row's last block or at its end. Until it is answered, the row waits."""
+    hand = ByHand(num_blocks=num_blocks, depth=2)
+    if cached:
+        hand.decoding([9] * 4, 2)
+        hand.finish()
+    assert hand.scheduler.pool.num_cached == cached
+    row, other = hand.submit([1] * 5, 10), hand.submit([2] * 5, 3)
+    prompts, decode = hand.take(), hand.take()
+    hand.wanted = 1
+    hand.answer(prompts)
+    run = hand.take()
+    assert run.drafts == [1, 0] and hand.scheduler.table.planned[0] == hand.scheduler.table.capacity[0] == 8
+    hand.answer(decode)
+    assert hand.num_sent == hand.scheduler.preemptions == 0 and hand.scheduler.pool.num_cached == cached
+    hand.answer(run)
+    assert hand.known(row) == 8 and len(hand.tokens(other)) == 3
+    again = hand.take()
+    assert again.row.start in (7, -1) and hand.scheduler.preemptions == 0
+    hand.answer(again)
+    hand.finish()
+    assert len(hand.tokens(row)) == 10
+    hand.stack.assert_clean()
