@@ -15,6 +15,8 @@ from scheduler_svc.plan.plan_builder import PlanBuilder
 from scheduler_svc.plan.plan_draft import Column, PlanDraft
 from scheduler_svc.plan.slot_table import IntColumn, SlotTable
 
+_NONE, _ONE = np.array(0, np.int32), np.array(1, np.int32)
+
 
 def lengths_within(
     plans: PlanBuilder, draft: PlanDraft, lengths: Column, max_drafts: int, max_step_tokens: int, may_grow: bool
@@ -24,10 +26,10 @@ def lengths_within(
     `max_drafts`: of a row; `max_step_tokens`: positions of a step. If `may_grow`, block tables grow as far as there are
     blocks for it, and the draft gets the appends. Every row must have a block for its own position.
     """
-    lengths = np.clip(lengths, 0, _most(plans.table, draft.decode, max_drafts))
+    lengths = np.maximum(np.minimum(lengths, _most(plans.table, draft.decode, max_drafts)), _NONE)
     lengths = _within_step(lengths, max_step_tokens)
     lengths = _within_blocks(plans, draft, lengths, may_grow)
-    return lengths if lengths.any() else None
+    return lengths if np.logical_or.reduce(lengths) else None
 
 
 def waiting_for_results(table: SlotTable, pool: BlockPool, need_block: IntColumn) -> IntColumn:
@@ -42,8 +44,8 @@ def waiting_for_results(table: SlotTable, pool: BlockPool, need_block: IntColumn
 
 def _most(table: SlotTable, decode: IntColumn, max_drafts: int) -> Column:
     """Returns the largest number of each row: it may then reach its limit, by its upper bound."""
-    room = table.limit[decode] - table.known[decode] - np.int32(1)
-    return np.minimum(room, np.int32(max_drafts)) * table.speculates[decode]
+    room = table.limit[decode] - table.known[decode] - _ONE
+    return np.minimum(room, np.array(max_drafts, np.int32)) * table.speculates[decode]
 
 
 def _within_step(lengths: Column, max_step_tokens: int) -> Column:
@@ -58,13 +60,15 @@ def _within_step(lengths: Column, max_step_tokens: int) -> Column:
 def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_grow: bool) -> Column:
     """Returns the numbers, cut to the positions that the rows' block tables have room for after they have grown."""
     table, pool, decode = plans.table, plans.pool, draft.decode
-    room = table.capacity[decode] - table.planned[decode] - np.int32(1)
+    room = table.capacity[decode] - table.planned[decode] - _ONE
     short = (lengths > room).nonzero()[0]
-    spare = min(pool.num_blank, pool.num_free - table.num_running) if may_grow and len(short) else 0
+    if not len(short):
+        return lengths
+    spare = min(pool.num_blank, pool.num_free - table.num_running) if may_grow else 0
     if spare > 0:
         need = -((room[short] - lengths[short]) // pool.block_size)
         num_grown = int((np.cumsum(need) <= spare).sum())
         short, need = short[:num_grown], need[:num_grown]
         plans.grow_by(decode[short].tolist(), need.tolist(), draft.appends)
-        room = table.capacity[decode] - table.planned[decode] - np.int32(1)
+        room = table.capacity[decode] - table.planned[decode] - _ONE
     return np.minimum(lengths, room)

@@ -123,8 +123,11 @@ class Scheduler:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
-        apply = apply_rows if flight.drafts is None else apply_drafted_rows
-        applied = apply(self.table, flight, result, self._clock())
+        if flight.drafts is None:
+            applied = apply_rows(self.table, flight, result, self._clock())
+        else:
+            applied = apply_drafted_rows(self.table, flight, result, self._clock())
+            self.drafting.applied(applied)
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
@@ -133,8 +136,6 @@ class Scheduler:
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
-        if flight.drafts is not None:
-            self.drafting.applied(applied)
         return applied
 
     def note_time(self, applied: AppliedResult) -> None:
