@@ -2,13 +2,15 @@
 
 Drafts must not cost anything else. They fit into the sequence's limit and into the runner's step. They take no block
 that has reusable content, none while a sequence waits, and none of the last ones, one for each running sequence: so no
-sequence is preempted or refused because of drafts. What a row took and did not need stays with it.
+sequence is preempted or refused because of drafts. A row of which only the upper bound needs a block takes a blank one
+or waits for its results. What a row took and did not need stays with it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.plan.plan_builder import PlanBuilder
 from scheduler_svc.plan.plan_draft import Column, PlanDraft
 from scheduler_svc.plan.slot_table import IntColumn, SlotTable
@@ -28,6 +30,16 @@ def lengths_within(
     lengths = _within_step(lengths, max_step_tokens)
     lengths = _within_blocks(plans, draft, lengths, may_grow)
     return lengths if np.logical_or.reduce(lengths) else None
+
+
+def waiting_for_results(table: SlotTable, pool: BlockPool, need_block: IntColumn) -> IntColumn:
+    """Returns those of the decoding slots `need_block` that wait until drafts of theirs are answered.
+
+    Only their upper bounds need a block, perhaps not they themselves, and no blank one is left for them.
+    """
+    unsure = table.planned[need_block] - table.spread[need_block] < table.capacity[need_block]
+    num_spare = max(0, pool.num_blank - int(np.count_nonzero(~unsure)))
+    return need_block[unsure][num_spare:]
 
 
 def _most(table: SlotTable, decode: IntColumn, max_drafts: int) -> Column:

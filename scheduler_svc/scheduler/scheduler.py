@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.draft_lengths import Drafting
-from scheduler_svc.drafting.draft_room import lengths_within
+from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
@@ -299,6 +299,9 @@ class Scheduler:
             if table.num_constrained:
                 can_decode &= may_decode(table)
             need_block = (can_decode & (table.planned >= table.capacity)).nonzero()[0]
+            if table.drafts and len(need_block):
+                can_decode[waiting_for_results(table, self.pool, need_block)] = False
+                need_block = need_block[can_decode[need_block]]
             num_free = self.pool.num_free
             if len(need_block) <= num_free:
                 break
