@@ -234,7 +234,7 @@ def test_a_runner_whose_drafts_no_plan_can_state_is_rejected() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "cached"), [(4, 0), (5, 1)])
 def test_a_block_that_only_a_bound_needs_preempts_and_evicts_nothing(num_blocks: int, cached: int) -> None:
-    """The rows in flight may end in the sequence's last block or at its end. Until a result tells, it waits."""
+    """The rows in flight may end in the sequence's last block or at its end. It waits for a result."""
     hand = ByHand(num_blocks=num_blocks, depth=3)
     if cached:
         hand.decoding([9] * 4, 2)
