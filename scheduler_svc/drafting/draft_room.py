@@ -73,6 +73,6 @@ def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_gr
         need = -((table.capacity[decode[short]] - ends) // pool.block_size)
         num_grown = int(np.count_nonzero(np.cumsum(need) <= spare))
         short, need = short[:num_grown], need[:num_grown]
-        plans.grow_by(decode[short].tolist(), need.tolist(), draft.appends)
+        plans.grow_by(decode[short], need, draft.appends)
         room[short] = lengths[short]
     return np.minimum(lengths, room)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from roster_protos import plan_pb2
 from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.in_flight import BatchRows, InFlight
-from scheduler_svc.plan.plan_draft import Appends, PlanDraft, ones, packed_ones
+from scheduler_svc.plan.plan_draft import Appends, Column, PlanDraft, ones, packed_ones
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.plan.steady_decode import SteadyDecode
 
@@ -70,18 +69,19 @@ class PlanBuilder:
         table.capacity[need_block] = capacity + self._block_size
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)
 
-    def grow_by(self, slots: list[int], counts: list[int], appends: Appends) -> None:
-        """Allocates `counts` blocks for each of these slots, and adds them to `appends`."""
-        table, size = self.table, self.pool.block_size
-        blocks = iter(self.pool.allocate(sum(counts)))
-        for slot, count in zip(slots, counts, strict=True):
-            sequence = table.at(slot)
-            first, new = len(sequence.blocks), list(islice(blocks, count))
-            sequence.blocks += new
-            table.capacity[slot] += count * size
-            appends.slots += [slot] * count
-            appends.indexes += range(first, first + count)
-            appends.blocks += new
+    def grow_by(self, slots: npt.NDArray[np.int64], counts: Column, appends: Appends) -> None:
+        """Allocates `counts` blocks (each >= 0) for each of these slots, and adds them to `appends`."""
+        table, ends = self.table, np.add.accumulate(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        # One entry per block: all of a slot follow one another.
+        owners, blocks = np.repeat(slots, counts), self.pool.allocate(total)
+        indexes = np.repeat(table.capacity[slots] // self._block_size - ends + counts, counts) + np.arange(total)
+        for sequence, block in zip(table.sequences[owners], blocks, strict=True):
+            sequence.blocks.append(block)
+        table.capacity[slots] += counts * self._block_size
+        appends.slots += owners.tolist()
+        appends.indexes += indexes.tolist()
+        appends.blocks += blocks
 
     def commit(self, draft: PlanDraft) -> PlannedStep:
         """Updates the counters and encodes the plan."""

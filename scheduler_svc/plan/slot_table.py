@@ -41,6 +41,10 @@ from scheduler_svc.policy.rank import Rank
 
 RECENT_RESULTS = 64
 """Maximum number of results whose tokens are kept here."""
+RECENT_RUNS = 256
+"""The same once results have runs of tokens: one with runs of up to n takes as many rows as n others."""
+_PLACES = np.arange(4096)
+_PLACES.setflags(write=False)
 _NONE = np.iinfo(np.int32).min
 """Marks a slot without a token in a row of recent tokens. No token id is negative."""
 
@@ -112,7 +116,7 @@ class SlotTable:
         self._recent[self._num_recent][slots] = tokens
         self._num_recent += 1
         self.length[slots] = lengths
-        if self._num_recent == RECENT_RESULTS:
+        if self._num_recent == len(self._recent):
             self._settle_all()
 
     def append_all(self, slots: IntColumn, tokens: Column, lengths: Column) -> None:
@@ -120,11 +124,11 @@ class SlotTable:
         done = 0
         while done < len(tokens):
             first = self._num_recent
-            count = min(RECENT_RESULTS - first, len(tokens) - done)
+            count = min(len(self._recent) - first, len(tokens) - done)
             self._recent[first : first + count, slots] = tokens[done : done + count]
             self._num_recent += count
             done += count
-            if self._num_recent == RECENT_RESULTS:
+            if self._num_recent == len(self._recent):
                 self._settle_all()
         self.length[slots] = lengths
 
@@ -133,20 +137,33 @@ class SlotTable:
 
         `tokens` has those of the first slot, then those of the next one, and so on.
         """
-        firsts = np.cumsum(counts) - counts
-        for index in range(int(counts.max(initial=0))):
-            having = (counts > index).nonzero()[0]
-            self._recent[self._num_recent][slots[having]] = tokens[firsts[having] + index]
-            self._num_recent += 1
-            if self._num_recent == RECENT_RESULTS:
-                self._settle_all()
+        longest = int(np.maximum.reduce(counts)) if len(counts) else 0
+        if self._num_recent + longest >= len(self._recent):
+            self._make_room(longest)
+        first_of = np.repeat(np.add.accumulate(counts) - counts, counts)
+        index = _PLACES[: len(tokens)] if len(tokens) <= len(_PLACES) else np.arange(len(tokens))
+        self._recent[self._num_recent + index - first_of, np.repeat(slots, counts)] = tokens
+        self._num_recent += longest
         self.length[slots] = lengths
+
+    def _make_room(self, count: int) -> None:
+        """Empties the recent tokens for a result with runs of up to `count` tokens. The rows for such runs are only
+        created now, so a runner that never drafts has none of them."""
+        self._settle_all()
+        if len(self._recent) < RECENT_RUNS + count:
+            self._recent = np.full((RECENT_RUNS + count, self.num_slots), _NONE, np.int32)
 
     def _settle_all(self) -> None:
         """Brings all logs up to date and clears the recent tokens."""
-        for slot, sequence in enumerate(self.sequences.tolist()):
-            if sequence is not None:
-                self.settle(slot)
+        recent = np.ascontiguousarray(self._recent[: self._num_recent].T)  # [slots, results]
+        mask = recent != _NONE
+        if any(self._first_recent):
+            mask &= _PLACES[: self._num_recent] >= np.array(self._first_recent)[:, None]
+        tokens, end = recent[mask].tobytes(), 0
+        for sequence, count in zip(self.sequences.tolist(), np.count_nonzero(mask, axis=1).tolist(), strict=True):
+            first, end = end, end + 4 * count
+            if count and sequence is not None:
+                sequence.log.frombytes(tokens[first:end])
         self._recent.fill(_NONE)
         self._num_recent = 0
         self._first_recent = [0] * self.num_slots
