@@ -126,21 +126,20 @@ class Acceptance:
         """Records the result of a plan, row by row: `asked` drafts were planned, `drafted` verified, and `accepted`
         accepted. Rows whose slot now has another epoch are ignored.
         """
-        counts = asked > 0
-        if self._epoch[slots].tobytes() != epochs.tobytes():
-            counts &= self._epoch[slots] == epochs
-        if not np.logical_and.reduce(counts):
-            counted = counts.nonzero()[0]
+        if not np.minimum.reduce(asked) or self._epoch[slots].tobytes() != epochs.tobytes():
+            counted = ((asked > 0) & (self._epoch[slots] == epochs)).nonzero()[0]
             if not len(counted):
                 return
             slots, asked, drafted, accepted = slots[counted], asked[counted], drafted[counted], accepted[counted]
         self.changes += 1
         tries, known, hits = np.minimum(accepted + _ONE, drafted), self._tries[slots], self._hits[slots]
         self._learn_means(known, hits, tries, asked, drafted, accepted)
-        keep = np.where(drafted > 0, _KEEP, 1.0)
-        since, self._noted_at[slots] = number - self._noted_at[slots], number
-        if int(since.max()) > _LONG_AGO:
-            keep[since > _LONG_AGO] = _STALE
+        noted_at, self._noted_at[slots] = self._noted_at[slots], number
+        is_old = int(np.minimum.reduce(noted_at)) < number - _LONG_AGO
+        keep: Numbers | float = _KEEP
+        if is_old or not np.minimum.reduce(drafted):
+            keep = np.where(drafted > 0, _KEEP, 1.0)
+            keep[noted_at < number - _LONG_AGO] = _STALE
         self._tries[slots] = known * keep + tries
         self._hits[slots] = hits * keep + accepted
         share = self._share[slots]
@@ -153,6 +152,9 @@ class Acceptance:
         weights = _ASSUMED_TRIES / (known + _ASSUMED_TRIES)
         self._mean.add(float(weights.dot(accepted)), float(weights.dot(tries)))
         self._mean_share.add(float(weights.dot(drafted)), float(weights.dot(asked)))
+        if np.minimum.reduce(known) >= 1 and np.minimum.reduce(drafted):
+            self._likeness.add(hits / known, accepted > 0)
+            return
         told = ((known >= 1) & (drafted > 0)).nonzero()[0]
         if len(told):
             self._likeness.add(hits[told] / known[told], accepted[told] > 0)

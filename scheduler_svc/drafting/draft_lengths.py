@@ -17,6 +17,7 @@ import numpy as np
 
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.acceptance import Acceptance
+from scheduler_svc.drafting.draft_room import most_drafts
 from scheduler_svc.drafting.gain_check import GainCheck
 from scheduler_svc.drafting.planner import DraftPlanner
 from scheduler_svc.drafting.step_rows import StepRows
@@ -37,7 +38,6 @@ _MOST_ALLOWED = 2.0
 """Of the allowance, in decode steps, unless a single probe takes longer."""
 _COMPARE_EVERY = 128
 """Steps with drafts between two without, with which they are compared: a machine may have become faster or slower."""
-_ONE = np.array(1, np.int32)
 _KEEP = 1 - 1 / 64
 """Weight that the tokens of earlier steps keep with each step, in `usual`."""
 
@@ -91,9 +91,17 @@ class Drafting:
         return self._decided != (self._acceptance.changes, self._table.changes)
 
     def lengths(
-        self, decode: IntColumn, last_plan: int, load: Callable[[], Load], policy: PolicyGuard
+        self,
+        decode: IntColumn,
+        last_plan: int,
+        load: Callable[[], Load],
+        policy: PolicyGuard,
+        service_itl_target_s: float | None = None,
     ) -> Column | None:
-        """Returns how many tokens each of the slots `decode` drafts, int32 [R], or None if none does."""
+        """Returns how many tokens each of the slots `decode` drafts, int32 [R], or None if none does.
+
+        `load`: returns the load for the policy; only called if it sets the drafts. `service_itl_target_s`: as there.
+        """
         if not self.wants(last_plan, policy):
             return None
         table = self._table
@@ -102,30 +110,24 @@ class Drafting:
             self._asked_at[fresh] = last_plan - PROBE_EVERY
             self._look_at = min(self._look_at, last_plan)
         self._decided = self._acceptance.changes, table.changes
-        most = self._room(decode)
+        most = most_drafts(table, decode, self._most)
         if not np.logical_or.reduce(most):
             self._drafting, self._look_at = False, last_plan + PROBE_EVERY
             return None
-        now = load()
-        rows = self._rows(decode, most, now, last_plan)
-        drafts = policy.drafts(now, rows) if policy.sets_drafts else rows.best(now)
+        rows = self._rows(decode, most, last_plan)
+        if policy.sets_drafts:
+            drafts = policy.drafts(load(), rows.locked())
+        else:
+            itl_target_s = float(table.itl_target_s[decode].min()) if table.num_itl_targets else math.inf
+            drafts = rows.best_within(min(itl_target_s, service_itl_target_s or math.inf))
         return drafts if self._note_decision(decode, rows, drafts, last_plan) else None
 
-    def _room(self, decode: IntColumn) -> Column:
-        """Returns the largest number of drafts of each row: it may then have all its tokens."""
-        table = self._table
-        room = table.limit[decode]  # more than known, and at most what the runner holds
-        room -= table.known[decode]
-        room -= _ONE
-        np.minimum(room, self._most, out=room)
-        room *= table.speculates[decode]
-        return room
-
-    def _rows(self, decode: IntColumn, most: Column, load: Load, last_plan: int) -> StepRows:
+    def _rows(self, decode: IntColumn, most: Column, last_plan: int) -> StepRows:
         if not self._drafting:
             self._undrafted_at = last_plan
         overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
-        curve = self._step_times.verify_curve(len(decode), load.context)
+        context = int(np.add.reduce(self._table.planned[decode]))
+        curve = self._step_times.verify_curve(len(decode), context)
         return StepRows(
             acceptance=self._acceptance.of(decode),
             most=most,

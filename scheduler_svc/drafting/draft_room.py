@@ -19,17 +19,30 @@ _NONE, _ONE, _TWO = (np.array(number, np.int32) for number in range(3))
 
 
 def lengths_within(
-    plans: PlanBuilder, draft: PlanDraft, lengths: Column, max_drafts: int, max_step_tokens: int, may_grow: bool
+    plans: PlanBuilder, draft: PlanDraft, lengths: Column, max_step_tokens: int, may_grow: bool
 ) -> Column | None:
     """Returns how many tokens each decoding row of the draft drafts, int32 [R], at most `lengths`; None if none does.
 
-    `max_drafts`: of a row; `max_step_tokens`: positions of a step. If `may_grow`, block tables grow as far as there are
-    blocks for it, and the draft gets the appends. Every row must have a block for its own position.
+    `lengths`: int32 [R], 0 to `most_drafts`. `max_step_tokens`: positions of a step. If `may_grow`, block tables grow
+    as far as there are blocks for it, and the draft gets the appends. Every row must have a block for its own position.
     """
-    lengths = np.maximum(np.minimum(lengths, _most(plans.table, draft.decode, max_drafts)), _NONE)
     lengths = _within_step(lengths, max_step_tokens)
     lengths = _within_blocks(plans, draft, lengths, may_grow)
     return lengths if np.logical_or.reduce(lengths) else None
+
+
+def most_drafts(table: SlotTable, decode: IntColumn, max_drafts: Column) -> Column:
+    """Returns the largest number of drafts of each decoding slot, int32 [R]: with them all accepted, it reaches its
+    limit at most. It is 0 if the row may not draft.
+
+    `max_drafts`: of any row, int32 []. The slots must have room for a token, by their upper bounds.
+    """
+    room = table.limit[decode]  # more than known, and at most what the runner holds
+    room -= table.known[decode]
+    room -= _ONE
+    np.minimum(room, max_drafts, out=room)
+    room *= table.speculates[decode]
+    return room
 
 
 def waiting_for_results(table: SlotTable, pool: BlockPool, need_block: IntColumn) -> IntColumn:
@@ -40,12 +53,6 @@ def waiting_for_results(table: SlotTable, pool: BlockPool, need_block: IntColumn
     unsure = table.planned[need_block] - table.spread[need_block] < table.capacity[need_block]
     num_spare = max(0, pool.num_blank - int(np.count_nonzero(~unsure)))
     return need_block[unsure][num_spare:]
-
-
-def _most(table: SlotTable, decode: IntColumn, max_drafts: int) -> Column:
-    """Returns the largest number of each row: it may then reach its limit, by its upper bound."""
-    room = table.limit[decode] - table.known[decode] - _ONE
-    return np.minimum(room, np.array(max_drafts, np.int32)) * table.speculates[decode]
 
 
 def _within_step(lengths: Column, max_step_tokens: int) -> Column:
@@ -63,7 +70,10 @@ def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_gr
     The run of a row leaves one position of its table: without it, the row behind would wait for the run's result.
     """
     table, pool, decode = plans.table, plans.pool, draft.decode
-    room = np.maximum(table.capacity[decode] - table.planned[decode] - _TWO, _NONE)
+    room = table.capacity[decode]
+    room -= table.planned[decode]
+    room -= _TWO
+    np.maximum(room, _NONE, out=room)
     short = (lengths > room).nonzero()[0]
     if not len(short):
         return lengths

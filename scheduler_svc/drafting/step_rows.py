@@ -54,9 +54,11 @@ class StepRows:
     denied_cost: float = 0.0
     """What a probe would cost that the allowance does not suffice for."""
 
-    def __post_init__(self) -> None:
+    def locked(self) -> StepRows:
+        """Returns it with columns that a policy can't change."""
         self.acceptance.setflags(write=False)
         self.most.setflags(write=False)
+        return self
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -74,9 +76,12 @@ class StepRows:
 
     def best(self, load: Load) -> Column:
         """Returns the numbers with the most tokens a second, and 1 for rows that are probed."""
+        return self.best_within(min(load.itl_target_s, load.service_itl_target_s or math.inf))
+
+    def best_within(self, limit_s: float) -> Column:
+        """Returns `best` for this ITL target in seconds."""
         if self.compares:
             return np.zeros(len(self.most), np.int32)
-        limit_s = min(load.itl_target_s, load.service_itl_target_s or math.inf)
         columns = self.acceptance, self.share, self.most
         drafts, self.expected = self.planner.best(*columns, self.curve, limit_s, self.drafting, self.trust)
         if drafts is None:

@@ -21,6 +21,7 @@ from scheduler_svc.plan.slot_table import IntColumn, SlotTable
 
 _NO_IDS = np.zeros(0, np.uint64)
 _NO_IDS.setflags(write=False)
+_ONE = np.array(1, np.int32)
 
 
 @dataclass(slots=True)
@@ -37,6 +38,10 @@ class _Columns:
     """Tokens that the runner was allowed to draft."""
     drafted: Column
     """Those that it drafted and verified."""
+    accepted: Column
+    """Those that were right; -1 for a row without tokens."""
+    undisturbed: bool
+    """Whether every row has tokens."""
 
 
 def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
@@ -45,6 +50,47 @@ def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Resu
     Raises MalformedResult, changing nothing.
     """
     columns = _checked(flight, result)
+    if columns.undisturbed and flight.batch_rows.is_seated(table):
+        kept, applied = _apply_all(table, flight, columns, now_s)
+    else:
+        kept, applied = _apply_mixed(table, flight, columns, now_s)
+    applied.sequence_ids = flight.batch_rows.sequence_ids[applied.rows]
+    applied.drafted, applied.accepted = columns.drafted, columns.accepted
+    for logprobs in result.logprobs:
+        _split(logprobs, columns, kept, applied)
+    applied.prompt_logprobs = [(flight.sequences[logprobs.row], logprobs) for logprobs in result.prompt_logprobs]
+    return applied
+
+
+def _apply_all(table: SlotTable, flight: InFlight, columns: _Columns, now_s: float) -> tuple[Column, AppliedResult]:
+    """Applies a result in which every row is live and has tokens, as nearly all do; returns the number of tokens that
+    each row keeps, too."""
+    slots, kept = flight.slots, columns.counts
+    ends: list[tuple[Sequence, End]] = []
+    if flight.fills or table.stops:
+        kept = kept.copy()
+        ends = _cut(table, flight, columns, kept)
+    rows = np.repeat(flight.batch_rows.rows, kept)
+    cut = len(rows) != len(columns.tokens)
+    tokens, firsts = _runs(columns, flight.batch_rows.rows, kept) if cut else (columns.tokens, columns.firsts)
+    applied = AppliedResult(flight, rows, tokens, _NO_IDS, ends, now_s=now_s)
+    applied.previous_at = np.full(len(tokens), now_s)
+    applied.previous_at[firsts] = table.last_token_at[slots]
+    unused = columns.most - columns.accepted
+    table.known[slots] -= unused
+    table.planned[slots] -= unused
+    table.spread[slots] -= columns.most
+    lengths = table.length[slots] + kept
+    table.computed[slots] = lengths - _ONE
+    table.drafted[slots] += columns.drafted
+    table.accepted[slots] += np.minimum(columns.accepted, kept) if cut else columns.accepted
+    table.last_token_at[slots] = now_s
+    table.append_runs(slots, tokens, kept, firsts, lengths)
+    return kept, applied
+
+
+def _apply_mixed(table: SlotTable, flight: InFlight, columns: _Columns, now_s: float) -> tuple[Column, AppliedResult]:
+    """Applies any mix of runs, chunks, stale and failed rows; returns the number of tokens that each row keeps, too."""
     live = table.epoch[flight.slots] == flight.epochs
     kept = columns.counts * live
     ends = _cut(table, flight, columns, kept)
@@ -53,15 +99,11 @@ def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Resu
     applied = AppliedResult(flight, np.repeat(rows, kept[rows]), tokens, _NO_IDS, ends, now_s=now_s)
     applied.previous_at = np.full(len(tokens), now_s)
     applied.previous_at[firsts] = table.last_token_at[flight.slots[rows]]
-    _advance(table, flight, columns, rows, kept, applied)
+    _advance(table, flight, columns, rows, kept, firsts, applied)
     table.computed[flight.slots[live & ~flight.sample]] = flight.ends[live & ~flight.sample]
     _apply_others(columns, live, kept, applied)
-    applied.sequence_ids = flight.batch_rows.sequence_ids[applied.rows]
-    applied.drafted, applied.accepted = columns.drafted, np.maximum(columns.counts - 1, 0)
-    for logprobs in result.logprobs:
-        _split(logprobs, columns, kept, applied)
-    applied.prompt_logprobs = [(flight.sequences[logprobs.row], logprobs) for logprobs in result.prompt_logprobs]
-    return applied
+    columns.accepted = np.maximum(columns.accepted, 0)
+    return kept, applied
 
 
 def _checked(flight: InFlight, result: plan_pb2.Result) -> _Columns:
@@ -70,11 +112,14 @@ def _checked(flight: InFlight, result: plan_pb2.Result) -> _Columns:
     num_rows = len(flight.flags)
     most = np.zeros(num_rows, np.int32) if flight.drafts is None else flight.drafts
     verified = np.frombuffer(result.drafted, np.uint8) if flight.num_drafts else np.zeros(num_rows, np.uint8)
-    if {len(statuses), len(counted), len(verified)} != {num_rows} or int(counted.sum()) * 4 != len(result.tokens):
+    num_tokens = int(np.add.reduce(counted))
+    if {len(statuses), len(counted), len(verified)} != {num_rows} or num_tokens * 4 != len(result.tokens):
         raise MalformedResult(f"result of plan {flight.number}: the columns do not fit {num_rows} rows")
     counts, drafted = counted.astype(np.int32), verified.astype(np.int32)
-    sampled = flight.sample & (statuses == OK)
-    if not ((counts > 0) == sampled).all() or (counts > 1 + drafted).any() or (drafted > most).any():
+    accepted = counts - _ONE
+    undisturbed = flight.samples == num_rows and result.statuses == bytes(num_rows) and 0 not in result.token_counts
+    fits = undisturbed or np.logical_and.reduce((counts > 0) == (flight.sample & (statuses == OK)))
+    if not fits or np.logical_or.reduce((accepted > drafted) | (drafted > most)):
         raise MalformedResult(f"result of plan {flight.number}: tokens, drafts and sampling rows do not match")
     for logprobs in (*result.logprobs, *result.prompt_logprobs):
         if logprobs.row >= num_rows:
@@ -86,9 +131,8 @@ def _checked(flight: InFlight, result: plan_pb2.Result) -> _Columns:
             raise MalformedResult(
                 f"result of plan {flight.number}: log-probabilities for tokens that a row does not have"
             )
-    return _Columns(
-        statuses, counts, np.cumsum(counts, dtype=np.int32) - counts, np.frombuffer(result.tokens, "<i4"), most, drafted
-    )
+    firsts, tokens = np.add.accumulate(counts) - counts, np.frombuffer(result.tokens, "<i4")
+    return _Columns(statuses, counts, firsts, tokens, most, drafted, accepted, undisturbed)
 
 
 def _cut(table: SlotTable, flight: InFlight, columns: _Columns, kept: Column) -> list[tuple[Sequence, End]]:
@@ -113,31 +157,37 @@ def _cut(table: SlotTable, flight: InFlight, columns: _Columns, kept: Column) ->
     return [(sequences[row], ends[row]) for row in sorted(ends)]
 
 
-def _runs(columns: _Columns, rows: IntColumn, kept: Column) -> tuple[Column, IntColumn]:
+def _runs(columns: _Columns, rows: IntColumn, kept: Column) -> tuple[Column, Column]:
     """Returns the kept tokens of these rows, each row's in order, and the index of each row's first one among them."""
     counts = kept[rows]
-    firsts = np.cumsum(counts) - counts
-    total = int(counts.sum())
+    firsts = np.add.accumulate(counts) - counts
+    total = int(np.add.reduce(counts))
     if total == len(columns.tokens):
         return columns.tokens, firsts
     return columns.tokens[np.repeat(columns.firsts[rows] - firsts, counts) + np.arange(total)], firsts
 
 
 def _advance(
-    table: SlotTable, flight: InFlight, columns: _Columns, rows: IntColumn, kept: Column, applied: AppliedResult
+    table: SlotTable,
+    flight: InFlight,
+    columns: _Columns,
+    rows: IntColumn,
+    kept: Column,
+    firsts: Column,
+    applied: AppliedResult,
 ) -> None:
     """Appends the tokens of these live rows and advances their counters."""
     slots, counts, drafts = flight.slots[rows], kept[rows], columns.most[rows]
     lengths = table.length[slots] + counts
-    unused = 1 + drafts - columns.counts[rows]
+    unused = drafts - columns.accepted[rows]
     table.known[slots] -= unused
     table.planned[slots] -= unused
     table.spread[slots] -= drafts
     table.computed[slots] = lengths - 1
     table.drafted[slots] += columns.drafted[rows]
-    table.accepted[slots] += np.minimum(columns.counts[rows] - 1, counts)
+    table.accepted[slots] += np.minimum(columns.accepted[rows], counts)
     table.last_token_at[slots] = applied.now_s
-    table.append_runs(slots, applied.tokens, counts, lengths)
+    table.append_runs(slots, applied.tokens, counts, firsts, lengths)
 
 
 def _apply_others(columns: _Columns, live: npt.NDArray[np.bool_], kept: Column, applied: AppliedResult) -> None:

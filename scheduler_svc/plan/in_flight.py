@@ -94,16 +94,13 @@ class InFlight:
     drafts: Column | None = None
     """Most tokens that each row drafts, if the first position of any row is not known: `starts`, `ends` and `known`
     are then upper bounds."""
+    num_drafts: int = 0
+    """Most tokens that all rows draft; they are among the positions."""
 
     @property
     def prefills(self) -> bool:
         """Whether the step computes parts of prompts."""
         return len(self.flags) != self.num_decode
-
-    @property
-    def num_drafts(self) -> int:
-        """Most tokens that all rows draft; they are among the positions."""
-        return 0 if self.drafts is None else int(np.add.reduce(self.drafts))
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:

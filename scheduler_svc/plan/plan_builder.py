@@ -87,11 +87,14 @@ class PlanBuilder:
         """Updates the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
+        if draft.drafts is not None:
+            counts = counts + draft.drafts
         ends = starts + counts
         # A sampling row has then computed all its known tokens and gains one.
         known = ends + ones(len(slots)) if all(draft.sample) else table.known[slots] + sample
         table.planned[slots], table.known[slots] = ends, known
         flags = sample.tobytes()
+        num_drafts = 0 if draft.drafts is None else int(np.add.reduce(draft.drafts))
         flight = InFlight(
             number=self.last_number + 1,
             batch_rows=self._rows(slots),
@@ -102,15 +105,16 @@ class PlanBuilder:
             sample=sample,
             flags=flags,
             num_decode=len(draft.decode),
-            positions=len(draft.decode) + sum(draft.counts),
+            positions=len(draft.decode) + sum(draft.counts) + num_drafts,
             samples=flags.count(1),
             fills=1 in (known >= table.limit[slots]).tobytes(),
             sent_at=self._clock(),
+            num_drafts=num_drafts,
         )
         plan = draft.encode(self._releases)
         _encode_extents(flight, plan)
-        if self.table.drafts:
-            self._add_drafts(flight, draft, plan)
+        if table.drafts:
+            self._add_drafts(flight, draft.drafts, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]
         step = PlannedStep(flight.number, plan, flight, joined, self._left)
         self._releases, self._left, self._steady = [], [], None
@@ -146,28 +150,26 @@ class PlanBuilder:
             steady = self._steady = SteadyDecode.after(last, table)
         return steady
 
-    def _add_drafts(self, flight: InFlight, draft: PlanDraft, plan: plan_pb2.Plan) -> None:
-        """Adds the drafts to a plan whose rows are committed, and removes the starts of rows that depend on drafts.
+    def _add_drafts(self, flight: InFlight, drafts: Column | None, plan: plan_pb2.Plan) -> None:
+        """Adds the rows' drafts (None: no row drafts) to a plan whose rows are committed, and removes the starts of
+        rows that depend on drafts.
 
         A row that drafts, or whose slot has unanswered drafts, has no start: only the runner will know the position.
         """
         table, slots = self.table, flight.slots
-        drafts = np.zeros(len(slots), np.int32)
-        if draft.drafts is not None:
-            drafts[: flight.num_decode] = draft.drafts
-        unknown = (drafts > 0) | (table.spread[slots] > 0)
-        if not np.logical_or.reduce(unknown):
-            return
-        flight.drafts, flight.counts = drafts, flight.counts + drafts
-        flight.ends, flight.known = flight.ends + drafts, flight.known + drafts
-        table.planned[slots], table.known[slots] = flight.ends, flight.known
-        table.spread[slots] += drafts
-        flight.fills = 1 in (flight.known >= table.limit[slots]).tobytes()
-        plan.extent_starts = np.where(unknown, _NO_START, flight.starts).tobytes()
-        plan.extent_counts = flight.counts.tobytes()
-        if draft.drafts is not None:
-            flight.positions += flight.num_drafts
+        spread = table.spread[slots]
+        if drafts is not None:
+            flight.drafts = drafts
+            spread += drafts
+            table.spread[slots] = spread
+            plan.extent_counts = flight.counts.tobytes()
             plan.extent_drafts = drafts.astype(np.uint8).tobytes()
+        unknown = spread.astype(bool)  # a row's drafts are part of its slot's spread
+        if drafts is None:
+            if not np.logical_or.reduce(unknown):
+                return
+            flight.drafts = np.zeros(len(slots), np.int32)
+        plan.extent_starts = np.where(unknown, _NO_START, flight.starts).tobytes()
 
     def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:
         """Returns the sequences in these slots, often those of the previous plan."""

@@ -132,17 +132,19 @@ class SlotTable:
                 self._settle_all()
         self.length[slots] = lengths
 
-    def append_runs(self, slots: IntColumn, tokens: Column, counts: Column, lengths: Column) -> None:
+    def append_runs(self, slots: IntColumn, tokens: Column, counts: Column, firsts: Column, lengths: Column) -> None:
         """Appends `counts` tokens (each >= 1) to each slot's sequence, which brings them to `lengths`.
 
-        `tokens` has those of the first slot, then those of the next one, and so on.
+        `tokens` has those of the first slot, then those of the next one, and so on; `firsts`: index of each slot's
+        first token.
         """
         longest = int(np.maximum.reduce(counts)) if len(counts) else 0
         if self._num_recent + longest >= len(self._recent):
             self._make_room(longest)
-        first_of = np.repeat(np.add.accumulate(counts) - counts, counts)
         index = _PLACES[: len(tokens)] if len(tokens) <= len(_PLACES) else np.arange(len(tokens))
-        self._recent[self._num_recent + index - first_of, np.repeat(slots, counts)] = tokens
+        # Token i goes to row num_recent + i - firsts of its slot's column.
+        rows = index + np.repeat(self._num_recent - firsts, counts)
+        self._recent[rows, np.repeat(slots, counts)] = tokens
         self._num_recent += longest
         self.length[slots] = lengths
 

@@ -244,11 +244,11 @@ class Scheduler:
 
     def _add_drafts(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> None:
         """Lets rows of a step without prompts draft, if the policy wants to."""
-        lengths = self.drafting.lengths(draft.decode, self.last_plan, lambda: self.load(queue, draft.decode), policy)
+        decode, target_s = draft.decode, self.ledger.itl_target_s
+        lengths = self.drafting.lengths(decode, self.last_plan, lambda: self.load(queue, decode), policy, target_s)
         if lengths is not None:
             waits = bool(queue) or self.ledger.waiting_tokens > 0
-            most = self.drafting.max_drafts, self._max_step_tokens
-            draft.drafts = lengths_within(self.plans, draft, lengths, *most, may_grow=not waits)
+            draft.drafts = lengths_within(self.plans, draft, lengths, self._max_step_tokens, may_grow=not waits)
 
     def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:

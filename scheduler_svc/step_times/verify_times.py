@@ -66,6 +66,7 @@ class VerifyTimes:
         self._ratios: list[list[float]] = []  # of cells with observations
         self._counts: list[list[float]] = []  # observations of each cell, the seed's too
         self._seen: list[list[bool]] = []
+        self._filled: dict[int, list[float]] = {}  # what `_row` has returned since the last change
         self._factor = self._pace = 1.0  # of all rows: what drafts add, and steps without, relative to the seed
         self._delay_s, self._num_delays = [0.0, 0.0], [0, 0]  # of steps without and with drafts
         self._rough_s = 0.0  # of the first decode step: the unit of the ratios while nothing is predicted
@@ -92,12 +93,11 @@ class VerifyTimes:
         ratios = self._row(row)
         if part:
             ratios = [low + part * (high - low) for low, high in zip(ratios, self._row(row + 1), strict=True)]
-        delay_s, most_s = self._delay(True), 0.0
-        seconds = [ratios[0] * base_s + self._delay(False)]
-        for ratio in ratios[1:]:
-            most_s = max(most_s, ratio * base_s + delay_s)
-            seconds.append(max(most_s, seconds[0]))
-        return np.array(seconds)
+        seconds = np.array(ratios)
+        seconds *= base_s
+        seconds[0] += self._delay(False)
+        seconds[1:] += self._delay(True)
+        return np.maximum.accumulate(seconds)
 
     def seconds(self, rows: int, drafts: float, context: int) -> float:
         """Returns the predicted seconds of a step whose drafts that cost time are `drafts` in all."""
@@ -170,21 +170,22 @@ class VerifyTimes:
         row, row_part = _place(rows)
         column = min(bisect_right(KNOTS, each), len(KNOTS) - 1) - 1
         column_part = min(1.0, (each - KNOTS[column]) / (KNOTS[column + 1] - KNOTS[column]))
-        cells = [
-            (r, c, row_weight * column_weight)
-            for r, row_weight in ((row, 1 - row_part), (row + 1, row_part))
-            for c, column_weight in ((column, 1 - column_part), (column + 1, column_part))
-            if row_weight * column_weight > 0
-        ]
-        rows_of = {r: self._row(r) for r in ((row, row + 1) if row_part else (row,))}
-        expected = sum(rows_of[r][c] * weight for r, c, weight in cells)
+        cells, expected, norm = [], 0.0, 0.0
+        for r, row_weight in ((row, 1 - row_part), (row + 1, row_part)) if row_part else ((row, 1.0),):
+            ratios = self._row(r)
+            for c, column_weight in ((column, 1 - column_part), (column + 1, column_part)):
+                weight = row_weight * column_weight
+                if weight > 0:
+                    cells.append((r, c, weight, ratios[c]))
+                    expected += ratios[c] * weight
+                    norm += weight * weight
         error = min(ratio - expected, _LONGER * expected)
-        norm = sum(weight * weight for _, _, weight in cells)
-        for r, c, weight in cells:
+        for r, c, weight, before in cells:
             self._counts[r][c] += weight
             rate = max(1 / (1 + self._counts[r][c]), _LEAST_RATE)
-            self._ratios[r][c] = max(0.05, rows_of[r][c] + rate * weight / norm * error)
+            self._ratios[r][c] = max(0.05, before + rate * weight / norm * error)
             self._seen[r][c] = True
+        self._filled.clear()
         nearest = row + (row_part > 0.5)
         seed, now = self._seed[nearest], self._ratios[nearest]
         if not each:
@@ -197,29 +198,36 @@ class VerifyTimes:
 
     def _row(self, row: int) -> list[float]:
         """Returns the ratios of one row; those without observations follow the others."""
+        filled = self._filled.get(row)
+        if filled is None:
+            filled = self._filled[row] = self._filled_row(row)
+        return filled
+
+    def _filled_row(self, row: int) -> list[float]:
         seed, ratios, seen = self._seed[row], self._ratios[row], self._seen[row]
         alone = ratios[0] if seen[0] else seed[0] * self._pace
         known = [c for c in range(1, len(KNOTS)) if seen[c]]
         if len(known) == len(KNOTS) - 1:
             return [alone, *ratios[1:]]
-        factors = [_factor(ratios[c] - alone, seed[c] - seed[0]) for c in known]
-        filled, passed = [alone], 0  # known columns up to the present one
-        for c in range(1, len(KNOTS)):
-            if seen[c]:
-                passed += 1
-                filled.append(ratios[c])
-                continue
-            factor = self._factor if not known else factors[min(passed, len(known) - 1)]
-            if 0 < passed < len(known):
-                part = (KNOTS[c] - KNOTS[known[passed - 1]]) / (KNOTS[known[passed]] - KNOTS[known[passed - 1]])
-                factor = factors[passed - 1] + part * (factor - factors[passed - 1])
-            filled.append(alone + (seed[c] - seed[0]) * factor)
+        first, filled = seed[0], [alone, *ratios[1:]]
+        before, before_factor = 0, 0.0  # the last known column, and its factor
+        for after in known:
+            factor = _factor(ratios[after] - alone, seed[after] - first)
+            for c in range(before + 1, after):
+                part = (KNOTS[c] - KNOTS[before]) / (KNOTS[after] - KNOTS[before]) if before else 1.0
+                filled[c] = alone + (seed[c] - first) * (before_factor + part * (factor - before_factor))
+            before, before_factor = after, factor
+        if not known:
+            before_factor = self._factor
+        for c in range(before + 1, len(KNOTS)):
+            filled[c] = alone + (seed[c] - first) * before_factor
         return filled
 
     # ------------------------------------------------------------------ the start
 
     def _begin(self) -> None:
         """Fills the table from the measured steps, or from the cost of a prompt position."""
+        self._filled.clear()
         self._seen = [[False] * len(KNOTS) for _ in range(_NUM_ROWS)]
         measured = self._measured() if self._is_predicted else {}
         count = _SEED_COUNT if measured else 0.0

@@ -44,6 +44,8 @@ class DraftWorld:
     """Chance that a row is another request's in the next step."""
     policy: Policy = field(default_factory=lambda: Policy(PolicyParameters()))
     depth: int = 2
+    itl_target_s: float | None = None
+    """The service's."""
 
     def __post_init__(self) -> None:
         hello = plan_pb2.Hello(num_slots=self.rows, max_drafts=self.max_drafts, device="cuda:0" if self.cuda else "cpu")
@@ -54,7 +56,7 @@ class DraftWorld:
                     hello.step_costs.add(decode_rows=rows, context=256 * rows, step_ns=step_ns, drafts=drafts)
         self.rng = np.random.default_rng(1)
         self.table = SlotTable(self.rows)
-        self.table.limit[:], self.table.known[:], self.table.planned[:] = 1 << 30, 101, 100
+        self.table.limit[:], self.table.known[:], self.table.planned[:] = 1 << 30, 257, 256
         self.table.epoch[:], self.table.speculates[:] = np.arange(1, self.rows + 1), True
         self.step_times = StepTimeModel.of(hello)
         self.drafting = Drafting(hello, self.table, self.step_times, self.view_of)
@@ -93,7 +95,8 @@ class DraftWorld:
         self.steps += 1
         drafts = None
         if self.drafting.wants(self.steps - 1, self.guard):
-            drafts = self.drafting.lengths(self.slots, self.steps - 1, self.load, self.guard)
+            columns = self.slots, self.steps - 1, self.load
+            drafts = self.drafting.lengths(*columns, self.guard, self.itl_target_s)
         self.planned.append(drafts)
         self._compute(drafts)
 
@@ -121,6 +124,7 @@ class DraftWorld:
         flight = InFlight(
             self.steps, batch_rows, column, 1 + asked, column, column, asked >= 0, b"\1" * self.rows, self.rows,
             self.rows + int(asked.sum()), self.rows, False, 0.0, drafts=drafts,
+            num_drafts=int(asked.sum()),
         )  # fmt: skip
         applied = AppliedResult(flight, batch_rows.rows, column, batch_rows.sequence_ids)
         applied.step_s, applied.runner_s = seconds * 1.02, seconds

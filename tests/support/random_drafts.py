@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from scheduler_svc.drafting.draft_lengths import Drafting
+from scheduler_svc.drafting.draft_room import most_drafts
 from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.plan.slot_table import IntColumn
-from scheduler_svc.policy import Load, PolicyGuard
 
 Lengths = Callable[[IntColumn], list[int] | None]
 """Returns how many tokens each of these slots drafts, or None if none does."""
@@ -20,16 +21,17 @@ Lengths = Callable[[IntColumn], list[int] | None]
 
 @contextmanager
 def drafts_of(lengths: Lengths, wants: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Decides the lengths of all drafts by this function. What it returns may be more than a row can draft.
+    """Decides the lengths of all drafts by this function. What it returns may be more than a row can draft; it is
+    cut as the default is.
 
     `wants`: whether the next step asks for them, and does not simply continue the last one.
     """
 
-    def decide(
-        self: Drafting, decode: IntColumn, last_plan: int, load: Callable[[], Load], policy: PolicyGuard
-    ) -> Column | None:
+    def decide(self: Drafting, decode: IntColumn, *_: Any) -> Column | None:
         chosen = lengths(decode)
-        return None if chosen is None else np.array(chosen, np.int32)
+        if chosen is None:
+            return None
+        return np.minimum(np.array(chosen, np.int32), most_drafts(self._table, decode, self._most))
 
     with mock.patch.multiple(Drafting, wants=lambda *_: wants(), lengths=decide, applied=lambda *_: None):
         yield

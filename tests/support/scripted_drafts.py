@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_svc.drafting.draft_lengths import Drafting
+from scheduler_svc.drafting.draft_room import most_drafts
 from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.plan.slot_table import IntColumn
 from scheduler_svc.scheduler.scheduler import Scheduler
@@ -61,7 +62,8 @@ class ScriptedDrafting(Drafting):
         return self.script.wants()
 
     def lengths(self, decode: IntColumn, *_: Any) -> Column | None:
-        lengths = np.array(self.script.lengths(len(decode)), np.int32)
+        wanted = np.array(self.script.lengths(len(decode)), np.int32)
+        lengths = np.minimum(wanted, most_drafts(self._table, decode, self._most))
         return lengths if lengths.any() else None
 
 

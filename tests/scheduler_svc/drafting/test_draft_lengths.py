@@ -98,12 +98,11 @@ def test_between_probes_the_scheduler_need_not_look() -> None:
 
 def test_a_target_for_the_time_between_tokens_is_kept() -> None:
     world = DraftWorld(8, cpu_s, lambda step: np.full(8, 0.95), noise=0.0)
-    load = world.load()
-    world.load = lambda: load._replace(itl_target_s=cpu_s(8, 20))  # type: ignore[method-assign]
+    world.itl_target_s = cpu_s(8, 20)
     world.run(100)
     drafts = [int(drafts.sum()) for drafts in world.planned[20:] if drafts is not None]
     assert 8 <= max(drafts) <= 21, "none takes longer than the target"
-    world.load = lambda: load._replace(itl_target_s=cpu_s(8, 0) / 2)  # type: ignore[method-assign]
+    world.itl_target_s = cpu_s(8, 0) / 2
     world.run(100)
     assert max(int(drafts.sum()) for drafts in world.planned[120:] if drafts is not None) > 30, "it is missed anyway"
 
