@@ -15,6 +15,7 @@ from bench.scheduler.load import DEPTH, Load, fill, hello, take
 from roster_protos import plan_pb2
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.plan.plan_builder import PlannedStep
+from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.queue.tenant_queues import queue_for
 from scheduler_svc.scheduler.scheduler import Scheduler
@@ -61,7 +62,7 @@ def _steps(rows: int) -> Iterator[None]:
 
 
 def _step_s(positions: int) -> float:
-    """Returns the seconds of a step: an eighth more for a position than for a row's share of the weights."""
+    """Returns the seconds of a step of the simulated runner."""
     return 5e-3 + 2e-6 * positions
 
 
@@ -75,7 +76,7 @@ def _step_costs() -> list[plan_pb2.StepCost]:
     return costs
 
 
-def _answer(step: PlannedStep, accepted: np.ndarray) -> bytes:
+def _answer(step: PlannedStep, accepted: Column) -> bytes:
     """Returns the runner's result, encoded. Each row has all the drafts that it may have, and up to `accepted` are
     right."""
     flight = step.flight

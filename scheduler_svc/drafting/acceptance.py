@@ -126,7 +126,7 @@ class Acceptance:
         """Records the result of a plan, row by row: `asked` drafts were planned, `drafted` verified, and `accepted`
         accepted. Rows whose slot now has another epoch are ignored.
         """
-        if not np.minimum.reduce(asked) or self._epoch[slots].tobytes() != epochs.tobytes():
+        if np.count_nonzero(asked) < len(asked) or self._epoch[slots].tobytes() != epochs.tobytes():
             counted = ((asked > 0) & (self._epoch[slots] == epochs)).nonzero()[0]
             if not len(counted):
                 return
@@ -134,12 +134,11 @@ class Acceptance:
         self.changes += 1
         tries, known, hits = np.minimum(accepted + _ONE, drafted), self._tries[slots], self._hits[slots]
         self._learn_means(known, hits, tries, asked, drafted, accepted)
-        noted_at, self._noted_at[slots] = self._noted_at[slots], number
-        is_old = int(np.minimum.reduce(noted_at)) < number - _LONG_AGO
+        is_stale, self._noted_at[slots] = self._noted_at[slots] < number - _LONG_AGO, number
         keep: Numbers | float = _KEEP
-        if is_old or not np.minimum.reduce(drafted):
+        if b"\1" in is_stale.tobytes() or np.count_nonzero(drafted) < len(drafted):
             keep = np.where(drafted > 0, _KEEP, 1.0)
-            keep[noted_at < number - _LONG_AGO] = _STALE
+            keep[is_stale] = _STALE
         self._tries[slots] = known * keep + tries
         self._hits[slots] = hits * keep + accepted
         share = self._share[slots]
@@ -152,9 +151,8 @@ class Acceptance:
         weights = _ASSUMED_TRIES / (known + _ASSUMED_TRIES)
         self._mean.add(float(weights.dot(accepted)), float(weights.dot(tries)))
         self._mean_share.add(float(weights.dot(drafted)), float(weights.dot(asked)))
-        if np.minimum.reduce(known) >= 1 and np.minimum.reduce(drafted):
+        tells = (known >= 1) & (drafted > 0)
+        if b"\0" not in tells.tobytes():
             self._likeness.add(hits / known, accepted > 0)
-            return
-        told = ((known >= 1) & (drafted > 0)).nonzero()[0]
-        if len(told):
+        elif len(told := tells.nonzero()[0]):
             self._likeness.add(hits[told] / known[told], accepted[told] > 0)

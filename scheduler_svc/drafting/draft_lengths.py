@@ -111,7 +111,7 @@ class Drafting:
             self._look_at = min(self._look_at, last_plan)
         self._decided = self._acceptance.changes, table.changes
         most = most_drafts(table, decode, self._most)
-        if not np.logical_or.reduce(most):
+        if not np.count_nonzero(most):
             self._drafting, self._look_at = False, last_plan + PROBE_EVERY
             return None
         rows = self._rows(decode, most, last_plan)

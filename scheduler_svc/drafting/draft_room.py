@@ -28,7 +28,7 @@ def lengths_within(
     """
     lengths = _within_step(lengths, max_step_tokens)
     lengths = _within_blocks(plans, draft, lengths, may_grow)
-    return lengths if np.logical_or.reduce(lengths) else None
+    return lengths if np.count_nonzero(lengths) else None
 
 
 def most_drafts(table: SlotTable, decode: IntColumn, max_drafts: Column) -> Column:
@@ -73,16 +73,17 @@ def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_gr
     room = table.capacity[decode]
     room -= table.planned[decode]
     room -= _TWO
-    np.maximum(room, _NONE, out=room)
-    short = (lengths > room).nonzero()[0]
-    if not len(short):
+    is_short = lengths > np.maximum(room, _NONE)
+    if b"\1" not in is_short.tobytes():
         return lengths
+    short = is_short.nonzero()[0]
     spare = min(pool.num_blank, pool.num_free - table.num_running) if may_grow else 0
     if spare > 0:
-        ends = table.planned[decode[short]] + lengths[short] + _TWO
-        need = -((table.capacity[decode[short]] - ends) // pool.block_size)
-        num_grown = int(np.count_nonzero(np.cumsum(need) <= spare))
-        short, need = short[:num_grown], need[:num_grown]
+        need = -((room[short] - lengths[short]) // pool.block_size)
+        before = np.add.accumulate(need)
+        if before[-1] > spare:
+            num_grown = int(np.count_nonzero(before <= spare))
+            short, need = short[:num_grown], need[:num_grown]
         plans.grow_by(decode[short], need, draft.appends)
         room[short] = lengths[short]
-    return np.minimum(lengths, room)
+    return np.minimum(lengths, np.maximum(room, _NONE))

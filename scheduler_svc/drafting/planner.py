@@ -44,8 +44,9 @@ class DraftPlanner:
         gains = np.zeros((_LEVELS, self._width))  # of a row of each level with each number of drafts
         gains[:, 1:] = (acceptance[:, None] ** np.arange(1, self._width)).cumsum(1)
         taken = np.minimum(self._drafts[:, :, None], np.arange(self._width))  # [thresholds, levels, maximum of the row]
-        self._taken = taken.reshape(len(_THRESHOLDS), -1).astype(np.float64)
-        self._gains = gains[np.arange(_LEVELS)[:, None], taken].reshape(len(_THRESHOLDS), -1)
+        taken_gains = gains[np.arange(_LEVELS)[:, None], taken]
+        both = np.concatenate((taken_gains, taken)).reshape(2 * len(_THRESHOLDS), -1)
+        self._gains_and_taken = both.astype(np.float64)  # the gains of all thresholds, then the drafts
         graphs = [drafts for drafts in GRAPH_DRAFTS if drafts < max_drafts] + [max_drafts]
         self._graphs = np.array(graphs)
         by_graph = np.minimum(self._graphs[:, None], np.arange(self._width))  # [graphs, maximum of the row]
@@ -77,7 +78,8 @@ class DraftPlanner:
         if self._pads:
             gains, each = self._graph_gains.dot(counts), self._graphs
         else:
-            gains, each = self._gains.dot(counts), self._taken.dot(counts) / rows
+            both = self._gains_and_taken.dot(counts)
+            gains, each = both[: len(_THRESHOLDS)], both[len(_THRESHOLDS) :] / rows
         seconds = np.interp(each, KNOTS_COLUMN, curve)
         rates = (trust * gains + rows) / seconds
         if curve[0] < limit_s < math.inf:

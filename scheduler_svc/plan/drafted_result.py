@@ -119,9 +119,9 @@ def _checked(flight: InFlight, result: plan_pb2.Result) -> _Columns:
     accepted = counts - _ONE
     undisturbed = flight.samples == num_rows and result.statuses == bytes(num_rows) and 0 not in result.token_counts
     fits = undisturbed or np.logical_and.reduce((counts > 0) == (flight.sample & (statuses == OK)))
-    if not fits or np.logical_or.reduce((accepted > drafted) | (drafted > most)):
+    if not fits or b"\1" in ((accepted > drafted) | (drafted > most)).tobytes():
         raise MalformedResult(f"result of plan {flight.number}: tokens, drafts and sampling rows do not match")
-    for logprobs in (*result.logprobs, *result.prompt_logprobs):
+    for logprobs in (*result.logprobs, *result.prompt_logprobs) if result.logprobs or result.prompt_logprobs else ():
         if logprobs.row >= num_rows:
             raise MalformedResult(
                 f"result of plan {flight.number}: log-probabilities for a row that is not in the plan"

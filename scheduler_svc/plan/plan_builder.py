@@ -70,12 +70,13 @@ class PlanBuilder:
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)
 
     def grow_by(self, slots: npt.NDArray[np.int64], counts: Column, appends: Appends) -> None:
-        """Allocates `counts` blocks (each >= 0) for each of these slots, and adds them to `appends`."""
-        table, ends = self.table, np.add.accumulate(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        # One entry per block: all of a slot follow one another.
-        owners, blocks = np.repeat(slots, counts), self.pool.allocate(total)
-        indexes = np.repeat(table.capacity[slots] // self._block_size - ends + counts, counts) + np.arange(total)
+        """Allocates `counts` blocks (each >= 1) for each of these slots, and adds them to `appends`."""
+        table, total = self.table, int(np.add.reduce(counts))
+        blocks = self.pool.allocate(total)
+        owners, indexes = slots, table.capacity[slots] // self._block_size
+        if total != len(slots):  # one entry per block: those of a slot follow one another
+            firsts = np.add.accumulate(counts) - counts
+            owners, indexes = np.repeat(slots, counts), np.repeat(indexes - firsts, counts) + np.arange(total)
         for sequence, block in zip(table.sequences[owners], blocks, strict=True):
             sequence.blocks.append(block)
         table.capacity[slots] += counts * self._block_size
@@ -166,7 +167,7 @@ class PlanBuilder:
             plan.extent_drafts = drafts.astype(np.uint8).tobytes()
         unknown = spread.astype(bool)  # a row's drafts are part of its slot's spread
         if drafts is None:
-            if not np.logical_or.reduce(unknown):
+            if b"\1" not in unknown.tobytes():
                 return
             flight.drafts = np.zeros(len(slots), np.int32)
         plan.extent_starts = np.where(unknown, _NO_START, flight.starts).tobytes()

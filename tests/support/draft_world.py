@@ -95,8 +95,8 @@ class DraftWorld:
         self.steps += 1
         drafts = None
         if self.drafting.wants(self.steps - 1, self.guard):
-            columns = self.slots, self.steps - 1, self.load
-            drafts = self.drafting.lengths(*columns, self.guard, self.itl_target_s)
+            step = self.slots, self.steps - 1, self.load
+            drafts = self.drafting.lengths(*step, self.guard, self.itl_target_s)
         self.planned.append(drafts)
         self._compute(drafts)
 
