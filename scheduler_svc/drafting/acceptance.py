@@ -16,6 +16,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.plan.slot_table import run_of
+
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
 
@@ -132,17 +134,18 @@ class Acceptance:
                 return
             slots, asked, drafted, accepted = slots[counted], asked[counted], drafted[counted], accepted[counted]
         self.changes += 1
-        tries, known, hits = np.minimum(accepted + _ONE, drafted), self._tries[slots], self._hits[slots]
+        where = run_of(slots)
+        tries, known, hits = np.minimum(accepted + _ONE, drafted), self._tries[where], self._hits[where]
         self._learn_means(known, hits, tries, asked, drafted, accepted)
-        is_stale, self._noted_at[slots] = self._noted_at[slots] < number - _LONG_AGO, number
+        is_stale, self._noted_at[where] = self._noted_at[where] < number - _LONG_AGO, number
         keep: Numbers | float = _KEEP
         if b"\1" in is_stale.tobytes() or np.count_nonzero(drafted) < len(drafted):
             keep = np.where(drafted > 0, _KEEP, 1.0)
             keep[is_stale] = _STALE
-        self._tries[slots] = known * keep + tries
-        self._hits[slots] = hits * keep + accepted
-        share = self._share[slots]
-        self._share[slots] = share + _SHARE_RATE * (drafted / asked - share)
+        self._tries[where] = known * keep + tries
+        self._hits[where] = hits * keep + accepted
+        share = self._share[where]
+        self._share[where] = share + _SHARE_RATE * (drafted / asked - share)
 
     def _learn_means(
         self, known: Numbers, hits: Numbers, tries: Counts, asked: Counts, drafted: Counts, accepted: Counts

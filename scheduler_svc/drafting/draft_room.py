@@ -13,7 +13,7 @@ import numpy as np
 from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.plan.plan_builder import PlanBuilder
 from scheduler_svc.plan.plan_draft import Column, PlanDraft
-from scheduler_svc.plan.slot_table import IntColumn, SlotTable
+from scheduler_svc.plan.slot_table import IntColumn, SlotTable, run_of
 
 _NONE, _ONE, _TWO = (np.array(number, np.int32) for number in range(3))
 
@@ -37,11 +37,11 @@ def most_drafts(table: SlotTable, decode: IntColumn, max_drafts: Column) -> Colu
 
     `max_drafts`: of any row, int32 []. The slots must have room for a token, by their upper bounds.
     """
-    room = table.limit[decode]  # more than known, and at most what the runner holds
-    room -= table.known[decode]
+    where = run_of(decode)
+    room = table.limit[where] - table.known[where]  # at least 1, and at most what the runner holds
     room -= _ONE
     np.minimum(room, max_drafts, out=room)
-    room *= table.speculates[decode]
+    room *= table.speculates[where]
     return room
 
 
@@ -70,8 +70,8 @@ def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_gr
     The run of a row leaves one position of its table: without it, the row behind would wait for the run's result.
     """
     table, pool, decode = plans.table, plans.pool, draft.decode
-    room = table.capacity[decode]
-    room -= table.planned[decode]
+    where = run_of(decode)
+    room = table.capacity[where] - table.planned[where]
     room -= _TWO
     is_short = lengths > np.maximum(room, _NONE)
     if b"\1" not in is_short.tobytes():

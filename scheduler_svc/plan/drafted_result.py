@@ -17,7 +17,7 @@ from scheduler_svc.model.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.plan.applied_result import OK, AppliedResult, MalformedResult, end_of, failure
 from scheduler_svc.plan.in_flight import InFlight
 from scheduler_svc.plan.plan_draft import Column
-from scheduler_svc.plan.slot_table import IntColumn, SlotTable
+from scheduler_svc.plan.slot_table import IntColumn, SlotTable, run_of
 
 _NO_IDS = np.zeros(0, np.uint64)
 _NO_IDS.setflags(write=False)
@@ -65,7 +65,7 @@ def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Resu
 def _apply_all(table: SlotTable, flight: InFlight, columns: _Columns, now_s: float) -> tuple[Column, AppliedResult]:
     """Applies a result in which every row is live and has tokens, as nearly all do; returns the number of tokens that
     each row keeps, too."""
-    slots, kept = flight.slots, columns.counts
+    slots, where, kept = flight.slots, run_of(flight.slots), columns.counts
     ends: list[tuple[Sequence, End]] = []
     if flight.fills or table.stops:
         kept = kept.copy()
@@ -75,16 +75,16 @@ def _apply_all(table: SlotTable, flight: InFlight, columns: _Columns, now_s: flo
     tokens, firsts = _runs(columns, flight.batch_rows.rows, kept) if cut else (columns.tokens, columns.firsts)
     applied = AppliedResult(flight, rows, tokens, _NO_IDS, ends, now_s=now_s)
     applied.previous_at = np.full(len(tokens), now_s)
-    applied.previous_at[firsts] = table.last_token_at[slots]
+    applied.previous_at[firsts] = table.last_token_at[where]
     unused = columns.most - columns.accepted
-    table.known[slots] -= unused
-    table.planned[slots] -= unused
-    table.spread[slots] -= columns.most
-    lengths = table.length[slots] + kept
-    table.computed[slots] = lengths - _ONE
-    table.drafted[slots] += columns.drafted
-    table.accepted[slots] += np.minimum(columns.accepted, kept) if cut else columns.accepted
-    table.last_token_at[slots] = now_s
+    table.known[where] -= unused
+    table.planned[where] -= unused
+    table.spread[where] -= columns.most
+    lengths = table.length[where] + kept
+    table.computed[where] = lengths - _ONE
+    table.drafted[where] += columns.drafted
+    table.accepted[where] += np.minimum(columns.accepted, kept) if cut else columns.accepted
+    table.last_token_at[where] = now_s
     table.append_runs(slots, tokens, kept, firsts, lengths)
     return kept, applied
 

@@ -18,7 +18,7 @@ from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.in_flight import BatchRows, InFlight
 from scheduler_svc.plan.plan_draft import Appends, Column, PlanDraft, ones, packed_ones
-from scheduler_svc.plan.slot_table import SlotTable
+from scheduler_svc.plan.slot_table import SlotTable, run_of
 from scheduler_svc.plan.steady_decode import SteadyDecode
 
 _NO_START = np.array(-1, np.int32)
@@ -92,8 +92,9 @@ class PlanBuilder:
             counts = counts + draft.drafts
         ends = starts + counts
         # A sampling row has then computed all its known tokens and gains one.
-        known = ends + ones(len(slots)) if all(draft.sample) else table.known[slots] + sample
-        table.planned[slots], table.known[slots] = ends, known
+        where = run_of(slots)
+        known = ends + ones(len(slots)) if all(draft.sample) else table.known[where] + sample
+        table.planned[where], table.known[where] = ends, known
         flags = sample.tobytes()
         num_drafts = 0 if draft.drafts is None else int(np.add.reduce(draft.drafts))
         flight = InFlight(
@@ -108,14 +109,14 @@ class PlanBuilder:
             num_decode=len(draft.decode),
             positions=len(draft.decode) + sum(draft.counts) + num_drafts,
             samples=flags.count(1),
-            fills=1 in (known >= table.limit[slots]).tobytes(),
+            fills=1 in (known >= table.limit[where]).tobytes(),
             sent_at=self._clock(),
             num_drafts=num_drafts,
         )
         plan = draft.encode(self._releases)
         _encode_extents(flight, plan)
         if table.drafts:
-            self._add_drafts(flight, draft.drafts, plan)
+            self._add_drafts(flight, where, draft.drafts, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]
         step = PlannedStep(flight.number, plan, flight, joined, self._left)
         self._releases, self._left, self._steady = [], [], None
@@ -151,25 +152,25 @@ class PlanBuilder:
             steady = self._steady = SteadyDecode.after(last, table)
         return steady
 
-    def _add_drafts(self, flight: InFlight, drafts: Column | None, plan: plan_pb2.Plan) -> None:
+    def _add_drafts(
+        self, flight: InFlight, where: slice | npt.NDArray[np.int64], drafts: Column | None, plan: plan_pb2.Plan
+    ) -> None:
         """Adds the rows' drafts (None: no row drafts) to a plan whose rows are committed, and removes the starts of
         rows that depend on drafts.
 
         A row that drafts, or whose slot has unanswered drafts, has no start: only the runner will know the position.
         """
-        table, slots = self.table, flight.slots
-        spread = table.spread[slots]
+        spread = self.table.spread[where]
         if drafts is not None:
             flight.drafts = drafts
-            spread += drafts
-            table.spread[slots] = spread
+            spread = self.table.spread[where] = spread + drafts
             plan.extent_counts = flight.counts.tobytes()
             plan.extent_drafts = drafts.astype(np.uint8).tobytes()
         unknown = spread.astype(bool)  # a row's drafts are part of its slot's spread
         if drafts is None:
             if b"\1" not in unknown.tobytes():
                 return
-            flight.drafts = np.zeros(len(slots), np.int32)
+            flight.drafts = np.zeros(len(flight.flags), np.int32)
         plan.extent_starts = np.where(unknown, _NO_START, flight.starts).tobytes()
 
     def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:

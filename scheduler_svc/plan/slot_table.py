@@ -51,6 +51,18 @@ _NONE = np.iinfo(np.int32).min
 IntColumn = npt.NDArray[np.int64]
 
 
+def run_of(slots: IntColumn) -> slice | IntColumn:
+    """Returns the slots as a slice if each is the one after the slot before it, as in a full table; otherwise `slots`.
+
+    A column is read and written several times faster with a slice. What is read is then a view, not a copy.
+    """
+    count = len(slots)
+    first = int(slots[0]) if count else 0
+    if first + count > len(_PLACES) or slots.tobytes() != _PLACES[first : first + count].tobytes():
+        return slots
+    return slice(first, first + count)
+
+
 class SlotTable:
     """Columns over `num_slots` slots, and the sequence in each."""
 
