@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.check.work import Advance
+from bench.check.work import Advance, Work
 from bench.scheduler.load import DEPTH, Load, fill, hello, take
 from roster_protos import plan_pb2
 from scheduler_svc.model.ledger import Ledger
@@ -92,3 +92,6 @@ def _answer(step: PlannedStep, accepted: Column) -> bytes:
     result.tokens = np.full(num_tokens, 1000 + step.number % 1000, "<i4").tobytes()
     result.timings.forward_ns = round(1e9 * _step_s(flight.positions))
     return result.SerializeToString()
+
+
+DRAFTING_WORK = (Work("scheduler, 256 drafting", "step", lambda: drafting_steps(256), warm_up=60, counted=61),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench.check.drafting_work import drafting_steps
 from bench.check.work import Advance, Work
 from bench.common.traces import CONVERSATIONS
 from bench.scheduler.load import Load, scheduler_steps
@@ -47,7 +46,6 @@ SCHEDULER_WORK = (
         warm_up=60,
         counted=100,
     ),
-    Work("scheduler, 256 drafting", "step", lambda: drafting_steps(256), warm_up=60, counted=61),
     Work("engine, simulated requests", "request", lambda: simulated_requests("fcfs"), warm_up=4, counted=24),
     Work("engine, policy auto", "request", lambda: simulated_requests("auto"), warm_up=4, counted=24),
 )

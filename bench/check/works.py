@@ -9,12 +9,14 @@ import argparse
 from dataclasses import replace
 
 from bench.check.counting import run_counted
+from bench.check.drafting_work import DRAFTING_WORK
 from bench.check.front_work import FRONT_WORK
 from bench.check.scheduler_work import SCHEDULER_WORK
 from bench.check.work import Advance, Work
 from roster_common.logs import configure_logs
 
-WORKS = (*SCHEDULER_WORK, *FRONT_WORK)
+WORKS = (*SCHEDULER_WORK, *FRONT_WORK, *DRAFTING_WORK)
+"""New ones come last: what a work leaves behind changes what the garbage collector does in the next ones."""
 
 
 def slowed(work: Work, share: float) -> Work:

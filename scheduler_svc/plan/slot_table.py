@@ -169,15 +169,16 @@ class SlotTable:
 
     def _settle_all(self) -> None:
         """Brings all logs up to date and clears the recent tokens."""
-        recent = np.ascontiguousarray(self._recent[: self._num_recent].T)  # [slots, results]
+        running = [(slot, sequence) for slot, sequence in enumerate(self.sequences.tolist()) if sequence is not None]
+        slots = [slot for slot, _ in running]
+        recent = self._recent[: self._num_recent].T[slots]  # [running, results]
         mask = recent != _NONE
         if any(self._first_recent):
-            mask &= _PLACES[: self._num_recent] >= np.array(self._first_recent)[:, None]
+            mask &= _PLACES[: self._num_recent] >= np.array(self._first_recent)[slots, None]
         tokens, end = recent[mask].tobytes(), 0
-        for sequence, count in zip(self.sequences.tolist(), np.count_nonzero(mask, axis=1).tolist(), strict=True):
+        for (_, sequence), count in zip(running, np.count_nonzero(mask, axis=1).tolist(), strict=True):
             first, end = end, end + 4 * count
-            if count and sequence is not None:
-                sequence.log.frombytes(tokens[first:end])
+            sequence.log.frombytes(tokens[first:end])
         self._recent.fill(_NONE)
         self._num_recent = 0
         self._first_recent = [0] * self.num_slots
