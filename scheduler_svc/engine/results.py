@@ -75,14 +75,13 @@ class Results:
         requests.measurements.applied(applied)
         if applied.drafted is not None:
             requests.measurements.verified(scheduler.hello.drafter, applied)
+            requests.rate.gained(applied.num_accepted)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
             requests.finish(sequence, end)
         running, waiting = scheduler.table.num_running, len(requests.queue)
-        decoding = applied.flight.num_decode
-        sampled = decoding if applied.accepted is None else decoding + int(applied.accepted.sum())
-        requests.rate.stepped(now_s, applied.step_s, decoding, running, waiting, sampled)
+        requests.rate.stepped(now_s, applied.step_s, applied.flight.num_decode, running, waiting)
         if self._policy.observes:
             self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
             self._ended.clear()

@@ -41,7 +41,8 @@ def test_nothing_is_known_before_the_first_token() -> None:
 def test_accepted_drafts_make_a_slot_faster() -> None:
     rate = ServiceRate()
     for step in range(9):
-        rate.stepped(1.0 + step, 0.1, 4, 4, 0, sampled=10)
+        rate.gained(6)
+        rate.stepped(1.0 + step, 0.1, 4, 4, 0)
     assert rate.token_s == pytest.approx(0.04)
 
 
