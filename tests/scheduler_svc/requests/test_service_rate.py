@@ -42,7 +42,7 @@ def test_accepted_drafts_make_a_slot_faster() -> None:
     rate = ServiceRate()
     for step in range(9):
         rate.gained(6)
-        rate.stepped(1.0 + step, 0.1, 4, 4, 0)
+        rate.stepped(1.0 + step / 100, 0.1, 4, 4, 0)
     assert rate.token_s == pytest.approx(0.04)
 
 
