@@ -15,7 +15,7 @@ from scheduler_svc.plan.plan_builder import PlanBuilder
 from scheduler_svc.plan.plan_draft import Column, PlanDraft
 from scheduler_svc.plan.slot_table import IntColumn, SlotTable
 
-_NONE, _ONE = np.array(0, np.int32), np.array(1, np.int32)
+_NONE, _ONE, _TWO = (np.array(number, np.int32) for number in range(3))
 
 
 def lengths_within(
@@ -58,17 +58,21 @@ def _within_step(lengths: Column, max_step_tokens: int) -> Column:
 
 
 def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_grow: bool) -> Column:
-    """Returns the numbers, cut to the positions that the rows' block tables have room for after they have grown."""
+    """Returns the numbers, cut to the positions that the rows' block tables have room for after they have grown.
+
+    The run of a row leaves one position of its table: without it, the row behind would wait for the run's result.
+    """
     table, pool, decode = plans.table, plans.pool, draft.decode
-    room = table.capacity[decode] - table.planned[decode] - _ONE
+    room = np.maximum(table.capacity[decode] - table.planned[decode] - _TWO, _NONE)
     short = (lengths > room).nonzero()[0]
     if not len(short):
         return lengths
     spare = min(pool.num_blank, pool.num_free - table.num_running) if may_grow else 0
     if spare > 0:
-        need = -((room[short] - lengths[short]) // pool.block_size)
-        num_grown = int((np.cumsum(need) <= spare).sum())
+        ends = table.planned[decode[short]] + lengths[short] + _TWO
+        need = -((table.capacity[decode[short]] - ends) // pool.block_size)
+        num_grown = int(np.count_nonzero(np.cumsum(need) <= spare))
         short, need = short[:num_grown], need[:num_grown]
         plans.grow_by(decode[short].tolist(), need.tolist(), draft.appends)
-        room = table.capacity[decode] - table.planned[decode] - _ONE
+        room[short] = lengths[short]
     return np.minimum(lengths, room)

@@ -156,9 +156,9 @@ def with_cached_blocks(num_blocks: int) -> ByHand:
     return hand
 
 
-@pytest.mark.parametrize(("num_blocks", "drafts"), [(4, {1}), (5, {1, 5}), (6, {7})])
+@pytest.mark.parametrize(("num_blocks", "drafts"), [(4, {0}), (5, {0, 4}), (6, {7})])
 def test_drafts_take_blank_blocks_and_no_cached_one(num_blocks: int, drafts: set[int]) -> None:
-    """The row has 7 tokens in 2 blocks of 4: its next position is 6, so that one draft has room in them."""
+    """The row has 7 tokens in 2 blocks of 4: its next position is 6, and the row behind it needs the last one."""
     hand = with_cached_blocks(num_blocks)
     request = hand.submit([1] * 5, 12)
     hand.answer(hand.take())
@@ -234,25 +234,41 @@ def test_a_runner_whose_drafts_no_plan_can_state_is_rejected() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "cached"), [(4, 0), (5, 1)])
 def test_a_block_that_only_a_bound_needs_preempts_and_evicts_nothing(num_blocks: int, cached: int) -> None:
-    """The run may end in the row's last block or at its end. Until it is answered, the row waits."""
-    hand = ByHand(num_blocks=num_blocks, depth=2)
+    """The rows in flight may end in the sequence's last block or at its end. It waits for a result."""
+    hand = ByHand(num_blocks=num_blocks, depth=3)
     if cached:
         hand.decoding([9] * 4, 2)
         hand.finish()
     assert hand.scheduler.pool.num_cached == cached
-    row, other = hand.submit([1] * 5, 10), hand.submit([2] * 5, 3)
-    prompts, decode = hand.take(), hand.take()
-    hand.wanted = 1
+    row, other = hand.submit([1] * 5, 10), hand.submit([2] * 5, 2)
+    hand.next = [1]
+    prompts, run, behind = hand.take(), hand.take(), hand.take()
+    assert run.drafts == [1, 0] and behind.drafts == [0]
+    assert hand.scheduler.table.planned[0] == hand.scheduler.table.capacity[0] == 8
     hand.answer(prompts)
-    run = hand.take()
-    assert run.drafts == [1, 0] and hand.scheduler.table.planned[0] == hand.scheduler.table.capacity[0] == 8
-    hand.answer(decode)
     assert hand.num_sent == hand.scheduler.preemptions == 0 and hand.scheduler.pool.num_cached == cached
     hand.answer(run)
-    assert hand.known(row) == 8 and len(hand.tokens(other)) == 3
+    assert hand.known(row) == 7 and len(hand.tokens(other)) == 2
     again = hand.take()
-    assert again.row.start in (7, -1) and hand.scheduler.preemptions == 0
+    assert again.row.start == 7 and hand.scheduler.preemptions == 0
+    hand.answer(behind)
     hand.answer(again)
     hand.finish()
     assert len(hand.tokens(row)) == 10
+    hand.stack.assert_clean()
+
+
+def test_a_run_leaves_the_row_behind_it_a_position() -> None:
+    """Without a blank block, rows take turns as without drafts: none waits for a result, and none is evicted early."""
+    hand = ByHand(num_blocks=4, depth=2)
+    hand.decoding([9] * 4, 2)
+    hand.finish()
+    row = hand.submit([1] * 5, 10)
+    hand.wanted, seen = 7, []
+    while not (row.streams and row.streams[0].end):
+        sent = hand.take()
+        seen.append(sent.row.drafts)
+        assert hand.num_sent or hand.scheduler.table.known[0] == 15, "the row waits for a result"
+        hand.answer(sent)
+    assert max(seen) > 0
     hand.stack.assert_clean()
