@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from tests.support.by_hand import ByHand, Sent
+from tests.support.plans import AWAIT
 
 
 def test_rows_behind_an_unanswered_run_have_no_start_whatever_they_draft() -> None:
@@ -272,3 +274,22 @@ def test_a_run_leaves_the_row_behind_it_a_position() -> None:
         hand.answer(sent)
     assert max(seen) > 0
     hand.stack.assert_clean()
+
+
+def test_constrained_rows_draft_nothing_and_keep_their_starts_beside_runs() -> None:
+    hand = ByHand(7, depth=2)
+    free = hand.decoding([1] * 5, 60)
+    tied = hand.submit([2] * 5, 8, grammar=grammar_text("regex", "a{8}"))
+    seen = 0
+    for _ in range(30):
+        sent = hand.take()
+        for row in sent.rows:
+            if row.flags == AWAIT:
+                assert row.start >= 0 and not row.drafts
+                seen += any(sent.drafts)
+        hand.answer(sent, {row.slot: [97] * (1 if row.flags == AWAIT else row.count) for row in sent.rows})
+        if tied.streams and tied.streams[0].end is not None:
+            break
+    assert hand.tokens(tied) == [97] * 8 and seen > 2
+    hand.finish()
+    assert len(hand.tokens(free)) == 60
