@@ -115,7 +115,7 @@ def test_streams_equal_those_without_drafts(kind: str, tmp_path: Path) -> None:
 
 def test_the_setting_has_the_latest_tokens_looked_up(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "model")
-    settings = RunnerSettings(
+    settings = RunnerSettings.read(
         device="cpu",
         model=str(folder),
         draft="ngram",
