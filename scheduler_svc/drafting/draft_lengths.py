@@ -108,7 +108,7 @@ class Drafting:
             return None
         now = load()
         rows = self._rows(decode, most, now, last_plan)
-        drafts = policy.drafts(now, rows) if policy.sets_drafts else rows.best(now)
+        drafts = policy.drafts(now, rows.protect()) if policy.sets_drafts else rows.best(now)
         return drafts if self._note_decision(decode, rows, drafts, last_plan) else None
 
     def _room(self, decode: IntColumn) -> Column:

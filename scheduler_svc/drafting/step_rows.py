@@ -53,9 +53,11 @@ class StepRows:
     denied_cost: float = 0.0
     """What a probe would cost that the allowance does not suffice for."""
 
-    def __post_init__(self) -> None:
+    def protect(self) -> StepRows:
+        """Makes what policies see read-only."""
         self.acceptance.setflags(write=False)
         self.most.setflags(write=False)
+        return self
 
     def __len__(self) -> int:
         """Returns the number of rows."""

@@ -36,6 +36,7 @@ class RatioTable:
         self._ratios = [[1.0] * len(KNOTS) for _ in range(NUM_ROWS)]  # of cells with observations
         self._counts = [[count] * len(KNOTS) for _ in range(NUM_ROWS)]
         self._seen = [[False] * len(KNOTS) for _ in range(NUM_ROWS)]
+        self._filled: dict[int, list[float]] = {}  # rows since the last correction
         self._factor = self._pace = 1.0  # of all rows: what drafts add, and steps without, relative to the seed
 
     def ratios(self, rows: int) -> list[float]:
@@ -71,6 +72,7 @@ class RatioTable:
             rate = max(1 / (1 + self._counts[r][c]), _LEAST_RATE)
             self._ratios[r][c] = max(_LEAST_RATIO, now[r][c] + rate * weight / norm * error)
             self._seen[r][c] = True
+        self._filled.clear()
         self._learn_factors(row + (row_part > 0.5), column + (column_part > 0.5))
 
     def _learn_factors(self, row: int, column: int) -> None:
@@ -86,6 +88,12 @@ class RatioTable:
 
     def _row(self, row: int) -> list[float]:
         """Returns the ratios of one row; those without observations follow the others."""
+        filled = self._filled.get(row)
+        if filled is None:
+            filled = self._filled[row] = self._fill(row)
+        return filled
+
+    def _fill(self, row: int) -> list[float]:
         seed, ratios, seen = self._seed[row], self._ratios[row], self._seen[row]
         alone = ratios[0] if seen[0] else seed[0] * self._pace
         known = [c for c in range(1, len(KNOTS)) if seen[c]]
