@@ -82,6 +82,11 @@ class Drafting:
         faded = _KEEP ** (last_plan - self._gained_at)
         return 1 + self._gained * faded, self._charged * faded
 
+    def described(self, load: Load, last_plan: int) -> Load:
+        """Returns the load with what drafts usually gain."""
+        tokens, drafts = self.usual(last_plan)
+        return load._replace(tokens_per_row=tokens, drafts_per_row=drafts)
+
     def wants(self, last_plan: int, policy: PolicyGuard) -> bool:
         """Returns whether the plan after this one may draft; if not, it may follow from the last one."""
         if not self.max_drafts:
