@@ -90,7 +90,7 @@ class Results:
         """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
+        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows, applied.drafted is None)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:
