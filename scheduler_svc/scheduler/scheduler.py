@@ -264,7 +264,7 @@ class Scheduler:
         """Returns the load for the policy, for a step that decodes the slots `decode`. `prompt`: slot of the first
         prompt under way."""
         load = load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
-        return self.drafting.described(load, self.last_plan) if self._may_draft else load
+        return self.drafting.described(load, self.last_plan) if self.table.drafts else load
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""
