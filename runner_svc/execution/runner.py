@@ -44,6 +44,7 @@ class Runner:
                 max_step_tokens=backend.max_step_tokens,
                 context_length=model.context_length,
                 vocab_size=model.vocab_size,
+                max_drafts=getattr(backend, "max_drafts", 0),
             ),
             gathers_inputs=self._slot_backend is not None,
         )
@@ -81,6 +82,8 @@ class Runner:
             cache_groups=1,
             model=backend.model,
             step_costs=self.step_costs,
+            max_drafts=getattr(backend, "max_drafts", 0),
+            drafter=getattr(backend, "drafter_name", ""),
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 
@@ -205,6 +208,9 @@ def _failed(num_rows: int) -> np.ndarray:
 def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
     """Returns the output by plan row; rows left out of the batch have failed."""
     statuses, token_counts = output.statuses, output.token_counts
+    drafted = np.zeros(applied.num_rows if applied.drafts else 0, np.uint8)
+    if len(output.drafted):
+        drafted[applied.rows] = output.drafted
     if len(applied.rows) < applied.num_rows:
         statuses = _failed(applied.num_rows)
         statuses[applied.rows] = output.statuses
@@ -218,4 +224,5 @@ def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
         tokens=output.tokens.tobytes(),
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
+        drafted=drafted.tobytes(),
     )
