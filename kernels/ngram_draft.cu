@@ -2,8 +2,8 @@
 // runner_svc/drafting/ngram.py, whose proposals it has bit by bit. A block per row.
 //
 // The match that ends before position e has as many tokens as `tokens[:e]` and the known tokens share at their ends, at
-// most MOST. The longest wins, of equal ones the latest; a match of fewer than LEAST tokens proposes nothing. Nothing at or
-// beyond the counter is read. Macros: THREADS; MOST, at most 32; LEAST.
+// most MOST. The longest wins, of equal ones the latest. Only the last WINDOW known tokens are searched, and nothing at
+// or beyond the counter is read. Macros: THREADS; MOST, at most 32; WINDOW.
 
 #include "vector.cuh"
 
@@ -27,15 +27,16 @@ extern "C" __global__ void ngram_draft(
     const long long slot = slots[row];
     const int known = wanted > 0 ? max(0, min(counters[slot], context_length)) : 0;
     const int* tokens = token_buffer + slot * context_length;
+    const int begin = max(0, known - WINDOW);
     if (threadIdx.x == 0) best = 0;
-    if (threadIdx.x < min(MOST, known)) suffix[threadIdx.x] = tokens[known - 1 - threadIdx.x];
+    if (threadIdx.x < min(MOST, known - begin)) suffix[threadIdx.x] = tokens[known - 1 - threadIdx.x];
     __syncthreads();
     unsigned mine = 0;
-    for (int end = threadIdx.x + 1; end < known; end += THREADS) {
+    for (int end = begin + threadIdx.x + 1; end < known; end += THREADS) {
+        const int most = min(MOST, end - begin);
         int matched = 0;
-        while (matched < MOST && matched < end && tokens[end - 1 - matched] == suffix[matched]) ++matched;
-        if (matched < LEAST) continue;
-        mine = max(mine, static_cast<unsigned>(matched) << PLACE_BITS | end);
+        while (matched < most && tokens[end - 1 - matched] == suffix[matched]) ++matched;
+        if (matched) mine = max(mine, static_cast<unsigned>(matched) << PLACE_BITS | end);
     }
     if (mine) atomicMax(&best, mine);
     __syncthreads();

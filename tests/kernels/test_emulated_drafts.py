@@ -41,12 +41,14 @@ class State:
     def __init__(self, tokens: Tensor, counters: Tensor, tables: Tensor, *, emulated: bool) -> None:
         self.tokens, self.counters = tokens.clone(), counters.clone()
         make = emulated_drafts if emulated else host_drafts
-        self.launchers = make(self.tokens, self.counters, tables, BLOCK_SIZE, VOCAB)
+        self.launchers = make(self.tokens, self.counters, tables, BLOCK_SIZE, VOCAB, longest=4, window=40)
 
 
-def emulated_drafts(tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab: int) -> DraftLaunchers:
+def emulated_drafts(
+    tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab: int, **settings: int
+) -> DraftLaunchers:
     return DraftLaunchers(
-        ngram=ngram.NgramDraft(tokens, counters),
+        ngram=ngram.NgramDraft(tokens, counters, **settings),
         place=place.PlaceDrafts(tokens, counters, vocab),
         gather=gather.GatherDrafted(tokens, tables, block_size),
         expand=records.ExpandRecords(),

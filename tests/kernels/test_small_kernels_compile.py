@@ -91,7 +91,7 @@ CASES = {
     ),
     "gather": ("gather_inputs", ()),
     "scatter": ("scatter_segments", ()),
-    "ngram": ("ngram_draft", ("-DTHREADS=512", "-DMOST=8", "-DLEAST=2")),
+    "ngram": ("ngram_draft", ("-DTHREADS=512", "-DMOST=8", "-DWINDOW=8192")),
     "place-drafts": ("place_drafts", ()),
     "gather-drafted": ("gather_drafted", ()),
     "expand-records": ("expand_records", ()),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.cuda.drafts.ngram import LEAST_MATCHED, MOST_MATCHED
+from runner_svc.drafting.drafter import Drafter
+from runner_svc.drafting.ngram import NgramDrafter
 from runner_svc.interface.draft_launchers import DraftLaunchers, DraftRows
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
 
 
-def host_drafts(tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab_size: int) -> DraftLaunchers:
-    """Returns the launchers over a token buffer, its counters and block tables."""
+def host_drafts(
+    tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab_size: int, **ngram: int
+) -> DraftLaunchers:
+    """Returns the launchers over a token buffer, its counters and block tables; `ngram`: settings of its drafter."""
     return DraftLaunchers(
-        ngram=HostNgram(tokens, counters),
+        ngram=HostDrafter(NgramDrafter(**ngram), tokens, counters),
         place=HostPlace(tokens, counters, vocab_size),
         gather=HostDraftedGather(tokens, tables, block_size),
         expand=host_expand,
@@ -24,29 +28,19 @@ def host_drafts(tokens: Tensor, counters: Tensor, tables: Tensor, block_size: in
     )
 
 
-class HostNgram:
-    def __init__(self, tokens: Tensor, counters: Tensor) -> None:
-        self._tokens, self._counters = tokens, counters
+class HostDrafter:
+    """A drafter of the CPU's backends as the launcher of one."""
+
+    def __init__(self, drafter: Drafter, tokens: Tensor, counters: Tensor) -> None:
+        self._drafter, self._tokens, self._counters = drafter, tokens, counters
 
     def __call__(self, stream: int, rows: DraftRows, proposals: Tensor) -> None:
+        slots, most = rows.slots.numpy(), np.where(rows.starts.numpy() < 0, rows.counts.numpy() - 1, 0)
+        counters = self._counters.numpy()[slots].clip(0, self._tokens.shape[1])
+        most = most.clip(0, proposals.shape[1]).astype(np.int32)
+        own = self._drafter.propose(self._tokens.numpy(), slots, counters, most)[:, : proposals.shape[1]]
         proposals.fill_(-1)
-        for row, (slot, start, count) in enumerate(zip(*_lists(rows.slots, rows.starts, rows.counts), strict=True)):
-            if start < 0 and count > 1:
-                known = self._tokens[slot, : max(0, int(self._counters[slot]))].tolist()
-                own = following(known, min(count - 1, proposals.shape[1]))
-                proposals[row, : len(own)] = proposals.new_tensor(own)
-
-
-def following(tokens: list[int], most: int) -> list[int]:
-    """Returns what followed the longest recent match of the last tokens."""
-    best, place = 0, 0
-    for end in range(1, len(tokens)):
-        matched = 0
-        while matched < min(MOST_MATCHED, end) and tokens[end - 1 - matched] == tokens[-1 - matched]:
-            matched += 1
-        if matched >= max(best, LEAST_MATCHED):
-            best, place = matched, end
-    return [tokens[place + i % (len(tokens) - place)] for i in range(most)] if best else []
+        proposals[:, : own.shape[1]] = torch.from_numpy(own)
 
 
 class HostPlace:

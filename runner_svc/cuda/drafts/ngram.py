@@ -8,17 +8,27 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
 from runner_svc.interface.draft_launchers import DraftRows
 
-MOST_MATCHED, LEAST_MATCHED = 8, 2
+LONGEST, WINDOW = 8, 8192
+"""Those of `runner_svc.drafting.ngram.NgramDrafter`."""
+
 _THREADS = 512
 
 
 class NgramDraft:
     """Proposals from a token buffer and its counters, whose addresses must not change."""
 
-    def __init__(self, token_buffer: Tensor, counters: Tensor, *, overlap: bool = False) -> None:
+    def __init__(
+        self,
+        token_buffer: Tensor,
+        counters: Tensor,
+        *,
+        longest: int = LONGEST,
+        window: int = WINDOW,
+        overlap: bool = False,
+    ) -> None:
         """`token_buffer`: int32 [slots + 1, context_length]; `counters`: int32 [slots + 1]."""
         self._token_buffer, self._counters = token_buffer, counters
-        defines = {"THREADS": _THREADS, "MOST": MOST_MATCHED, "LEAST": LEAST_MATCHED}
+        defines = {"THREADS": _THREADS, "MOST": longest, "WINDOW": window}
         self._kernel = Kernel(load("ngram_draft", defines), "ngram_draft", "PPPPPPii", _THREADS, overlap=overlap)
 
     def __call__(self, stream: int, rows: DraftRows, proposals: Tensor) -> None:
