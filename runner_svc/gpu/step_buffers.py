@@ -127,7 +127,10 @@ class PackedStep:
 
     def plan(self, begin: int, words: int) -> NDArray[np.int32]:
         """Returns `words` words of the plan section from `begin` on."""
-        begin += self.layout.plan
+        return self.section(self.layout.plan + begin, words)
+
+    def section(self, begin: int, words: int) -> NDArray[np.int32]:
+        """Returns `words` words from `begin` on."""
         return self.words[begin : begin + words]
 
     def append(self, array: NDArray[np.int32]) -> Placed:
