@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.drafting.ngram import NgramDrafter
 from runner_svc.execution.runner import Runner
@@ -20,6 +21,8 @@ from tests.support.drafting_driver import Drafting, DraftingDriver
 from tests.support.host_drafts import HostDrafter
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS
+
+_BEYOND = 24
 
 
 class Prophet:
@@ -78,27 +81,32 @@ class ModelDraftingDriver(DraftingDriver):
         super().__init__(backend, dice, 0, depth=3)  # type: ignore[arg-type]
         self.requests = [_random_request(dice, number) for number in range(requests)]
         for request in self.requests:
-            request.alone, request.alone_logprobs = self._alone(plain, request)
-        prophet.texts = [request.prompt + request.alone for request in self.requests]
+            tokens, request.alone_logprobs = self._alone(plain, request)
+            end = tokens.index(IM_END_ID) + 1 if IM_END_ID in tokens else len(tokens)
+            request.alone = tokens[: min(end, request.max_tokens)]
+            prophet.texts.append(request.prompt + tokens)
 
     def _alone(self, plain: CudaBackend, request: Drafting) -> tuple[list[int], list[float]]:
+        """Returns the tokens and those that plans in flight may sample behind the end."""
         runner = Runner(plain)
         runner.reset()
-        whole = Drafting(**{**_fields(request), "tokens": [], "logprobs": []})
+        tokens: list[int] = []
+        logprobs: list[float] = []
         blocks = list(range(1, -(-plain.model.context_length // plain.block_size) + 1))
         begin = admission(0, request.prompt, blocks, **self._parameters(request))
         extent, number = (0, 0, len(request.prompt), SAMPLE), 1
-        while not whole.ended:
+        while len(tokens) < request.max_tokens + _BEYOND:
             result = runner.execute(number, plan(admissions=[begin] if number == 1 else [], extents=[extent]))
             values = [np.frombuffer(entry.values, "<f4").tolist() for entry in result.logprobs]
-            whole.take(ints(result.tokens), values[0] if values else [])
-            extent, number = (0, whole.length - 1, 1, SAMPLE), number + 1
-        return whole.tokens, whole.logprobs
+            tokens += ints(result.tokens)
+            logprobs += values[0] if values else []
+            extent, number = (0, len(request.prompt) + len(tokens) - 1, 1, SAMPLE), number + 1
+        return tokens, logprobs
 
     def _parameters(self, request: Drafting) -> dict[str, Any]:
         assert isinstance(request, ModelDrafting)
         asked = {} if request.top is None else {"logprobs": request.top}
-        values = {"temperature": request.temperature, "min_tokens": request.min_tokens, "stop_ids": [257]}
+        values = {"temperature": request.temperature, "min_tokens": request.min_tokens, "stop_ids": [IM_END_ID]}
         return {
             "prompt_len": len(request.prompt),
             "seed": request.seed,
@@ -124,7 +132,3 @@ def _random_request(dice: random.Random, number: int) -> ModelDrafting:
         top=dice.choice([None, None, 0, 2]),
         penalties=dice.choice([{}, {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": 0.3}]),
     )
-
-
-def _fields(request: Drafting) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in Drafting.__dataclass_fields__}

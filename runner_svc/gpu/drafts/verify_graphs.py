@@ -54,6 +54,7 @@ class VerifyGraphs:
         shapes = [
             VerifyShape(rows, stride)
             for stride in self._strides[1:]
+            if self._most[stride]
             for rows in {min(1 << power, self._most[stride]) for power in range(self._most[stride].bit_length() + 1)}
         ]
         shapes.sort(key=lambda shape: (-shape.num_tokens, shape.stride))
