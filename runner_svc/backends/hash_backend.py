@@ -256,7 +256,7 @@ class HashBackend:
     ) -> StepOutput:
         tokens, slots = np.array(picked, np.int32), self.host_slots.redirected(batch.slots[rows], gone)
         finite = self._finite(batch, rows, batch.ends[rows])
-        self.host_slots.write(slots, batch.ends[rows], tokens, epochs, finite)
+        self.host_slots.write(slots, batch.ends[rows], tokens, epochs)  # rows in flight may read those not finite
         output = StepOutput.sampled(len(batch.slots), rows, tokens, finite)
         for row, token, usable in zip(rows.tolist(), picked, finite.tolist(), strict=True):
             top = batch.states[row].logprobs

@@ -143,16 +143,12 @@ class HostSlots:
         slots: NDArray[np.int32],
         positions: NDArray[np.int32],
         tokens: NDArray[np.int32],
-        epochs: NDArray[np.int64] | None,
-        finite: NDArray[np.bool_],
+        epochs: NDArray[np.int64] | None = None,
     ) -> None:
-        """Writes sampled `tokens` [L] to `positions` of `slots`, except those that are not `finite` [L].
+        """Writes sampled `tokens` [L] to `positions` of `slots`.
 
         `epochs` [L] are the slots' epochs when the rows were computed; None means that they have not changed.
         """
-        if not finite.all():
-            slots, positions, tokens = slots[finite], positions[finite], tokens[finite]
-            epochs = epochs[finite] if epochs is not None else None
         if epochs is not None:
             self.strays += int((self.epochs[slots] != epochs)[slots != self.dummy_slot].sum())
         self.tokens[slots, positions] = tokens

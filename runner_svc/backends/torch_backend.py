@@ -159,7 +159,13 @@ class TorchBackend:
         epochs: NDArray[np.int64] | None = None,
     ) -> StepOutput:
         """Writes the drawn tokens into the token buffer at `slots` [L]; returns the output."""
-        self.host_slots.write(slots, batch.ends[rows], sampled.tokens, epochs, sampled.finite)
+        written = sampled.finite
+        self.host_slots.write(
+            slots[written],
+            batch.ends[rows][written],
+            sampled.tokens[written],
+            epochs[written] if epochs is not None else None,
+        )
         output = StepOutput.sampled(len(batch.slots), rows, sampled.tokens, sampled.finite)
         output.logprobs = sampled.logprobs
         return output

@@ -182,12 +182,15 @@ class BatchState:
             self._correct_bounds(batch, output, current)
         else:
             self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
+        lost = current & batch.sample & ~drew
         if len(batch.awaits):
             waiting = batch.waiting
             counters.num_tokens[batch.slots[writes & waiting]] += 1
-            counters.num_tokens[batch.slots[current & batch.sample & ~waiting & ~drew]] -= 1
-        else:
-            counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
+            lost &= ~waiting
+        if lost.any():
+            slots = batch.slots[lost]
+            counters.num_tokens[slots] -= 1
+            counters.computed[slots] = counters.num_tokens[slots]  # what its rows in flight would compute is no token
         failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
         if failed.any():
             counters.failed[batch.slots[failed]] = True
@@ -204,7 +207,7 @@ class BatchState:
     def _correct_bounds(self, batch: StepBatch, output: StepOutput, current: NDArray[np.bool_]) -> None:
         """Corrects the bounds of the rows without start that are set in `current` [R] by their number of tokens.
 
-        A row without a token is left to `record`, which corrects the lower bound for all rows.
+        A row without a token loses only its drafts here: `record` does the rest for all such rows.
         """
         rows = np.flatnonzero(current & (batch.starts < 0))
         if not len(rows):

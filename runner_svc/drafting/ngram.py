@@ -20,7 +20,7 @@ class NgramDrafter:
     name = "ngram"
 
     def __init__(self, longest: int = 8, window: int = 8192) -> None:
-        """`longest`: length from which one match is as good as another, in tokens; `window`: latest tokens to search."""
+        """`longest`: length from which matches are equally good, in tokens; `window`: number of tokens searched."""
         self._longest = longest
         self._window = window
 

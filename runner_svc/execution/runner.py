@@ -35,6 +35,8 @@ class Runner:
         """What steps cost, as measured at start; empty if they were not measured."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._slot_backend = backend if isinstance(backend, SlotBackend) else None
+        # Without a counter of known tokens in the backend, no row can draft. A row's number of tokens is a byte.
+        self._max_drafts = min(getattr(backend, "max_drafts", 0), 254) if self._slot_backend is not None else 0
         model = backend.model
         self._state = BatchState(
             Limits(
@@ -44,7 +46,7 @@ class Runner:
                 max_step_tokens=backend.max_step_tokens,
                 context_length=model.context_length,
                 vocab_size=model.vocab_size,
-                max_drafts=getattr(backend, "max_drafts", 0),
+                max_drafts=self._max_drafts,
             ),
             gathers_inputs=self._slot_backend is not None,
         )
@@ -82,8 +84,8 @@ class Runner:
             cache_groups=1,
             model=backend.model,
             step_costs=self.step_costs,
-            max_drafts=getattr(backend, "max_drafts", 0),
-            drafter=getattr(backend, "drafter_name", ""),
+            max_drafts=self._max_drafts,
+            drafter=getattr(backend, "drafter_name", "") if self._max_drafts else "",
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 

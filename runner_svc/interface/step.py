@@ -150,6 +150,8 @@ class StepOutput:
         """Marks the rows set in `rows` [R] ROW_STATUS_FAILED and removes their tokens and log-probabilities."""
         self.tokens = self.tokens[~np.repeat(rows, self.token_counts)]
         self.token_counts[rows] = 0
+        if len(self.drafted):
+            self.drafted[rows] = 0
         self.statuses[rows] = plan_pb2.ROW_STATUS_FAILED
         self.logprobs = [entry for entry in self.logprobs if not rows[entry.row]]
         self.prompt_logprobs = [entry for entry in self.prompt_logprobs if not rows[entry.row]]

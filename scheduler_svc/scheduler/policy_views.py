@@ -118,7 +118,7 @@ def observation(hello: plan_pb2.Hello, applied: AppliedResult, now_s: float, end
         round_trip_s=now_s - flight.sent_at,
         step_s=applied.step_s,
         decode_rows=num_decode,
-        prefill_tokens=flight.positions - num_decode,
+        prefill_tokens=flight.positions - num_decode - flight.num_drafts,
         context=int(np.add.reduce(flight.starts[:num_decode])),
         tile_tokens=tile_tokens(hello),
         gaps_s=gaps_s,

@@ -16,20 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from roster_protos import plan_pb2
+from scheduler_svc.drafting.draft_lengths import Drafting
+from scheduler_svc.drafting.draft_room import lengths_within
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
+from scheduler_svc.plan.drafted_result import apply_drafted_rows
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
 from scheduler_svc.plan.slot_table import SlotTable
-from scheduler_svc.policy import Budget, Load, PolicyGuard
+from scheduler_svc.policy import Budget, Load, PolicyGuard, RequestView
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
 from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
-from scheduler_svc.scheduler.policy_views import load_view
+from scheduler_svc.scheduler.policy_views import load_view, request_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
@@ -77,6 +80,9 @@ class Scheduler:
         """How long this runner's steps take."""
         self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
+        self.drafting = Drafting(hello, self.table, self.step_times, _view_of, self.most_tokens)
+        """Decides how many tokens the rows draft."""
+        self.plans.may_draft = self._may_draft = self.drafting.max_drafts > 0
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -117,7 +123,8 @@ class Scheduler:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
-        applied = apply_rows(self.table, flight, result, self._clock())
+        apply = apply_rows if flight.drafts is None else apply_drafted_rows
+        applied = apply(self.table, flight, result, self._clock())
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
@@ -126,12 +133,16 @@ class Scheduler:
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
+        if flight.drafts is not None:
+            self.drafting.applied(applied)
         return applied
 
     def note_time(self, applied: AppliedResult) -> None:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
         flight = applied.flight
         applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
+        if flight.drafts is not None:
+            return
         self.step_times.note(
             flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s, applied.idle_s > 0
         )
@@ -200,7 +211,8 @@ class Scheduler:
         """Plans and commits the next step. Returns None if no sequence can advance."""
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
-        if not may_displace and not (waiting and self.table.free):
+        may_follow = not may_displace and not (waiting and self.table.free)
+        if may_follow and not (self._may_draft and self.drafting.wants(self.last_plan, policy)):
             step = self.plans.follow()
             if step is not None:
                 self.timing.planned(step.flight)
@@ -221,12 +233,22 @@ class Scheduler:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
             return None
+        if self._may_draft and not (prompts or draft.slots or draft.joined):
+            self._add_drafts(draft, queue, policy)
         self.prefill_tokens += sum(draft.counts)
         step = self.plans.commit(draft)
         self.timing.planned(step.flight)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
+
+    def _add_drafts(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> None:
+        """Lets rows of a step without prompts draft, if the policy wants to."""
+        lengths = self.drafting.lengths(draft.decode, self.last_plan, lambda: self.load(queue, draft.decode), policy)
+        if lengths is not None:
+            waits = bool(queue) or self.ledger.waiting_tokens > 0
+            most = self.drafting.max_drafts, self._max_step_tokens
+            draft.drafts = lengths_within(self.plans, draft, lengths, *most, may_grow=not waits)
 
     def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:
@@ -319,3 +341,7 @@ class Scheduler:
                 break
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
             rest.use(count)
+
+
+def _view_of(sequence: Sequence) -> RequestView:
+    return request_view(sequence.request)
