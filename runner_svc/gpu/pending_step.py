@@ -75,5 +75,6 @@ class PendingCudaStep:
     @property
     def _drawn(self) -> NDArray[np.bool_]:
         """bool [L]: the sampling rows that do not wait for masks."""
-        waiting = self.masked_rows.rows if self.masked_rows is not None else []
-        return np.isin(self.sample_rows, waiting, invert=True)
+        if self.masked_rows is None:
+            return np.ones(len(self.sample_rows), np.bool_)
+        return np.isin(self.sample_rows, self.masked_rows.rows, invert=True)

@@ -63,11 +63,23 @@ class StepLayout:
         Without `drafts`, the sections of steps that draft are empty.
         """
         section = aligned(max_rows + 1)
-        rows = [place * section for place in range(5)]
-        plan = (8 if drafts else 5) * section
+        sections = 8 if drafts else 5
+        plan = sections * section
         tail = plan + aligned(plan_words)
-        extra = [(5 + place) * section if drafts else plan for place in range(3)]
-        return cls(*rows, *extra, plan, tail, tail + aligned(tail_words))
+        counts, limits, sampled = (min(place, sections) * section for place in (5, 6, 7))
+        return cls(
+            slots=0,
+            starts=section,
+            offsets=2 * section,
+            last_positions=3 * section,
+            prompt_lens=4 * section,
+            counts=counts,
+            limits=limits,
+            sampled=sampled,
+            plan=plan,
+            tail=tail,
+            words=tail + aligned(tail_words),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
 CONTEXT, BLOCK_SIZE, SLOTS, VOCAB = 70, 8, 9, 5
+LONGEST, WINDOW = 4, 40
 
 
 @pytest.fixture
@@ -41,14 +42,14 @@ class State:
     def __init__(self, tokens: Tensor, counters: Tensor, tables: Tensor, *, emulated: bool) -> None:
         self.tokens, self.counters = tokens.clone(), counters.clone()
         make = emulated_drafts if emulated else host_drafts
-        self.launchers = make(self.tokens, self.counters, tables, BLOCK_SIZE, VOCAB, longest=4, window=40)
+        self.launchers = make(self.tokens, self.counters, tables, BLOCK_SIZE, VOCAB, LONGEST, WINDOW)
 
 
 def emulated_drafts(
-    tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab: int, **settings: int
+    tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab: int, longest: int, window: int
 ) -> DraftLaunchers:
     return DraftLaunchers(
-        ngram=ngram.NgramDraft(tokens, counters, **settings),
+        ngram=ngram.NgramDraft(tokens, counters, longest=longest, window=window),
         place=place.PlaceDrafts(tokens, counters, vocab),
         gather=gather.GatherDrafted(tokens, tables, block_size),
         expand=records.ExpandRecords(),
@@ -75,9 +76,10 @@ def random_rows(rng: random.Random, stride: int) -> list[list[int]]:
 
 
 def on_device(rows: list[list[int]], stride: int) -> DraftRows:
-    columns = torch.tensor(rows, dtype=torch.int32).T.contiguous()
+    slots, starts, counts, limits = torch.tensor(rows, dtype=torch.int32).T.contiguous()
     offsets = torch.arange(len(rows) + 1, dtype=torch.int32) * stride
-    return DraftRows(*columns, offsets, *torch.full((3, len(rows)), -7, dtype=torch.int32))
+    firsts, present, drafted = torch.full((3, len(rows)), -7, dtype=torch.int32)
+    return DraftRows(slots, starts, counts, limits, offsets, firsts, present, drafted)
 
 
 def test_a_step_is_that_of_the_definition(rng: random.Random) -> None:

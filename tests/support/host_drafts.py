@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.cuda.drafts.ngram import LONGEST, WINDOW
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.drafting.ngram import NgramDrafter
 from runner_svc.interface.draft_launchers import DraftLaunchers, DraftRows
@@ -16,11 +17,17 @@ from runner_svc.sampling.sample_records import SAMPLE_RECORD
 
 
 def host_drafts(
-    tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int, vocab_size: int, **ngram: int
+    tokens: Tensor,
+    counters: Tensor,
+    tables: Tensor,
+    block_size: int,
+    vocab_size: int,
+    longest: int = LONGEST,
+    window: int = WINDOW,
 ) -> DraftLaunchers:
-    """Returns the launchers over a token buffer, its counters and block tables; `ngram`: settings of its drafter."""
+    """Returns the launchers over a token buffer, its counters and block tables."""
     return DraftLaunchers(
-        ngram=HostDrafter(NgramDrafter(**ngram), tokens, counters),
+        ngram=HostDrafter(NgramDrafter(longest, window), tokens, counters),
         place=HostPlace(tokens, counters, vocab_size),
         gather=HostDraftedGather(tokens, tables, block_size),
         expand=host_expand,

@@ -116,11 +116,16 @@ class DraftedSteps(CudaSteps):
     def rows_on_device(self, num_rows: int) -> DraftRows:
         """Returns the rows of the packed step, padding included."""
         layout = self.layout
-        begins = (layout.slots, layout.starts, layout.counts, layout.limits)
+        firsts, present, drafted = self._resolved[:, :num_rows]
         return DraftRows(
-            *(self._section(begin, num_rows) for begin in begins),
-            self._section(layout.offsets, num_rows + 1),
-            *self._resolved[:, :num_rows],
+            slots=self._section(layout.slots, num_rows),
+            starts=self._section(layout.starts, num_rows),
+            counts=self._section(layout.counts, num_rows),
+            limits=self._section(layout.limits, num_rows),
+            offsets=self._section(layout.offsets, num_rows + 1),
+            firsts=firsts,
+            present=present,
+            drafted=drafted,
         )
 
     def sampled(self, num_rows: int) -> Tensor:

@@ -51,11 +51,21 @@ class AcceptingSampler:
         self._sampling, self._accept = sampling, accept
 
     def __call__(
-        self, stream: int, logits: Tensor, records: Tensor, ids: Tensor, values: Tensor, tokens: Tensor, finite: Tensor,
-        **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        stream: int,
+        logits: Tensor,
+        records: Tensor,
+        extra_ids: Tensor,
+        extra_values: Tensor,
+        tokens: Tensor,
+        finite: Tensor,
+        *,
+        adjusted: bool,
+        masks: Tensor | None = None,
+    ) -> None:
         """Draws and accepts; arguments as those of the sampler."""
-        self._sampling(stream, logits, records, ids, values, tokens, finite, **options)
+        drawn = (logits, records, extra_ids, extra_values, tokens, finite)
+        self._sampling(stream, *drawn, adjusted=adjusted, masks=masks)
         self._accept(stream, records, tokens, finite, torch.empty_like(tokens), 1)
 
 
