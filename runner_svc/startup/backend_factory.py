@@ -16,6 +16,7 @@ from runner_svc.startup.device_choice import BrokenGpu
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
+    from runner_svc.drafting.drafter import Drafter
     from runner_svc.gpu.loading import GpuOptions
 
 _TEST_CONTEXT_LENGTH = 8192
@@ -61,6 +62,7 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, 
     `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
+    _refuse_drafts(settings, device)
     if device == "cuda":
         return _gpu_backend(settings, progress, tries_formats)
     _refuse_fp8_cache(settings, device)
@@ -93,6 +95,8 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             eos_probability=given.eos_probability,
             step_ms=given.step_ms,
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
+            drafter=_drafter(settings),
+            max_drafts=settings.max_drafts,
         )
     from runner_svc.backends.null_backend import NullBackend
 
@@ -105,6 +109,22 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         context_length=context_length,
         step_ms=given.step_ms,
     )
+
+
+def _drafter(settings: RunnerSettings) -> Drafter | None:
+    """Returns the drafter that `draft` names; None: nothing drafts."""
+    if not settings.draft:
+        return None
+    from runner_svc.drafting.ngram import NgramDrafter
+
+    return NgramDrafter()
+
+
+def _refuse_drafts(settings: RunnerSettings, device: str) -> None:
+    reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
+    if settings.draft and device in reasons:
+        instead = ", or device to 'cpu'" if device == "cuda" else ""
+        raise UnusableSettings(f"draft is {settings.draft!r}, but {reasons[device]}: set draft to ''{instead}")
 
 
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
@@ -147,6 +167,8 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         max_step_tokens=sizes.max_step_tokens,
         decoder=settings.decoder,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
+        drafter=_drafter(settings),
+        max_drafts=settings.max_drafts,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)

@@ -73,6 +73,8 @@ class Results:
         now_s = requests.ledger.now_s
         self._record(applied)
         requests.measurements.applied(applied)
+        if applied.drafted is not None:
+            requests.measurements.verified(scheduler.hello.drafter, applied)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
@@ -89,7 +91,8 @@ class Results:
         """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.ledger.charge_sampled(applied.tenants)
+        flight = applied.flight
+        requests.ledger.charge_sampled(flight.batch_rows.tenants, applied.rows, flight.drafts is None)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:

@@ -78,12 +78,6 @@ class AppliedResult:
                 self.prompt_logprobs.append((sequence, new))
 
     @property
-    def tenants(self) -> npt.NDArray[np.int64]:
-        """Row in the ledger of each token's tenant."""
-        batch_rows, rows = self.flight.batch_rows, self.rows
-        return batch_rows.tenants if rows is batch_rows.rows else batch_rows.tenants[rows]
-
-    @property
     def sequences(self) -> list[Sequence]:
         """Sequence of each token. Computed on demand: most steps need no sequence object."""
         return self.flight.sequences[self.rows].tolist()

@@ -52,8 +52,6 @@ class PlanBuilder:
         self._steady: SteadyDecode | None = None
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
-        self.may_draft = False
-        """Whether the runner has a drafter."""
 
     def release_slot(self, slot: int) -> None:
         """Releases the slot on the runner with the next plan."""
@@ -111,7 +109,7 @@ class PlanBuilder:
         )
         plan = draft.encode(self._releases)
         _encode_extents(flight, plan)
-        if self.may_draft:
+        if self.table.drafts:
             self._add_drafts(flight, draft, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]
         step = PlannedStep(flight.number, plan, flight, joined, self._left)

@@ -58,13 +58,16 @@ class SlotTable:
         self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.announced = (
             np.zeros(num_slots, np.int32) for _ in range(7)
         )
+        self.drafts = False
+        """Whether the runner has a drafter; if not, the next columns are not kept."""
         self.spread, self.drafted, self.accepted = (np.zeros(num_slots, np.int32) for _ in range(3))
+        self.speculates = np.zeros(num_slots, bool)
         self.epoch = np.zeros(num_slots, np.int64)
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.tenant = np.zeros(num_slots, np.int64)
         self.itl_target_s = np.full(num_slots, np.inf)
         self.last_token_at = np.full(num_slots, np.nan)
-        self.constrained, self.speculates = np.zeros(num_slots, bool), np.zeros(num_slots, bool)
+        self.constrained = np.zeros(num_slots, bool)
         self.stops = StopTokens()
         """Stop tokens of all running sequences."""
         self.num_itl_targets = self.num_constrained = 0
@@ -173,7 +176,7 @@ class SlotTable:
         self.epoch[slot] = self._epochs
         self.length[slot] = self.known[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
-        self.announced[slot] = self.spread[slot] = self.drafted[slot] = self.accepted[slot] = 0
+        self.announced[slot] = 0
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id
@@ -184,7 +187,8 @@ class SlotTable:
         self.last_token_at[slot] = sequence.last_token_at
         self.constrained[slot] = bool(sequence.request.grammar)
         self.num_constrained += bool(sequence.request.grammar)
-        self.speculates[slot] = sequence.request.speculates and not sequence.request.grammar
+        if self.drafts:
+            self.speculates[slot] = sequence.request.speculates and not sequence.request.grammar
         self.stops.add(sequence.request.stop_ids)
         return slot
 
@@ -195,12 +199,13 @@ class SlotTable:
         sequence = self.sequences[slot]
         if sequence is not None:
             sequence.last_token_at = float(self.last_token_at[slot])
-            sequence.drafted_tokens += int(self.drafted[slot])
-            sequence.accepted_tokens += int(self.accepted[slot])
+            if self.drafts:
+                sequence.drafted_tokens += int(self.drafted[slot])
+                sequence.accepted_tokens += int(self.accepted[slot])
+                self.spread[slot] = self.drafted[slot] = self.accepted[slot] = 0
             self.stops.remove(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
             self.num_constrained -= bool(sequence.request.grammar)
         self.sequences[slot] = None
-        self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = self.spread[slot] = 0
-        self.drafted[slot] = self.accepted[slot] = 0
+        self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = 0
         self.free.append(slot)

@@ -188,7 +188,9 @@ class PrefixCache:
             start, slot = int(flight.starts[row]), int(flight.slots[row])
             if table.epoch[slot] != flight.epochs[row]:
                 continue
-            end = min(start + int(flight.counts[row]), int(table.announced[slot]), int(table.computed[slot]))
+            end = min(start + int(flight.counts[row]), int(table.announced[slot]))
+            if flight.drafts is not None:  # the result may have confirmed fewer positions
+                end = min(end, int(table.computed[slot]))
             blocks = flight.sequences[row].blocks[start // size : end // size]
             self._pool.confirm(blocks)
             if self._settled(blocks):
