@@ -38,20 +38,6 @@ class VerifyRows:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyRows:
-    """Rows whose first positions only the device's counters tell, int32 [N].
-
-    Bounds of each row's counter when the step executes, rows in the block tables and the counters, first rows in the
-    queries.
-    """
-
-    lowers: NDArray[np.int32]
-    uppers: NDArray[np.int32]
-    table_rows: NDArray[np.int32]
-    query_rows: NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillRows:
     """Rows of `counts` positions from `starts`, int32 [R]; rows in the block tables, first rows in the queries."""
 
