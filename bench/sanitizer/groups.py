@@ -41,9 +41,9 @@ GROUPS = {
     "gather": Group(("gather_inputs",), ("test_gather",)),
     "drafts": Group(
         ("accept_drafts", "expand_records", "gather_drafted", "ngram_draft", "place_drafts"),
-        ("test_drafts",),
-        captures=True,
+        ("test_draft_kernels",),
     ),
+    "verifying": Group(("accept_drafts", "ngram_draft", "place_drafts"), ("test_drafts",), shards=3, captures=True),
     "rotation": Group(("rotate_halves",), ("test_rotate_halves",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),

@@ -1,4 +1,4 @@
-"""Drafts on a GPU: the kernels against their definition, and streams against those of a backend without drafts."""
+"""Drafts on a GPU: streams against those of a backend without drafts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import LaunchedPlan, Runner
-from tests.support.draft_cases import BLOCK_SIZE as CASE_BLOCK_SIZE
-from tests.support.draft_cases import LONGEST, VOCAB, WINDOW, check_proposals, check_step
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
@@ -22,16 +19,11 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from bench.common.told_drafts import ToldDrafts
-from runner_svc.cuda.drafts.accept import AcceptDrafts  # imports CuPy
-from runner_svc.cuda.drafts.gather import GatherDrafted
-from runner_svc.cuda.drafts.ngram import NgramDraft
-from runner_svc.cuda.drafts.place import PlaceDrafts
-from runner_svc.cuda.drafts.records import ExpandRecords
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.interface.draft_launchers import DraftLaunchers
-from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load
+from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load  # imports CuPy
 
 LENGTH = 48  # tokens of each answer
 # Largest gap between the likeliest tokens that counts as a near tie, as a share of the log-probabilities' deviation.
@@ -43,23 +35,6 @@ def rng() -> random.Random:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)
-
-
-def launchers(tokens: Tensor, counters: Tensor, tables: Tensor) -> DraftLaunchers:
-    return DraftLaunchers(
-        ngram=NgramDraft(tokens, counters, longest=LONGEST, window=WINDOW, overlap=True),
-        place=PlaceDrafts(tokens, counters, VOCAB, overlap=True),
-        gather=GatherDrafted(tokens, tables, CASE_BLOCK_SIZE, overlap=True),
-        expand=ExpandRecords(),
-        accept=AcceptDrafts(tokens, counters),
-    )
-
-
-def test_the_kernels_are_those_of_the_definition(rng: random.Random) -> None:
-    device, stream = torch.device("cuda"), torch.cuda.current_stream().cuda_stream
-    for _ in range(100):
-        check_step(rng, launchers, device, stream)
-        check_proposals(rng, launchers, device, stream)
 
 
 class Drafted:
