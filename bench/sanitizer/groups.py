@@ -109,4 +109,5 @@ GROUPS = {
         shards=12,
         but_not="20000 or x4000",
     ),
+    "verify": Group(("paged_decode", "paged_prefill_hopper"), ("test_verify_attention",), shards=4),
 }

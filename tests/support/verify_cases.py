@@ -16,6 +16,8 @@ from runner_svc.interface.attention_launcher import VerifyRows
 from tests.support.attention_cases import AttentionBatch, AttentionCase
 from tests.support.attention_runs import TOLERANCE, attention_of, stream_of, to_device, wait_for
 
+_PLAIN = AttentionCase((), ())
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyCase:
@@ -29,7 +31,7 @@ class VerifyCase:
     positions: int
     below: int = 0
     above: int = 0
-    kind: AttentionCase = AttentionCase((), ())
+    kind: AttentionCase = _PLAIN
 
     @property
     def present(self) -> AttentionCase:
