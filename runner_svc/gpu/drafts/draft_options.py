@@ -35,7 +35,7 @@ class DraftOptions:
     @property
     def strides(self) -> list[int]:
         """The positions of a row in captured steps, ascending."""
-        return [stride for stride in STRIDES if stride < self.max_drafts + 2]
+        return [stride for stride in STRIDES if stride <= self.widest]
 
     @property
     def widest(self) -> int:
