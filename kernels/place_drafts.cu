@@ -1,6 +1,6 @@
 // Resolves the first positions of a step's rows and writes drafted tokens into the token buffer. A thread per row.
 //
-// A row with start -1 begins at its slot's last known token, which the counter of known tokens tells. Its drafts are the
+// A row with start -1 begins at its slot's last known token, by the counter of known tokens. Its drafts are the
 // proposals before the first invalid id, cut so that the run stays within the row's limit, whatever the plan says. A row
 // whose counter is beyond its limit has no position. This kernel and the gather wait before they release successors, so
 // that later kernels may read `drafted` and the counters before they wait.

@@ -1,4 +1,4 @@
-"""A drafter of trials on a GPU: it proposes the tokens that a tensor tells, right or wrong."""
+"""A drafter of trials on a GPU: it proposes the tokens in a tensor, right or wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ToldDrafts:
         self._counters = slots.counters
 
     def __call__(self, stream: int, rows: DraftRows, proposals: Tensor) -> None:
-        """Fills `proposals`, int32 [R, S], with the told tokens from each row's counter on."""
+        """Fills `proposals`, int32 [R, S], with the tensor's tokens from each row's counter on."""
         slots = rows.slots.long()
         steps = torch.arange(proposals.shape[1], device=proposals.device)
         places = (self._counters[slots].unsqueeze(1) + steps).clamp(0, self.texts.shape[1] - 1)

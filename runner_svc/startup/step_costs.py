@@ -197,7 +197,8 @@ class _Measurement:
         chunk, end = step.rows, step.start + step.positions
         blocks = 1 + step.rows * per_row + np.arange(-(-end // size))
         for number in range(count):
-            plan, released = plan_pb2.Plan(), []
+            plan = plan_pb2.Plan()
+            released: list[int] = []
             start = -1 if step.drafts else step.context + number
             rows = [(row, start, 1 + step.drafts, SAMPLE_FLAG) for row in range(step.rows)]
             if number == 0 or step.drafts:

@@ -42,7 +42,7 @@ class GainCheck:
         self._planned_at = number
 
     def learn(self, number: int, drafts: int, gained: int) -> None:
-        """Notes that the plan of this number, with so many drafts in all, has gained so many tokens."""
+        """Notes that the plan `number`, with `drafts` drafts in all, has gained `gained` tokens."""
         while self._plans and self._plans[0][0] < number:
             self._plans.popleft()
         if self._plans and self._plans[0][:2] == (number, drafts):  # not if blocks did not suffice for all drafts

@@ -104,7 +104,7 @@ class VerifyTimes:
         return bool(self._is_predicted or self._rough_s)
 
     def lacks_undrafted(self, rows: int) -> bool:
-        """Whether no step of about so many rows without drafts was measured or observed, with which others could be
+        """Whether no step of about `rows` rows without drafts was measured or observed, with which others could be
         compared."""
         self._base_s(rows, 0)
         row, part = _place(rows)

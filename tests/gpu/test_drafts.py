@@ -104,7 +104,7 @@ class Drafted:
 
 
 def told(folder: Path, fp8_cache: bool) -> tuple[DraftingCudaBackend, ToldDrafts]:
-    """Returns a backend and its drafter, to which the texts are to be told."""
+    """Returns a backend and its drafter, whose texts are still empty."""
     made: list[ToldDrafts] = []
 
     def make(kernels: DraftLaunchers, slots: object) -> ToldDrafts:

@@ -26,7 +26,7 @@ _BEYOND = 24
 
 
 class Prophet:
-    """Proposes what follows in the whole texts that it was told, each token wrong with some probability."""
+    """Proposes what follows in the whole texts that it has, each token wrong with some probability."""
 
     name = "prophet"
 

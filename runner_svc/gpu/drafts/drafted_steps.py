@@ -89,7 +89,7 @@ class DraftedSteps(CudaSteps):
     def pack_mixed(self, step: PackedStep, batch: StepBatch, bucket: int | None = None) -> MixedStep:
         """Packs a step of any rows; none of them drafts."""
         batch = replace(batch, counts=np.where(batch.starts < 0, 1, batch.counts).astype(np.int32))
-        # Only of these the device's counter tells the position.
+        # Only of these the device's counter is the position of the next token.
         decodes = (batch.counts == 1) & batch.sample
         decode, prefill = np.flatnonzero(decodes), np.flatnonzero(~decodes)
         if bucket is None:

@@ -131,7 +131,7 @@ class Halved(Policy):
 
 
 class Answer(Policy):
-    """Answers what it is told to."""
+    """Answers with what a test sets."""
 
     name = "answer"
     answer: Callable[[DraftRows], Any]
