@@ -19,7 +19,7 @@ from torch import Tensor
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.gpu.device_slots import DeviceSlots
-from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
+from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.graphs import Variant
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep
 from runner_svc.gpu.steps import CudaSteps, MixedShape, MixedStep, WholePass
@@ -59,6 +59,8 @@ class DraftedSteps(CudaSteps):
         tail_words: int,
     ) -> None:
         self.most_sampled = options.most_sampled(num_slots, max_step_tokens)
+        self.strides = [1, *options.strides]
+        """Places a row of verifying passes, ascending."""
         super().__init__(
             decoder,
             cache,
@@ -198,7 +200,7 @@ class DraftedSteps(CudaSteps):
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
         words = [super()._max_plan_words(max_step_tokens)]
-        for stride in (1, *STRIDES):
+        for stride in self.strides:
             rows = min(self.num_slots, self.most_sampled // stride)
             words += [self._attention.verify_plan_words(each, stride) for each in range(1, rows + 1)]
         return max(words)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.decoder.fusions import Fusions
 from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend, Forward
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.drafts.draft_options import DraftOptions
@@ -179,7 +180,7 @@ class DraftingCudaBackend(CudaBackend):
 
     def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
         decode, mixed = super()._captured(progress)
-        self._verify = VerifyGraphs(self._steps, self._device, self._drafts, decode)
+        self._verify = VerifyGraphs(self._steps, self._device, decode)
         self._slots.counters.fill_(1)
         self._verify.capture(partial(self._prepare, self._steps), progress)
         self._slots.words.zero_()
@@ -192,8 +193,9 @@ class DraftingCudaBackend(CudaBackend):
         stride = self._drafts.widest
         shape = VerifyShape(max(1, min(self.num_slots, steps.most_sampled // stride)), stride)
         self._prepare(steps, shape)
-        for variant in steps.verify_variants(self._device.current_stream, shape):
-            variant.launch()
+        variants = steps.verify_variants(self._device.current_stream, shape)
+        plain = [variant for variant in variants if variant.name == Fusions().name]  # takes the most memory
+        (plain or variants)[0].launch()
 
     def _prepare(self, steps: DraftedSteps, shape: VerifyShape) -> None:
         """Sets the input of a verifying step with room for drafts, all in the dummy block."""

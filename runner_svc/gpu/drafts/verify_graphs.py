@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
 from runner_svc.gpu.graphs import StepGraphs, Variant, bucket_sizes
 from runner_svc.interface.device import Device, Replay
@@ -23,13 +22,13 @@ CAPTURED_AT = 2
 class VerifyGraphs:
     """Chooses the shape of each verifying pass, and launches it."""
 
-    def __init__(self, steps: DraftedSteps, device: Device, options: DraftOptions, decode: StepGraphs) -> None:
+    def __init__(self, steps: DraftedSteps, device: Device, decode: StepGraphs) -> None:
         """`decode`: the captured decode passes."""
         self._steps = steps
         self._device = device
         self._decode = decode
-        self._strides = [1, *options.strides]
-        self._most = {stride: min(steps.num_slots, steps.most_sampled // stride) for stride in self._strides}
+        self._strides = steps.strides
+        self._most = {stride: min(steps.num_slots, steps.most_sampled // stride) for stride in steps.strides}
         self._sizes = bucket_sizes(steps.num_slots)
         self._replays: dict[VerifyShape, Replay] = {}
         self._uses: Counter[VerifyShape] = Counter()
