@@ -4,8 +4,11 @@ The backend alone answers the prompts of `bench.speculation.prompts`, task by ta
 drafts and with each number of `--drafts` in every row and step. The runs alternate, `--rounds` times; the gain is the
 median of the rounds' ratios. A scheduler would choose fewer drafts where they do not pay.
 
-With `--threads 1` the clock is the thread's own CPU time, so that other programs disturb less; otherwise it is the
-wall's.
+With `--service`, both services answer them instead, once without and once with the drafter, and the scheduler decides
+what is drafted. The prompts are cached before.
+
+With `--threads 1` the clock is the CPU time of the thread or the runner, so that other programs disturb less;
+otherwise it is the wall's.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from bench.common.provenance import provenance, write_results
 from bench.speculation.backend_runs import Answers, Clock, answer
 from bench.speculation.prompts import PROMPTS
+from bench.speculation.service_runs import Served
 from roster_common.logs import configure_logs
 from roster_protos import inference_pb2
 from runner_svc.backends.torch_backend import TorchBackend
@@ -33,6 +37,9 @@ from scheduler_svc.front.text.tokenizer import ModelText
 COLUMNS = (
     "task", "rows", "drafts", "accepted by position", "verified a row", "tokens a row", "tokens/s without", "with",
     "gain", "answers that part",
+)  # fmt: skip
+SERVICE_COLUMNS = (
+    "task", "rows", "drafted a token", "accepted a token", "tokens/s without", "with", "gain", "answers that part",
 )  # fmt: skip
 
 
@@ -124,6 +131,43 @@ def measure(
     return cases
 
 
+def measure_service(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns a record of each task and number of rows, measured through both services; prints each."""
+    records = []
+    print(f"| {' | '.join(SERVICE_COLUMNS)} |\n|{'---|' * len(SERVICE_COLUMNS)}", flush=True)
+    sizes = options.model, max(options.rows), options.threads
+    with Served("", options.max_drafts, *sizes) as plain, Served("ngram", options.max_drafts, *sizes) as drafting:
+        for rows in options.rows:
+            for task in options.tasks:
+                record = _compare(plain, drafting, task, rows, options)
+                numbers = [f"{record[name]:.2f}" for name in ("drafted", "accepted", "plain", "with drafts", "gain")]
+                print(f"| {task} | {rows} | {' | '.join(numbers)} | {record['parted']} |", flush=True)
+                records.append(record)
+    return records
+
+
+def _compare(plain: Served, drafting: Served, task: str, rows: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the record of one task and number of rows; a token of each answer first, which caches the prompts."""
+    for served in (plain, drafting):
+        served.answer(PROMPTS[task], rows, 1, options.temperature)
+    rounds = [
+        [s.answer(PROMPTS[task], rows, options.max_tokens, options.temperature) for s in (plain, drafting)]
+        for _ in range(options.rounds)
+    ]
+    without, drafted = rounds[-1]
+    total = sum(map(len, drafted.tokens))
+    return {
+        "task": task,
+        "rows": rows,
+        "drafted": round(drafted.drafted / total, 3),
+        "accepted": round(drafted.accepted / total, 3),
+        "plain": round(statistics.median(one.rate for one, _ in rounds), 2),
+        "with drafts": round(statistics.median(other.rate for _, other in rounds), 2),
+        "gain": round(statistics.median(other.rate / one.rate for one, other in rounds), 3),
+        "parted": sum(one != other for one, other in zip(without.tokens, drafted.tokens, strict=True)),
+    }
+
+
 def row_of(case: Case) -> str:
     """Returns a row of the table in docs/speculation.md."""
     shares = " ".join(f"{share:.2f}" for share in case.acceptance)
@@ -138,6 +182,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=[*PROMPTS], default=[*PROMPTS])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], help="prompts at a time")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="drafts of each row")
+    parser.add_argument("--max-drafts", type=int, default=7, help="with --service: the runner's setting")
+    parser.add_argument("--service", action="store_true", help="measure both services instead of the backend")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -145,6 +191,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     configure_logs("console", "warning")
+    records = measure_service(options) if options.service else measure_backend(options)
+    if options.json:
+        source = provenance("bench.speculation", ("torch", "numpy"))
+        write_results(options.json, source, {"service": options.service, "cases": records})
+
+
+def measure_backend(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns a record of each case, measured on the backend alone; prints each."""
     torch.set_num_threads(options.threads)
     backend = TorchBackend.load(
         options.model,
@@ -165,9 +219,7 @@ def main() -> None:
     text.close()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     cases = measure(backend, prompts, options, time.thread_time if options.threads == 1 else time.perf_counter)
-    if options.json:
-        source = provenance("bench.speculation", ("torch", "numpy"))
-        write_results(options.json, source, {"cases": [case.numbers() for case in cases]})
+    return [case.numbers() for case in cases]
 
 
 if __name__ == "__main__":

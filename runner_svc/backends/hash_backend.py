@@ -34,7 +34,7 @@ from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
-_A = 0xD1342543DE82EF95
+KV_BASE = 0xD1342543DE82EF95
 _B = 0xAF251AF3B0F025B5
 _NUM_SPECIALS = NUM_TOKENS - IM_START_ID
 
@@ -145,7 +145,7 @@ class HashBackend:
         self.model = byte_model("hash", "HashModel", vocab_size, context_length)
         self._picker = TokenPicker(vocab_size, eos_probability)
         self._step_s = step_ms / 1000
-        self._powers_a = _powers(_A, context_length)
+        self._powers_a = _powers(KV_BASE, context_length)
         self._powers_b = _powers(_B, context_length + block_size)
         garbage = np.random.default_rng(num_blocks).integers(0, 2**64, (num_blocks + 1) * block_size, np.uint64)
         self._kv = garbage.reshape(num_blocks + 1, block_size)
@@ -338,7 +338,7 @@ def expected_tokens(
         for token in pending:
             running = (running + mix64(token + 1) * power_a) & MASK64
             context_hash = (context_hash + running * power_b) & MASK64
-            power_a, power_b = power_a * _A & MASK64, power_b * _B & MASK64
+            power_a, power_b = power_a * KV_BASE & MASK64, power_b * _B & MASK64
             position += 1
         if len(generated) == max_tokens or (generated and generated[-1] in stop_ids):
             return generated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -87,8 +88,10 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     given = settings.test_backend
     if device == "hash":
         from runner_svc.backends.hash_backend import HashBackend, Poison
+        from runner_svc.backends.hash_drafter import OracleDrafter
 
-        return HashBackend(
+        oracle = OracleDrafter(random.Random(), given.draft_wrong) if given.draft_wrong is not None else None
+        backend = HashBackend(
             num_slots=sizes.slots,
             block_size=settings.block_size,
             num_blocks=num_blocks,
@@ -98,9 +101,12 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             eos_probability=given.eos_probability,
             step_ms=given.step_ms,
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
-            drafter=_drafter(settings),
+            drafter=oracle or _drafter(settings),
             max_drafts=settings.max_drafts,
         )
+        if oracle is not None:
+            oracle.backend = backend
+        return backend
     from runner_svc.backends.null_backend import NullBackend
 
     return NullBackend(

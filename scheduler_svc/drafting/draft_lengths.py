@@ -109,8 +109,7 @@ class Drafting:
         now = load()
         rows = self._rows(decode, most, now, last_plan)
         drafts = policy.drafts(now, rows) if policy.sets_drafts else rows.best(now)
-        self._note_decision(decode, rows, drafts, last_plan)
-        return drafts if np.logical_or.reduce(drafts) else None
+        return drafts if self._note_decision(decode, rows, drafts, last_plan) else None
 
     def _room(self, decode: IntColumn) -> Column:
         """Returns the largest number of drafts of each row: it may then have all its tokens."""
@@ -126,16 +125,17 @@ class Drafting:
         if not self._drafting:
             self._undrafted_at = last_plan
         overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
+        curve = self._step_times.verify_curve(len(decode), load.context)
         return StepRows(
             acceptance=self._acceptance.of(decode),
             most=most,
             share=self._acceptance.share_of(decode),
             waited=last_plan - self._asked_at[decode] if last_plan >= self._look_at else None,
-            curve=self._step_times.verify_curve(len(decode), load.context),
+            curve=curve,
             planner=self._planner,
             step_times=self._step_times,
             drafting=self._drafting,
-            compares=overdue or self._step_times.lacks_undrafted(len(decode)),
+            compares=overdue or self._step_times.verifying.lacks_undrafted(len(decode)),
             trust=self._gains.trust,
             allowance=self._allow(last_plan),
             probe_after=PROBE_EVERY,
@@ -150,21 +150,23 @@ class Drafting:
         self._allowed_at = last_plan
         return self._allowance
 
-    def _note_decision(self, decode: IntColumn, rows: StepRows, drafts: Column, last_plan: int) -> None:
-        """Notes which rows draft, what that costs the allowance, and when the next probe may be due."""
-        asked = drafts > 0
-        self._asked_at[decode[asked]] = last_plan
-        probes = rows.probes
-        probing = len(probes) > 0 and bool(asked[probes].any())
-        if probing:
-            self._allowance -= rows.probe_cost
+    def _note_decision(self, decode: IntColumn, rows: StepRows, drafts: Column, last_plan: int) -> bool:
+        """Notes which rows draft, what that costs the allowance, and when the next probe may be due; returns whether
+        any row drafts."""
+        asked, probed = drafts > 0, 0
         count = int(np.count_nonzero(asked))
-        self._drafting = count > (len(probes) if probing else 0) or rows.compares
-        if not count:
+        if count:
+            self._asked_at[decode if count == len(decode) else decode[asked]] = last_plan
+            if len(rows.probes) and asked[rows.probes].any():
+                probed = len(rows.probes)
+                self._allowance -= rows.probe_cost
+        else:
             self._undrafted_at = last_plan
-        self._gains.planned(last_plan + 1, int(np.add.reduce(drafts)), rows.expected)
+        self._drafting = count > probed or rows.compares
+        self._gains.planned(last_plan + 1, drafts, rows.expected)
         if last_plan >= self._look_at:
             self._look_at = self._next_look(decode, rows, last_plan)
+        return count > 0
 
     def _next_look(self, decode: IntColumn, rows: StepRows, last_plan: int) -> int:
         """Returns the plan from which the next probe may be due."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
+from scheduler_svc.plan.plan_draft import Column
+
 _KEEP = 0.97
 """Weight that the sums keep with each step."""
 _ASSUMED = 8.0
@@ -31,18 +35,18 @@ class GainCheck:
         """What drafts gained lately, relative to what they should have."""
         return min(_MOST, max(_LEAST, self._gained / self._expected))
 
-    def planned(self, number: int, drafts: int, expected: float) -> None:
-        """Notes a decision for the plan of this number: its drafts in all, and the tokens that they should gain; 0 if
-        it only probes or has none."""
+    def planned(self, number: int, drafts: Column, expected: float) -> None:
+        """Notes a decision for the plan of this number: each row's drafts, and the tokens that they should gain in all;
+        0 if it only probes or has none."""
         if expected:
-            self._plans.append((number, drafts, expected))
+            self._plans.append((number, int(np.add.reduce(drafts)), expected))
         else:
             kept = (1 - _FORGET) ** (number - self._planned_at)
             self._gained = self._expected + (self._gained - self._expected) * kept
         self._planned_at = number
 
     def learn(self, number: int, drafts: int, gained: int) -> None:
-        """Notes that the plan `number`, with `drafts` drafts in all, has gained `gained` tokens."""
+        """Notes that the plan of this number, with `drafts` drafts in all, has gained `gained` tokens."""
         while self._plans and self._plans[0][0] < number:
             self._plans.popleft()
         if self._plans and self._plans[0][:2] == (number, drafts):  # not if blocks did not suffice for all drafts

@@ -97,7 +97,8 @@ def _cut(table: SlotTable, flight: InFlight, columns: _Columns, kept: Column) ->
     slots, sequences = flight.slots, flight.sequences
     ends: dict[int, End] = {}
     rows = kept.nonzero()[0]
-    np.minimum(kept, table.limit[slots] - table.length[slots], out=kept, where=kept > 0)
+    if flight.fills:
+        np.minimum(kept, table.limit[slots] - table.length[slots], out=kept, where=kept > 0)
     if table.stops and (places := table.stops.places(columns.tokens)):
         row_of_token = np.repeat(flight.batch_rows.rows, columns.counts)
         for place in places:
@@ -105,9 +106,10 @@ def _cut(table: SlotTable, flight: InFlight, columns: _Columns, kept: Column) ->
             count = place - int(columns.firsts[row]) + 1
             if count <= kept[row] and row not in ends and token in sequences[row].request.stop_ids:
                 kept[row], ends[row] = count, End(FinishReason.STOP, stop_token_id=token)
-    full = rows[(table.length[slots[rows]] + kept[rows] >= table.limit[slots[rows]]).nonzero()[0]]
-    for row in full.tolist():
-        ends.setdefault(row, End(FinishReason.LENGTH))
+    if flight.fills:
+        full = rows[(table.length[slots[rows]] + kept[rows] >= table.limit[slots[rows]]).nonzero()[0]]
+        for row in full.tolist():
+            ends.setdefault(row, End(FinishReason.LENGTH))
     return [(sequences[row], ends[row]) for row in sorted(ends)]
 
 

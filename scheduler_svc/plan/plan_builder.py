@@ -156,12 +156,13 @@ class PlanBuilder:
         if draft.drafts is not None:
             drafts[: flight.num_decode] = draft.drafts
         unknown = (drafts > 0) | (table.spread[slots] > 0)
-        if not unknown.any():
+        if not np.logical_or.reduce(unknown):
             return
         flight.drafts, flight.counts = drafts, flight.counts + drafts
         flight.ends, flight.known = flight.ends + drafts, flight.known + drafts
         table.planned[slots], table.known[slots] = flight.ends, flight.known
         table.spread[slots] += drafts
+        flight.fills = 1 in (flight.known >= table.limit[slots]).tobytes()
         plan.extent_starts = np.where(unknown, _NO_START, flight.starts).tobytes()
         plan.extent_counts = flight.counts.tobytes()
         if draft.drafts is not None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.draft_lengths import Drafting
-from scheduler_svc.drafting.draft_room import lengths_within
+from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
@@ -123,8 +123,11 @@ class Scheduler:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
-        apply = apply_rows if flight.drafts is None else apply_drafted_rows
-        applied = apply(self.table, flight, result, self._clock())
+        if flight.drafts is None:
+            applied = apply_rows(self.table, flight, result, self._clock())
+        else:
+            applied = apply_drafted_rows(self.table, flight, result, self._clock())
+            self.drafting.applied(applied)
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
@@ -133,8 +136,6 @@ class Scheduler:
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
-        if flight.drafts is not None:
-            self.drafting.applied(applied)
         return applied
 
     def note_time(self, applied: AppliedResult) -> None:
@@ -298,6 +299,9 @@ class Scheduler:
             if table.num_constrained:
                 can_decode &= may_decode(table)
             need_block = (can_decode & (table.planned >= table.capacity)).nonzero()[0]
+            if table.drafts and len(need_block):
+                can_decode[waiting_for_results(table, self.pool, need_block)] = False
+                need_block = need_block[can_decode[need_block]]
             num_free = self.pool.num_free
             if len(need_block) <= num_free:
                 break

@@ -151,8 +151,8 @@ class StepTimeModel:
     ) -> None:
         """Notes a step whose rows, decoding ones first, have these starts and counts (int32 [R] each).
 
-        A decoding row with a count above 1 was to verify that number of positions. `drafted` (int32 [R]): drafts that
-        each row verified; None if no row was to.
+        A decoding row with a count above 1 verifies up to count - 1 drafts; `drafted` (int32 [R]): drafts that each row
+        verified, None if no row had any to verify.
 
         `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
         0 if it did not. `waited`: the runner had no plan before this one, so that `step_s` includes its way; it then

@@ -6,8 +6,8 @@ The first factor is that of `StepTimeModel`. The ratio is a table over rows and 
 interpolation, so it has no assumed form: on a GPU a few positions more are nearly free up to some number of rows, a
 mixture of experts reads more experts for more positions, and a CPU computes each of them. Its seed are the measured
 steps that have `StepCost.drafts`, which contain all of this; without any, a draft is taken to cost as much as a prompt
-position. Each observed step corrects the cells around it. A cell that was never observed follows them: by their
-difference in steps without drafts, and by the ratio of what drafts added otherwise.
+position. Each observed step corrects the cells around it. A cell that was never observed follows the others: what
+drafts add there differs from the seed by the same factor as in the observed cells beside it.
 
 *Drafts* are those that cost time. On a GPU a verify step is a captured graph for all of its rows, so they are the rows
 times the graph's number; elsewhere they are those that were verified.
@@ -38,8 +38,11 @@ _SEED_COUNT = 4.0
 """Observations for which a measured cell counts."""
 _LONGER = 1.0
 """Part of the expected time by which an observation counts as longer at most, so that a pause changes little."""
-_SCALES = (0.5, 2.0)
-"""Bounds of the factor by which one observation changes what drafts add in cells that were never observed."""
+_FACTORS = (0.1, 10.0)
+"""Bounds of the factor by which what drafts add differs from the seed."""
+_LEAST_EXTRA = 0.02
+"""What drafts add to a step's time, relative to it, below which that factor says nothing."""
+_FACTOR_RATE = 0.1
 _UNKNOWN_EXTRA = 0.3
 """Time that a draft per row adds, relative to the rows alone, while nothing is known of the runner."""
 _DELAY_RATE = 1 / 32
@@ -59,9 +62,11 @@ class VerifyTimes:
         self.verified_share = 1.0
         """Share of the planned drafts that steps verify."""
         self._decode_s, self._position_s = decode_s, position_s
-        self._ratios: list[list[float]] = []
-        self._counts: list[list[float]] = []
+        self._seed: list[list[float]] = []  # ratios before the first observation
+        self._ratios: list[list[float]] = []  # of cells with observations
+        self._counts: list[list[float]] = []  # observations of each cell, the seed's too
         self._seen: list[list[bool]] = []
+        self._factor = self._pace = 1.0  # of all rows: what drafts add, and steps without, relative to the seed
         self._delay_s, self._num_delays = [0.0, 0.0], [0, 0]  # of steps without and with drafts
         self._rough_s = 0.0  # of the first decode step: the unit of the ratios while nothing is predicted
         self._is_predicted: bool | None = None
@@ -84,9 +89,9 @@ class VerifyTimes:
         """Returns the seconds of a step of `rows` rows with each of `KNOTS` drafts per row; they never decrease."""
         base_s = self._base_s(rows, context)
         row, part = _place(rows)
-        ratios = self._ratios[row]
+        ratios = self._row(row)
         if part:
-            ratios = [low + part * (high - low) for low, high in zip(ratios, self._ratios[row + 1], strict=True)]
+            ratios = [low + part * (high - low) for low, high in zip(ratios, self._row(row + 1), strict=True)]
         delay_s, most_s = self._delay(True), 0.0
         seconds = [ratios[0] * base_s + self._delay(False)]
         for ratio in ratios[1:]:
@@ -106,9 +111,8 @@ class VerifyTimes:
     def lacks_undrafted(self, rows: int) -> bool:
         """Whether no step of about `rows` rows without drafts was measured or observed, with which others could be
         compared."""
-        self._base_s(rows, 0)
         row, part = _place(rows)
-        return not (self._counts[row][0] and (not part or self._counts[row + 1][0]))
+        return not self._counts or not (self._counts[row][0] and (not part or self._counts[row + 1][0]))
 
     def planned_s(self, rows: int, context: int, planned: int, most: int) -> float:
         """Returns the seconds of a step that is to verify `planned` drafts in all, `most` of one row; 0 if nothing is
@@ -172,39 +176,45 @@ class VerifyTimes:
             for c, column_weight in ((column, 1 - column_part), (column + 1, column_part))
             if row_weight * column_weight > 0
         ]
-        expected = sum(self._ratios[r][c] * weight for r, c, weight in cells)
-        alone = self._ratios[row][0] * (1 - row_part) + (self._ratios[row + 1][0] * row_part if row_part else 0.0)
+        rows_of = {r: self._row(r) for r in ((row, row + 1) if row_part else (row,))}
+        expected = sum(rows_of[r][c] * weight for r, c, weight in cells)
         error = min(ratio - expected, _LONGER * expected)
         norm = sum(weight * weight for _, _, weight in cells)
-        before = [self._ratios[r][0] for r in (row, row + 1) if r < _NUM_ROWS]
         for r, c, weight in cells:
             self._counts[r][c] += weight
             rate = max(1 / (1 + self._counts[r][c]), _LEAST_RATE)
-            self._ratios[r][c] = max(0.05, self._ratios[r][c] + rate * weight / norm * error)
+            self._ratios[r][c] = max(0.05, rows_of[r][c] + rate * weight / norm * error)
             self._seen[r][c] = True
-        self._shift(row, before)
-        if each:
-            now = sum(self._ratios[r][c] * weight for r, c, weight in cells)
-            self._scale(column + 1, (now - alone) / max(0.02, expected - alone))
+        nearest = row + (row_part > 0.5)
+        seed, now = self._seed[nearest], self._ratios[nearest]
+        if not each:
+            self._pace += _FACTOR_RATE * (now[0] / seed[0] - self._pace)
+        else:
+            column += column_part > 0.5
+            alone = now[0] if self._seen[nearest][0] else seed[0] * self._pace
+            if self._seen[nearest][column]:
+                self._factor += _FACTOR_RATE * (_factor(now[column] - alone, seed[column] - seed[0]) - self._factor)
 
-    def _shift(self, row: int, before: list[float]) -> None:
-        """Moves the cells that were never observed by as much as the step without drafts has moved."""
-        for r, was in enumerate(before, row):
-            ratios, moved = self._ratios[r], self._ratios[r][0] - was
-            if moved:
-                self._ratios[r][1:] = [
-                    x if s else x + moved for x, s in zip(ratios[1:], self._seen[r][1:], strict=True)
-                ]
-
-    def _scale(self, column: int, factor: float) -> None:
-        """Scales what drafts add in all cells from this column on that were never observed."""
-        factor = min(_SCALES[1], max(_SCALES[0], factor))
-        if abs(factor - 1) < 1e-3:
-            return
-        for ratios, seen in zip(self._ratios, self._seen, strict=True):
-            for c in range(column, len(KNOTS)):
-                if not seen[c]:
-                    ratios[c] = ratios[0] + (ratios[c] - ratios[0]) * factor
+    def _row(self, row: int) -> list[float]:
+        """Returns the ratios of one row; those without observations follow the others."""
+        seed, ratios, seen = self._seed[row], self._ratios[row], self._seen[row]
+        alone = ratios[0] if seen[0] else seed[0] * self._pace
+        known = [c for c in range(1, len(KNOTS)) if seen[c]]
+        if len(known) == len(KNOTS) - 1:
+            return [alone, *ratios[1:]]
+        factors = [_factor(ratios[c] - alone, seed[c] - seed[0]) for c in known]
+        filled, passed = [alone], 0  # known columns up to the present one
+        for c in range(1, len(KNOTS)):
+            if seen[c]:
+                passed += 1
+                filled.append(ratios[c])
+                continue
+            factor = self._factor if not known else factors[min(passed, len(known) - 1)]
+            if 0 < passed < len(known):
+                part = (KNOTS[c] - KNOTS[known[passed - 1]]) / (KNOTS[known[passed]] - KNOTS[known[passed - 1]])
+                factor = factors[passed - 1] + part * (factor - factors[passed - 1])
+            filled.append(alone + (seed[c] - seed[0]) * factor)
+        return filled
 
     # ------------------------------------------------------------------ the start
 
@@ -214,15 +224,16 @@ class VerifyTimes:
         measured = self._measured() if self._is_predicted else {}
         count = _SEED_COUNT if measured else 0.0
         self._counts = [[count] * len(KNOTS) for _ in range(_NUM_ROWS)]
+        self._ratios = [[1.0] * len(KNOTS) for _ in range(_NUM_ROWS)]
+        self._factor = self._pace = 1.0
         if not measured:
-            self._ratios = [
-                [1 + extra * knot for knot in KNOTS] for extra in map(self._assumed_extra, range(_NUM_ROWS))
-            ]
+            extras = [self._assumed_extra(row) for row in range(_NUM_ROWS)]
+            self._seed = [[1 + extra * knot for knot in KNOTS] for extra in extras]
             return
         places = sorted(measured)
         by_place = np.array([measured[place] for place in places])
         columns = [np.interp(range(_NUM_ROWS), places, by_place[:, c]) for c in range(len(KNOTS))]
-        self._ratios = np.array(columns).T.tolist()
+        self._seed = np.array(columns).T.tolist()
 
     def _assumed_extra(self, row: int) -> float:
         """Returns what a draft per row adds to the time of 2**row rows, relative to it."""
@@ -239,6 +250,13 @@ class VerifyTimes:
             if base_s > 0 and cost.step_ns:
                 points[cost.decode_rows].setdefault(float(cost.drafts), cost.step_ns * 1e-9 / base_s)
         return {math.log2(rows): _at_knots({0.0: 1.0} | ratios) for rows, ratios in points.items() if any(ratios)}
+
+
+def _factor(extra: float, expected: float) -> float:
+    """Returns what drafts add relative to what they should; 1 if that is nearly nothing."""
+    if abs(extra) < _LEAST_EXTRA > abs(expected):
+        return 1.0
+    return min(_FACTORS[1], max(_FACTORS[0], extra / max(_LEAST_EXTRA, expected)))
 
 
 def _at_knots(points: dict[float, float]) -> list[float]:

@@ -115,8 +115,15 @@ def test_streams_equal_those_without_drafts(kind: str, tmp_path: Path) -> None:
 
 def test_the_setting_has_the_latest_tokens_looked_up(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "model")
-    sizes = {"slots": 4, "kv_tokens": 640, "max_step_tokens": 128}
-    settings = RunnerSettings(device="cpu", model=str(folder), draft="ngram", max_drafts=MOST, **sizes)
+    settings = RunnerSettings(
+        device="cpu",
+        model=str(folder),
+        draft="ngram",
+        max_drafts=MOST,
+        slots=4,
+        kv_tokens=640,
+        max_step_tokens=128,
+    )
     backend = build_backend(settings, "cpu", no_progress)
     assert isinstance(backend, TorchBackend)
     hello = Runner(backend).hello()

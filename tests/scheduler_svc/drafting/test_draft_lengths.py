@@ -131,7 +131,7 @@ class Halved(Policy):
 
 
 class Answer(Policy):
-    """Answers with what a test sets."""
+    """Answers by a function of the test."""
 
     name = "answer"
     answer: Callable[[DraftRows], Any]

@@ -38,7 +38,13 @@ def submit(stack: Stack, rng: random.Random, number: int) -> Submitted:
         sampling.prompt_logprobs = 1
     prompt = [*STEM[: rng.randint(0, 24)], *(rng.randrange(4) for _ in range(rng.randint(1, 8)))]
     return stack.submit(
-        prompt, rng.randint(1, 40), n=rng.choice([1, 1, 2]), seed=number, sampling=sampling, tenant=rng.choice("abc")
+        prompt,
+        rng.randint(1, 40),
+        n=rng.choice([1, 1, 2]),
+        seed=number,
+        sampling=sampling,
+        tenant=rng.choice("abc"),
+        no_speculation=rng.random() < 0.2,
     )
 
 
@@ -46,6 +52,8 @@ def assert_exact(request: Submitted) -> None:
     for index, stream in enumerate(request.streams):
         expected = request.expected(index, EOS_PROBABILITY)
         assert stream.end is not None
+        drafted, accepted = stream.end.drafted_tokens, stream.end.accepted_tokens
+        assert accepted <= min(drafted, len(stream.tokens)) and not (request.submit.no_speculation and drafted)
         if stream.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert stream.tokens == expected
         else:
