@@ -282,18 +282,18 @@ class CudaAttention:
 
         Verify rows have one position; they are launched with counters.
         """
-        verifies = isinstance(decode, VerifyRows)
-        kernels = self._verifying(1) if verifies else self._decode
+        kernels = self._verifying(1) if isinstance(decode, VerifyRows) else self._decode
         decode_words = self._mixed_decode_words(batch, prefill_words)
         decode_plan, prefill_plan = plan[:decode_words], plan[decode_words:]
         beside = kernels.beside if batch and prefill_words else None
         if beside is not None:
             parts = (each.reshape(len(self._windows), -1) for each in (decode_plan, prefill_plan))
             for line, second, *plans in zip(beside.planners(batch), self._prefill_planners, *parts, strict=True):
-                rows = VerifyPlanner(line, 1, self._capacity).covered(decode) if verifies else decode
+                verify = VerifyPlanner(line, 1, self._capacity)
+                rows = verify.covered(decode) if isinstance(decode, VerifyRows) else decode
                 MixedPlanner(line, second, self._shape.num_heads, self._shape.fp8_cache).write(rows, prefill, *plans)
             return
-        if verifies:
+        if isinstance(decode, VerifyRows):
             self.plan_verify(decode, decode_plan, batch, 1)
         elif len(decode.lengths):
             self.plan_decode(decode.lengths, decode.table_rows, decode_plan, decode.query_rows, batch)
