@@ -15,6 +15,10 @@ A step uses it as follows (arrays are numpy int32 on the host; T positions, R ro
     all_words = attention.mixed_plan_words(batch, words)
     attention.plan_mixed(decode_rows, prefill_rows, buffer[c : c + all_words], batch, words)
     attention.run_mixed(stream, layer, queries, output, plan.data_ptr(), batch, words)
+    # Rows of up to `positions` positions that begin where only the device's counters tell (verify steps):
+    words = attention.verify_plan_words(batch, positions)
+    attention.plan_verify(verify_rows, buffer[d : d + words], batch, positions)    # of bounds of the counters
+    attention.run_verify(stream, layer, queries, output, plan.data_ptr(), batch, positions, counters, drafted)
 
 - `table_rows` are indices into `block_tables`, int32 [rows, W] on the device, whose address must not change.
   `query_rows` are the indices of each row's first query among the step's T.
@@ -22,13 +26,12 @@ A step uses it as follows (arrays are numpy int32 on the host; T positions, R ro
   elements. output is [T, num_heads, head_dim] or [T, num_heads * head_dim]. The step's keys and values must already be
   in the cache. Output rows that no plan names are left unchanged. A row of length 0 gives zeros in decode.
 - Each plan must begin at a 32-byte boundary of the packed buffer; plans are multiples of 8 words.
-- A plan has one part for each distinct window; `run_*` selects its layer's part. All launches share one workspace and
+- A plan has one part for each distinct window; `run_*` selects its layer's part. Launches share workspaces and
   must therefore be on one stream.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -42,13 +45,12 @@ from runner_svc.attention.cuda_kernels import AttentionShape, SharedMemory
 from runner_svc.attention.cuda_prefill import compile_prefill
 from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
+from runner_svc.attention.softmax_arguments import NO_WINDOW, common_soft_cap, sinks_of
 from runner_svc.attention.verify_plan import VerifyPlanner
 from runner_svc.cuda.module import DTYPE_DEFINES
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows, VerifyRows
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
-
-_NO_WINDOW = 2**30
 
 
 class CudaAttention:
@@ -81,11 +83,11 @@ class CudaAttention:
             num_heads,
             num_kv_heads,
             block_size,
-            _common_soft_cap(layers),
+            common_soft_cap(layers),
             fp8_cache=cache.scales is not None,
             has_sinks=any(layer.sinks is not None for layer in layers),
         )
-        self._sinks = [_sinks_of(layer, num_heads, cache.data.device) for layer in layers]
+        self._sinks = [sinks_of(layer, num_heads, cache.data.device) for layer in layers]
         self._softmax = [
             (
                 head_dim**-0.5 if layer.scale is None else layer.scale,
@@ -231,7 +233,7 @@ class CudaAttention:
             *self._softmax[layer],
             *kernels.workspace,
             *known,
-            *((self._windows[part] or _NO_WINDOW,) if known else ()),
+            *((self._windows[part] or NO_WINDOW,) if known else ()),
         )
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:
@@ -262,7 +264,7 @@ class CudaAttention:
     ) -> None:
         part = self._window_of_layer[layer]
         address = plan + 4 * part * (plan_words // len(self._windows))
-        self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW, beside)
+        self._prefill(stream, layer, queries, output, address, self._windows[part] or NO_WINDOW, beside)
 
     def mixed_plan_words(self, batch: int, prefill_words: int) -> int:
         """Returns the int32 words of a plan for at most `batch` decode rows and a prefill plan; either may be 0."""
@@ -280,18 +282,18 @@ class CudaAttention:
 
         Verify rows have one position; they are launched with counters.
         """
-        verifies = isinstance(decode, VerifyRows)
-        kernels = self._verifying(1) if verifies else self._decode
+        kernels = self._verifying(1) if isinstance(decode, VerifyRows) else self._decode
         decode_words = self._mixed_decode_words(batch, prefill_words)
         decode_plan, prefill_plan = plan[:decode_words], plan[decode_words:]
         beside = kernels.beside if batch and prefill_words else None
         if beside is not None:
             parts = (each.reshape(len(self._windows), -1) for each in (decode_plan, prefill_plan))
             for line, second, *plans in zip(beside.planners(batch), self._prefill_planners, *parts, strict=True):
-                rows = VerifyPlanner(line, 1, self._capacity).covered(decode) if verifies else decode
+                verify = VerifyPlanner(line, 1, self._capacity)
+                rows = verify.covered(decode) if isinstance(decode, VerifyRows) else decode
                 MixedPlanner(line, second, self._shape.num_heads, self._shape.fp8_cache).write(rows, prefill, *plans)
             return
-        if verifies:
+        if isinstance(decode, VerifyRows):
             self.plan_verify(decode, decode_plan, batch, 1)
         elif len(decode.lengths):
             self.plan_decode(decode.lengths, decode.table_rows, decode_plan, decode.query_rows, batch)
@@ -330,18 +332,3 @@ class CudaAttention:
             return 0
         beside = self._decode.beside if prefill_words else None
         return (beside or self._decode.of(batch)).words(batch)
-
-
-def _common_soft_cap(layers: Sequence[AttentionLayer]) -> float | None:
-    """Returns a cap if all layers have one, whatever its value, or None. Raises ValueError if only some have a cap."""
-    caps = {layer.soft_cap for layer in layers}
-    if None in caps and len(caps) > 1:
-        raise ValueError("the GPU kernels do not support a soft cap in some of the layers")
-    return layers[0].soft_cap
-
-
-def _sinks_of(layer: AttentionLayer, num_heads: int, device: torch.device) -> Tensor:
-    """Returns the layer's sinks in log2 units, float32 [num_heads]; minus infinity for a layer without sinks."""
-    if layer.sinks is None:
-        return torch.full((num_heads,), -math.inf, device=device)
-    return (layer.sinks.to(device=device, dtype=torch.float32) * math.log2(math.e)).contiguous()
