@@ -14,7 +14,9 @@ from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from scheduler_svc.policy import DraftRows, Load, Policy, PolicyGuard, PolicyParameters
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
+from tests.support.host_drafts import HostDrafter
 from tests.support.in_process import Stack
+from tests.support.model_drafting import Prophet
 from tests.support.plans import SAMPLE, admission, plan
 from tests.support.tiny_models import make_tiny_model
 
@@ -68,6 +70,9 @@ def test_a_rare_shape_is_captured_at_its_second_use(folder: Path) -> None:
     assert VerifyShape(24, 4) in made.verify_graphs.captured
 
 
+PROMPTS = [([40, 41, 42, 43] * 4)[: 12 + number] for number in range(4)]
+
+
 class MostDrafts(Policy):
     name = "most"
 
@@ -80,16 +85,18 @@ def texts(folder: Path, drafts: DraftOptions | None) -> tuple[list[list[int]], i
     stack = Stack(depth=2, guard=PolicyGuard(MostDrafts(PolicyParameters())))
     sizes = {"num_slots": 3, "block_size": 8, "max_step_tokens": 48, "num_blocks": 40}
     stack.add_runner(host_backend(folder, **sizes, drafts=drafts))
-    prompt = [40, 41, 42, 43] * 4
-    requests = [stack.submit(prompt[: 12 + n], 20, seed=n, tenant="t") for n in range(4)]
+    requests = [stack.submit(prompt, 20, seed=n, tenant="t") for n, prompt in enumerate(PROMPTS)]
     stack.run(random.Random(3))
     schedulers = stack.engine.pool.schedulers.values()
     return [request.streams[0].tokens for request in requests], sum(one.drafting.accepted for one in schedulers)
 
 
 def test_an_engines_texts_are_those_without_drafts(folder: Path) -> None:
-    """Two plans in flight, prefix hits, admissions and ends beside rows that draft by n-grams."""
+    """Two plans in flight, prefix hits, admissions and ends beside rows that draft, with errors."""
     expected, _ = texts(folder, None)
-    drafted, accepted = texts(folder, DraftOptions())
+    prophet = Prophet(random.Random(4), wrong=0.2)
+    prophet.texts = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
+    options = DraftOptions("told", 7, lambda _, slots: HostDrafter(prophet, slots.tokens, slots.counters))
+    drafted, accepted = texts(folder, options)
     assert drafted == expected and min(map(len, expected)) > 0
-    assert accepted > 0
+    assert accepted > 10
