@@ -14,7 +14,7 @@ from runner_svc.cuda.drafts import accept, gather, ngram, place, records
 from runner_svc.interface.draft_launchers import DraftLaunchers
 from tests.support.draft_cases import BLOCK_SIZE, LONGEST, VOCAB, WINDOW, check_proposals, check_step
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule
-from tests.support.thoroughness import count
+from tests.support.thoroughness import choice, count
 
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
@@ -44,10 +44,11 @@ def emulated(tokens: Tensor, counters: Tensor, tables: Tensor) -> DraftLaunchers
 
 
 def test_a_step_is_that_of_the_definition(rng: random.Random) -> None:
-    for _ in range(count(200, in_ci=10)):
+    for _ in range(count(200, in_ci=4)):
         check_step(rng, emulated, CPU, 0)
 
 
-def test_proposals_are_those_of_the_definition(rng: random.Random) -> None:
-    for _ in range(count(100, in_ci=10)):
+@pytest.mark.parametrize("steps", choice([100], in_ci=[]))  # compiling it takes a second
+def test_proposals_are_those_of_the_definition(steps: int, rng: random.Random) -> None:
+    for _ in range(steps):
         check_proposals(rng, emulated, CPU, 0)

@@ -22,7 +22,7 @@ from tests.support.host_drafts import HostDrafter
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS
 
-_BEYOND = 24
+_BEYOND = 20
 
 
 class Prophet:
