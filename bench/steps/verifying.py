@@ -111,7 +111,7 @@ class Oracle:
         self._told: list[tuple[ToldDrafts, DeviceSlots]] = []
 
     def drafter(self, launchers: DraftLaunchers, slots: DeviceSlots) -> ToldDrafts:
-        """Makes the drafter of a backend; the last one's is told the texts."""
+        """Makes the drafter of a backend; the last one's gets the texts."""
         self._told.append((ToldDrafts(launchers, slots), slots))
         return self._told[-1][0]
 
@@ -126,7 +126,7 @@ class Oracle:
         return replace(weights, layers=iter(layers), head=head if self._shift else weights.head)
 
     def tell(self, batch: int) -> None:
-        """Tells the drafter what follows the prompts of the first `batch` slots, with errors."""
+        """Shows the drafter what follows the prompts of the first `batch` slots, with errors."""
         told, slots = self._told[-1]
         length = slots.tokens.shape[1] - PROMPT
         steps = torch.arange(1, length + 1, device=slots.tokens.device)

@@ -25,6 +25,6 @@ def test_a_row_with_several_tokens_is_charged_for_each() -> None:
     """As many tokens as rows: those of a row that drafted, beside a row whose sequence has left."""
     ledger = Ledger()
     tenants = np.array([ledger.index_of(tenant) for tenant in ("a", "b", "a")])
-    ledger.charge_sampled(tenants, np.array([1, 1, 0]), once=False)
-    ledger.charge_sampled(tenants, np.array([0, 1, 2]), once=True)
+    ledger.charge_sampled(tenants, np.array([1, 1, 0]))
+    ledger.charge_sampled(tenants, np.array([0, 1, 2]))
     assert [ledger.account(tenant).sampled_tokens for tenant in "ab"] == [3, 3]
