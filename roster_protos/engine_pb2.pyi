@@ -59,7 +59,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "open_ended", "grammar_kind")
+    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "open_ended", "grammar_kind", "no_speculation")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Submit(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     OPEN_ENDED_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_KIND_FIELD_NUMBER: _ClassVar[int]
+    NO_SPECULATION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tenant: str
     request_id: str
@@ -100,7 +101,8 @@ class Submit(_message.Message):
     grammar: str
     open_ended: bool
     grammar_kind: str
-    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., open_ended: _Optional[bool] = ..., grammar_kind: _Optional[str] = ...) -> None: ...
+    no_speculation: bool
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., open_ended: _Optional[bool] = ..., grammar_kind: _Optional[str] = ..., no_speculation: _Optional[bool] = ...) -> None: ...
 
 class SequenceContext(_message.Message):
     __slots__ = ("submit", "index", "num_received", "arrival_unix_s", "deadline_unix_s", "cached_tokens")
@@ -361,7 +363,7 @@ class Step(_message.Message):
     def __init__(self, sequence_ids: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_plan_pb2.RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_plan_pb2.RowLogprobs, _Mapping]]] = ..., prompt_sequence_ids: _Optional[bytes] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("sequence_id", "reason", "stop_token_id", "stop_string", "message", "num_tokens", "cached_tokens", "queue_s")
+    __slots__ = ("sequence_id", "reason", "stop_token_id", "stop_string", "message", "num_tokens", "cached_tokens", "queue_s", "drafted_tokens", "accepted_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +372,8 @@ class End(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     reason: int
     stop_token_id: int
@@ -378,7 +382,9 @@ class End(_message.Message):
     num_tokens: int
     cached_tokens: int
     queue_s: float
-    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("handle", "status")
@@ -433,16 +439,20 @@ class PolicyChanged(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., change: _Optional[_Union[_admin_pb2.SetPolicyResponse, _Mapping]] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("runner", "number", "done_s", "run_s")
+    __slots__ = ("runner", "number", "done_s", "run_s", "drafted", "accepted")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DONE_S_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     runner: str
     number: int
     done_s: float
     run_s: float
-    def __init__(self, runner: _Optional[str] = ..., number: _Optional[int] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
+    drafted: bytes
+    accepted: bytes
+    def __init__(self, runner: _Optional[str] = ..., number: _Optional[int] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ..., drafted: _Optional[bytes] = ..., accepted: _Optional[bytes] = ...) -> None: ...
 
 class KvSubscribed(_message.Message):
     __slots__ = ("handle", "number", "snapshot", "replay")

@@ -127,6 +127,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket, *, tries_f
 
 
 def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:
+    drafter = getattr(backend, "drafter_name", "")
     return {
         "model": backend.model.name,
         "decoder": backend.model.decoder or "none",
@@ -137,6 +138,7 @@ def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:
         "block_size": backend.block_size,
         "kv_tokens": backend.num_blocks * backend.block_size,
         "context_length": backend.model.context_length,
+        **({"draft": drafter, "max_drafts": getattr(backend, "max_drafts", 0)} if drafter else {}),
     }
 
 

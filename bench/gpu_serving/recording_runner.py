@@ -66,6 +66,7 @@ class RecordingSocket(PlanSocket):
         records: list[list[int]],
     ) -> None:
         self._times: Times = {}
+        self._drafts: dict[int, int] = {}
         self._records = records
         launch = runner.launch
 
@@ -83,6 +84,8 @@ class RecordingSocket(PlanSocket):
         received, work = time.monotonic_ns(), StepWork.of_plan(plan)
         pairs = int(work.prefill_pairs)
         self._times[number] = [work.sequences, work.tokens, work.context_tokens, pairs, received]
+        if plan.extent_drafts:
+            self._drafts[number] = sum(plan.extent_drafts)
         super()._take_plan(number, plan)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:
@@ -90,8 +93,15 @@ class RecordingSocket(PlanSocket):
         if message.HasField("result"):
             timings = message.result.timings
             gpu = [timings.idle_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns]
-            self._records.append([*self._times.pop(message.number), time.monotonic_ns(), *gpu])
+            drafts = [self._drafts.pop(message.number, 0), *_verified(message.result)]
+            self._records.append([*self._times.pop(message.number), time.monotonic_ns(), *gpu, *drafts])
         return frame
+
+
+def _verified(result: plan_pb2.Result) -> tuple[int, int]:
+    """Returns the drafted and the accepted tokens of a step."""
+    pairs = zip(result.drafted, result.token_counts, strict=False)  # the first is empty without drafts
+    return sum(result.drafted), sum(max(0, tokens - 1) for drafted, tokens in pairs if drafted)
 
 
 class KernelProfiler:

@@ -87,29 +87,32 @@ def step_numbers(steps: StepRecord, depth: int) -> dict[str, Any]:
     """Returns the GPU's busy and idle times and step times during a load."""
     if not len(steps.rows):
         return {}
-    mixed = steps.positions > steps.rows
+    mixed, verifying = steps.mixed, steps.verifying
     whole = (steps.forward + steps.sample) / 1e6
     numbers: dict[str, Any] = {
         "steps": len(steps.rows),
         "mixed_steps": int(mixed.sum()),
         "gpu_busy_s": float(whole.sum()) / 1e3,
         "idle_s": float(steps.idle[1:].sum()) / 1e9,
-        "decode_step_ms": percentiles(whole[~mixed]),
+        "decode_step_ms": percentiles(whole[~mixed & ~verifying]),
         "mixed_step_ms": percentiles(whole[mixed]),
         "positions_per_mixed_step": percentiles(steps.positions[mixed]),
         "rows": percentiles(steps.rows),
     }
+    if verifying.any():
+        numbers["verify_step_ms"] = percentiles(whole[verifying])
+        numbers["drafted"], numbers["accepted"] = int(steps.drafted.sum()), int(steps.accepted.sum())
     numbers["host_us"] = {name: percentiles(values) for name, values in steps.host_parts_us(depth).items()}
     return numbers
 
 
 def sampled_steps(steps: StepRecord) -> list[str]:
     """Returns up to SAMPLED_STEPS mixed steps and as many decode steps, spread over the load, as one line each:
-    positions, rows, context, prefill pairs, milliseconds. `timed_step` parses them. The first step is left out; it may
-    be partial."""
+    positions, rows, context, prefill pairs, milliseconds. `timed_step` parses them. The first step is left out, as it
+    may be partial, and so are those with drafts."""
     columns = (steps.positions, steps.rows, steps.context, steps.prefill_pairs, (steps.forward + steps.sample) / 1e6)
-    table = np.column_stack(columns)[1:]
-    mixed = table[:, 0] > table[:, 1]
+    plain = ~steps.verifying[1:]
+    table, mixed = np.column_stack(columns)[1:][plain], steps.mixed[1:][plain]
     chosen = np.concatenate([_spread(table[kind], SAMPLED_STEPS) for kind in (mixed, ~mixed)])
     return ["{:.0f} {:.0f} {:.0f} {:.0f} {:.3f}".format(*row) for row in chosen]
 

@@ -27,6 +27,9 @@ class StepRecord:
     prepare: NDArray[np.int64]
     forward: NDArray[np.int64]
     sample: NDArray[np.int64]
+    drafts: NDArray[np.int64]  # [S] most tokens that the rows could draft
+    drafted: NDArray[np.int64]  # drafted tokens that were verified
+    accepted: NDArray[np.int64]  # those of them that were accepted
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> StepRecord:
@@ -47,6 +50,16 @@ class StepRecord:
     def between(self, begin: int, end: int) -> StepRecord:
         """Returns the steps whose plans were received between the two times."""
         return self._where((self.received >= begin) & (self.received < end))
+
+    @property
+    def mixed(self) -> NDArray[np.bool_]:
+        """Whether each step computes parts of prompts."""
+        return self.positions - self.drafts > self.rows
+
+    @property
+    def verifying(self) -> NDArray[np.bool_]:
+        """Whether each step may verify drafts."""
+        return self.drafts > 0
 
     def full_decode(self, batch: int) -> StepRecord:
         """Returns the decode steps of `batch` rows that follow another such step."""

@@ -125,7 +125,7 @@ def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -
     applied = scheduler.apply(number, plan_pb2.Result.FromString(frame))
     if applied is None:
         raise RuntimeError("the scheduler took a result for a duplicate")
-    scheduler.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
+    scheduler.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows, True)
     ended = []
     for sequence, _ in applied.ends:
         scheduler.leave(sequence, "length")

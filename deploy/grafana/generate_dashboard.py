@@ -125,6 +125,21 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Oldest plan", "Age of the oldest plan that a runner has not answered; healthy: below two steps.",
               {"{{runner}}": of_runners("roster_oldest_plan_age_seconds")}, "s", 6, thresholds={0: "green", 10: "red"}),
     ],
+    "Drafts": [
+        Panel("Drafted tokens", "Tokens drafted and verified, and those of them that were accepted, by drafter.",
+              {"{{drafter}} drafted": rate("roster_drafted_tokens_total", "drafter"),
+               "{{drafter}} accepted": rate("roster_accepted_tokens_total", "drafter")}, "suffix: tok/s"),
+        Panel("Acceptance by position", "Share of the drafted tokens that were accepted, by position behind the last "
+              "known token.",
+              {"{{position}}": f"{rate('roster_accepted_tokens_by_position_total', 'position')}"
+                               f" / clamp_min({rate('roster_drafted_tokens_by_position_total', 'position')}, 1e-6)"},
+              "percentunit", most=1),
+        Panel("Gain", "Tokens that a decoding row gets in a step, 1 and its accepted drafts; tokens per second over "
+              "those without drafts, as estimated.",
+              {"tokens per row": f"1 + ({rate('roster_accepted_tokens_total')} or vector(0))"
+                                 f" / {rate('roster_decode_rows_total')}",
+               "{{runner}} gain": of_runners("roster_draft_gain")}, "none"),
+    ],
     "Failures": [
         Panel("Runners", "Runners in service, runners held back because they fail every plan, and draining.",
               {"{{instance}} runners": chosen("roster_runners"),

@@ -44,12 +44,16 @@ def _usage(completions: Sequence[Completion]) -> Record:
     usages = [completion.usage for completion in completions if completion.usage is not None]
     prompt = sum(usage.prompt_tokens for usage in usages)
     output = sum(usage.completion_tokens for usage in usages)
-    return {
+    record: Record = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
     }
+    if drafted := sum(usage.drafted_tokens for usage in usages):  # names of Roster: OpenAI's mean a given prediction
+        record["drafted_tokens"] = drafted
+        record["accepted_tokens"] = sum(usage.accepted_tokens for usage in usages)
+    return record
 
 
 def _chat_choice(index: int, choice: Choice, logprobs: int | None, texts: Texts) -> Record:

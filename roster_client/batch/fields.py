@@ -185,6 +185,7 @@ SAMPLING: dict[str, tuple[str, Value]] = {
     "repetition_penalty": ("repetition_penalty", number),
     "seed": ("seed", _seed),
     "skip_special_tokens": ("skip_special_tokens", yes_or_no),
+    "speculate": ("speculate", yes_or_no),
     "stop": ("stop", _stop),
     "stop_token_ids": ("stop_token_ids", _token_ids),
     "temperature": ("temperature", number),

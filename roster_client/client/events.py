@@ -71,11 +71,17 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of the whole request; `cached_tokens`: prompt tokens found in the prefix cache."""
+    """Token counts of the whole request.
+
+    `cached_tokens`: prompt tokens found in the prefix cache. `drafted_tokens`: tokens that were drafted and verified;
+    `accepted_tokens`: those of them that are among the completion tokens.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 Event = Started | Delta | Finish | Usage
@@ -154,8 +160,7 @@ class Assembler:
                 choice.finish = finish_of(finish)
                 yield choice.finish
         if response.HasField("usage"):
-            usage = response.usage
-            self.completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+            self.completion.usage = usage_of(response.usage)
             yield self.completion.usage
 
     def cut_by_deadline(self, num_choices: int) -> Iterator[Event]:
@@ -226,6 +231,17 @@ def token_logprobs(logprobs: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
     return tuple(
         TokenLogprobs(sampled, tuple(zip(ids[i * k : (i + 1) * k], values[i * k : (i + 1) * k], strict=True)))
         for i, sampled in enumerate(logprobs.sampled)
+    )
+
+
+def usage_of(usage: pb.Usage) -> Usage:
+    """Returns the usage of a request, from its message."""
+    return Usage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        usage.drafted_tokens,
+        usage.accepted_tokens,
     )
 
 

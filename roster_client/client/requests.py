@@ -89,6 +89,7 @@ class Options(TypedDict, total=False):
     grammar: str
     adapter: str
     cache_salt: str
+    speculate: bool
 
 
 _SAMPLING = (
@@ -99,7 +100,7 @@ _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_i
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
 _REQUEST = (
     "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter",
-    "cache_salt",
+    "cache_salt", "speculate",
 )  # fmt: skip
 
 

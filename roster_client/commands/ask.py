@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,11 @@ from roster_client.options.addresses import DEFAULT_SERVER, Server
 from roster_client.options.connection import credentials
 from roster_client.options.sampling import (
     MaxTokens,
+    Regex,
+    Schema,
     Seed,
+    Speculate,
+    Stop,
     System,
     Temperature,
     Tenant,
@@ -43,15 +46,11 @@ def generate(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    stop: Stop = None,
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, max=64, help="Number of answers.")] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option("--schema", exists=True, dir_okay=False, help="File with a JSON schema for the answer."),
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.")
-    ] = None,
+    schema: Schema = None,
+    regex: Regex = None,
+    speculate: Speculate = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")
     ] = None,
@@ -70,6 +69,7 @@ def generate(
         n=n,
         json_schema=schema.read_text("utf-8") if schema is not None else None,
         regex=regex,
+        speculate=speculate,
     )
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         question = _question(client, text, system, raw)

@@ -102,10 +102,10 @@ def demo(
     slots: Slots = 3,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view.")] = False,
     record: Annotated[
-        Path | None, typer.Option("--record", help="Record every step of both runs, for `roster timeline`.")
+        Path | None, typer.Option("--record", help="Record every step of the first two runs, for `roster timeline`.")
     ] = None,
 ) -> None:
-    """Stream eight prompts at once with few slots: with continuous batching, then static batches, and compare."""
+    """Stream eight prompts at once with few slots: with continuous batching, static batches, and drafts."""
     from roster_client.demo.comparison import demo as run_demo
 
     console = Console()

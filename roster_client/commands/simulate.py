@@ -64,9 +64,15 @@ class SimulateOptions:
     spread: Annotated[
         float, typer.Option("--spread", min=0, help="Spread of step times around the model (log-normal sigma).")
     ] = 0.0
+    max_drafts: Annotated[
+        int, typer.Option("--max-drafts", min=0, max=255, help="Maximum number of tokens that a row drafts.")
+    ] = 0
+    acceptance: Annotated[
+        str, typer.Option("--acceptance", help="Share of right drafts, or one for each place: 0.8,0.6,0.5.")
+    ] = "0.7"
     ttft_target_ms: Annotated[float, typer.Option("--ttft-target-ms", min=0, help="TTFT target of goodput.")] = 1000.0
     itl_target_ms: Annotated[float, typer.Option("--itl-target-ms", min=0, help="Goodput's target of mean ITL.")] = 50.0
-    seed: Annotated[int, typer.Option("--seed", help="Seed of --jitter and --spread.")] = 0
+    seed: Annotated[int, typer.Option("--seed", help="Seed of --jitter, --spread and --acceptance.")] = 0
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None
     plot: Annotated[Path | None, typer.Option("--plot", help="Also plot the results (.png, .svg, .pdf).")] = None
     timeline: Annotated[
@@ -114,6 +120,8 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             prefix_sharing=options.prefix_sharing,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,
+            max_drafts=options.max_drafts,
+            acceptance=_acceptance(options.acceptance),
             seed=options.seed,
         )
         for name in names
@@ -154,6 +162,17 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
         options.json_file.write_text(json.dumps(numbers, indent=2))
     if options.plot is not None:
         plot_comparison(options.plot, title, outcomes, reports)
+
+
+def _acceptance(text: str) -> tuple[float, ...]:
+    """Parses shares separated by commas. Raises ValueError unless they are numbers from 0 to 1."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = (-1.0,)
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f"--acceptance must be a share from 0 to 1, or several separated by commas, got {text!r}")
+    return shares
 
 
 def _parameters(text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""`roster demo`: runs eight prompts at once with continuous batching, then with static batches, and prints a table.
+"""`roster demo`: runs eight prompts at once with continuous batching, with static batches, and then with drafts.
 
-Both services run on this machine. Between the two runs only the scheduler is replaced; the runner keeps its weights.
+It prints a table of the runs. Both services run on this machine. Between two runs only the scheduler is replaced; the
+runner keeps its weights. The runs without drafts forbid them in their requests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.table import Table
 from roster_client.client.admin import AdminClient, StepStream
 from roster_client.client.async_client import EventStream, RosterClient
 from roster_client.client.errors import RosterError
-from roster_client.client.events import Delta, Finish
+from roster_client.client.events import Delta, Finish, Usage
 from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DEMO_REQUESTS
@@ -35,6 +36,9 @@ TITLES = {
     "static": "static: a batch starts when all requests of the previous one have finished",
 }
 POLICIES = tuple(TITLES)
+DRAFTER = "ngram"
+DRAFTING_DEVICES = ("cpu", "hash")
+"""Devices whose runners can verify drafts so far."""
 LAST_STEP_S = 0.3
 """Time to wait for the report of the last step, which arrives shortly after the last token."""
 WARM_UP_TOKENS = 4
@@ -61,15 +65,17 @@ async def demo(
 ) -> ExitCode:
     """Runs the demo with these runner settings; stops both services, also on errors and signals.
 
-    `recorder` records every step of both runs.
+    `recorder` records every step of the two policies' runs.
     """
     view: View = PlainView(console) if plain else LiveView(console)
     log = LogView(console)
+    drafts = runner.get("device") in DRAFTING_DEVICES
+    runner = runner | {"draft": DRAFTER} if drafts else runner
     stack = Stack(Endpoints.free(), scheduler={"policy": POLICIES[0]}, runner=runner, on_line=log.line)
     try:
         with cancelled_by_signals():
             async with stack:
-                measurements, same = await _compare(console, view, log, stack, recorder)
+                measurements, same = await _compare(view, log, stack, recorder, drafts)
     except asyncio.CancelledError:
         console.print("Interrupted: both services are stopped.", highlight=False)
         return ExitCode.INTERRUPTED
@@ -79,33 +85,33 @@ async def demo(
     finally:
         view.end()
     console.print(comparison(measurements))
-    console.print(f"{same} of {len(DEMO_REQUESTS)} answers are the same under both policies.", highlight=False)
+    console.print(f"{same} of {len(DEMO_REQUESTS)} answers are the same in all runs.", highlight=False)
     return ExitCode.OK
 
 
 async def _compare(
-    console: Console, view: View, log: LogView, stack: Stack, recorder: RecordingWriter | None
+    view: View, log: LogView, stack: Stack, recorder: RecordingWriter | None, drafts: bool
 ) -> tuple[list[Measurement], int]:
-    """Makes one run per policy; also returns the number of answers that are equal."""
+    """Makes one run per policy, and with `drafts` one more of the first; also returns the number of equal answers."""
     measurements: list[Measurement] = []
     texts: list[list[str]] = []
-    for policy in POLICIES:
-        if measurements:
-            await stack.swap_scheduler(policy=policy)
-        with log.waiting(f"Starting the services under {policy} ..."):
+    runs = [new_run(policy, DEMO_REQUESTS) for policy in POLICIES]
+    for run in [*runs, *([new_run(POLICIES[0], DEMO_REQUESTS, drafts=True)] if drafts else [])]:
+        if measurements:  # also for the same policy: no run finds the prefixes of another
+            await stack.swap_scheduler(policy=run.policy)
+        with log.waiting(f"Starting the services under {run.name} ..."):
             await stack.wait_ready(READY_TIMEOUT_S)
         log.muted = True
-        run = new_run(policy, DEMO_REQUESTS)
-        async with asyncio.timeout(RUN_TIMEOUT_S), _recorded(stack.endpoints, run, recorder):
+        async with asyncio.timeout(RUN_TIMEOUT_S), _recorded(stack.endpoints, run, None if run.drafts else recorder):
             measurements.append(await run_policy(stack.endpoints, view, run))
         texts.append([answer.text for answer in run.answers])
-    return measurements, sum(first == second for first, second in zip(*texts, strict=True))
+    return measurements, sum(len(set(answers)) == 1 for answers in zip(*texts, strict=True))
 
 
 async def run_policy(endpoints: Endpoints, view: View, run: DemoRun) -> Measurement:
     """Streams all requests at once while watching the roster. Raises RosterError if one fails."""
     # Request ids belong to a tenant: a tenant per run keeps it from attaching to the previous run's answers.
-    client = RosterClient(endpoints.listen, tenant=run.policy)
+    client = RosterClient(endpoints.listen, tenant=run.name)
     async with client, AdminClient(endpoints.admin_listen) as admin:
         steps = await admin.watch_steps()
         watching = asyncio.create_task(_watch(steps, view, run))
@@ -154,6 +160,7 @@ async def _stream(client: RosterClient, view: View, run: DemoRun, answer: DemoAn
         request_id=str(answer.number),
         temperature=0.0,
         max_tokens=request.max_tokens,
+        speculate=run.drafts,
     )
     async for event in stream:
         if isinstance(event, Delta):
@@ -162,6 +169,8 @@ async def _stream(client: RosterClient, view: View, run: DemoRun, answer: DemoAn
         elif isinstance(event, Finish):
             run.take_finish(answer, event)
             view.finished(answer)
+        elif isinstance(event, Usage):
+            run.take_usage(event)
 
 
 async def _watch(steps: StepStream, view: View, run: DemoRun) -> None:
@@ -170,13 +179,14 @@ async def _watch(steps: StepStream, view: View, run: DemoRun) -> None:
 
 
 def comparison(measurements: Sequence[Measurement]) -> Table:
-    """Returns the closing table, with one row per policy."""
+    """Returns the closing table, with one row per run."""
     table = Table(title="Continuous batching (fcfs) against static batches")
     for heading in ("policy", "tokens", "seconds", "tokens/s", "mean TTFT", "worst TTFT", "slots filled"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+        names = heading == "policy"
+        table.add_column(heading, justify="left" if names else "right", no_wrap=names)
     for run in measurements:
         table.add_row(
-            run.policy,
+            run.name,
             str(run.tokens),
             f"{run.seconds:.1f}",
             f"{run.tokens / run.seconds:.1f}",
@@ -184,4 +194,7 @@ def comparison(measurements: Sequence[Measurement]) -> Table:
             f"{run.worst_ttft_s:.2f} s",
             f"{run.mean_rows:.2f} of {run.slots}",
         )
+    for run in measurements:
+        if run.drafted_tokens:
+            table.caption = f"{run.name}: {run.accepted_tokens} of {run.drafted_tokens} drafted tokens were accepted"
     return table

@@ -70,7 +70,7 @@ class _Frame:
         grid.add_column(ratio=1)
         grid.add_column(width=ROSTER_COLUMNS)
         grid.add_row(
-            Panel(answers, title=f"answers, policy {self._run.policy}", height=rows + 2),
+            Panel(answers, title=f"answers, policy {self._run.name}", height=rows + 2),
             Panel(self._roster(rows), title="roster", height=rows + 2),
         )
         return grid

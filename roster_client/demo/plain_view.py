@@ -22,7 +22,7 @@ class PlainView:
         """Prints the run's policy."""
         self._printed = {answer.number: 0 for answer in run.answers}
         self._last = None
-        self._line(f"--- policy {run.policy}: {len(run.answers)} prompts at once")
+        self._line(f"--- policy {run.name}: {len(run.answers)} prompts at once")
 
     def step(self, run: DemoRun, change: RosterChange | None) -> None:
         """Prints the change, if any."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roster_client.client.events import Delta, Finish
+from roster_client.client.events import Delta, Finish, Usage
 from roster_client.demo.prompts import DemoRequest
 from roster_protos import admin_pb2
 
@@ -50,31 +50,45 @@ class RosterChange:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One policy's row of the closing table."""
+    """One run's row of the closing table."""
 
-    policy: str
+    name: str
     tokens: int
     seconds: float
     mean_ttft_s: float
     worst_ttft_s: float
     mean_rows: float
     slots: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
 class DemoRun:
-    """One policy's run. Request ids are the answers' numbers, from 1; other requests (the warm-up) are ignored."""
+    """A run of one policy, with drafts or without.
+
+    Request ids are the answers' numbers, from 1; other requests (the warm-up) are ignored.
+    """
 
     policy: str
     answers: list[DemoAnswer]
+    drafts: bool = False
+    """Whether the runner may draft tokens."""
     slots: int = 0
     rows: int = 0
     step: int = 0
     waiting: int = 0
     steps_seen: int = 0
     rows_seen: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     seated: dict[int, DemoAnswer] = field(default_factory=dict)
     changes: deque[RosterChange] = field(default_factory=lambda: deque(maxlen=RECENT_CHANGES))
+
+    @property
+    def name(self) -> str:
+        """The policy, and whether it drafts."""
+        return f"{self.policy} + drafts" if self.drafts else self.policy
 
     def take_delta(self, answer: DemoAnswer, delta: Delta) -> None:
         """Adds a delta to its answer."""
@@ -87,6 +101,11 @@ class DemoRun:
         """Ends an answer and frees its slot; after the last answer, no step may follow to report that it left."""
         answer.finish = finish
         self._unseat(answer.number)
+
+    def take_usage(self, usage: Usage) -> None:
+        """Adds the drafts of an answer that has ended."""
+        self.drafted_tokens += usage.drafted_tokens
+        self.accepted_tokens += usage.accepted_tokens
 
     def take_step(self, report: admin_pb2.WatchStepsResponse) -> RosterChange | None:
         """Takes a step's report; returns the change if a sequence joined or left."""
@@ -119,13 +138,15 @@ class DemoRun:
         """Returns the measurements of a run that took `seconds`."""
         ttfts = [answer.ttft_s for answer in self.answers]
         return Measurement(
-            self.policy,
+            self.name,
             sum(answer.num_tokens for answer in self.answers),
             seconds,
             sum(ttfts) / len(ttfts),
             max(ttfts),
             self.rows_seen / max(1, self.steps_seen),
             self.slots,
+            self.drafted_tokens,
+            self.accepted_tokens,
         )
 
     def _answer_of(self, request_id: str) -> DemoAnswer | None:
@@ -139,6 +160,6 @@ class DemoRun:
             answer.slot = None
 
 
-def new_run(policy: str, requests: Sequence[DemoRequest]) -> DemoRun:
+def new_run(policy: str, requests: Sequence[DemoRequest], drafts: bool = False) -> DemoRun:
     """Returns a run that has not begun."""
-    return DemoRun(policy, [DemoAnswer(request, number) for number, request in enumerate(requests, 1)])
+    return DemoRun(policy, [DemoAnswer(request, number) for number, request in enumerate(requests, 1)], drafts)

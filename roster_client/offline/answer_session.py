@@ -9,7 +9,7 @@ import itertools
 import time
 
 from roster_client.client.errors import StreamGapError, from_status
-from roster_client.client.events import Choice, Completion, Started, Usage, finish_of, token_logprobs
+from roster_client.client.events import Choice, Completion, Started, finish_of, token_logprobs, usage_of
 from roster_client.client.whole_answers import PendingRequest, SessionCall, WholeAnswers
 from roster_protos import inference_pb2 as pb
 
@@ -98,8 +98,7 @@ class AnswerSession(WholeAnswers[_Asked]):
             case "finish":
                 asked.choice(event.finish.index).finish = finish_of(event.finish)
             case "usage":
-                usage = event.usage
-                completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+                completion.usage = usage_of(event.usage)
                 asked.end(completion)
             case "refused":
                 status = event.refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,18 @@ Temperature = Annotated[
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")]
 TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 keeps all.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the sampling noise (default: random).")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
+Schema = Annotated[
+    Path | None, typer.Option("--schema", exists=True, dir_okay=False, help="File with a JSON schema for the answer.")
+]
+Regex = Annotated[str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.")]
+Speculate = Annotated[
+    bool | None,
+    typer.Option(
+        "--speculate/--no-speculate",
+        help="Whether tokens may be drafted; this never changes the answer (default: yes, set by the server).",
+    ),
+]
 System = Annotated[str, typer.Option("--system", help="System message.")]
 
 

@@ -66,9 +66,10 @@ class AnswerPrinter:
         first = (
             "no token" if self._first_token is None else f"first token after {self._first_token - self._started:.2f} s"
         )
+        drafts = f", {usage.accepted_tokens} of {usage.drafted_tokens} drafts accepted" if usage.drafted_tokens else ""
         self._notes.print(
             f"{usage.prompt_tokens} + {usage.completion_tokens} tokens in {seconds:.2f} s "
-            f"({usage.completion_tokens / seconds:.1f} tokens/s), {first}",
+            f"({usage.completion_tokens / seconds:.1f} tokens/s), {first}{drafts}",
             style="dim",
             highlight=False,
         )
@@ -101,5 +102,7 @@ def completion_as_dict(completion: Completion) -> dict[str, Any]:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
+            "drafted_tokens": usage.drafted_tokens,
+            "accepted_tokens": usage.accepted_tokens,
         },
     }

@@ -34,10 +34,20 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         f"{totals.requests:,} requests, {totals.refused:,} refused, {totals.finished:,} sequences finished, "
         f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
         f"{totals.cached_tokens:,} from the prefix cache, {totals.preemptions:,} preemptions, {totals.plans:,} plans, "
-        f"{totals.policy_changes:,} policy changes",
+        f"{totals.policy_changes:,} policy changes{_drafts(totals)}",
         style="dim",
     )
     return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
+
+
+def _drafts(totals: admin_pb2.Totals) -> str:
+    if not totals.drafted_tokens:
+        return ""
+    per_row = 1 + totals.accepted_tokens / max(1, totals.decode_rows)
+    return (
+        f", {totals.accepted_tokens:,} of {totals.drafted_tokens:,} drafted tokens accepted "
+        f"({per_row:.2f} tokens per decoding row)"
+    )
 
 
 def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
@@ -58,7 +68,8 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if not status.runners:
         return Text("no runner", style="red")
     table = Table(padding=(0, 0, 0, 1))  # fits 80 cells, as numbers and names are not cut but wrapped
-    for heading in HEADINGS:
+    drafts = any(runner.drafter for runner in status.runners)
+    for heading in (*HEADINGS, *(["drafts"] if drafts else [])):
         table.add_column(heading, overflow="fold")
     for runner in status.runners:
         table.add_row(
@@ -71,5 +82,6 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
             str(runner.block_size),
             str(runner.plans_in_flight),
             f"{runner.last_plan:,}",
+            *([f"{runner.drafter or 'none'}, {runner.max_drafts}, gain {runner.draft_gain:.2f}"] if drafts else []),
         )
     return table

@@ -52,6 +52,7 @@ def _words(bar: Span, labels: Mapping[str, str]) -> str:
     return (
         f"{labels[bar.request]}, {bar.request}: {bar.kind.value} of {bar.tokens:,} positions, {steps}, "
         f"{(bar.end_s - bar.begin_s) * 1e3:,.1f} ms"
+        + (f", {bar.accepted:,} of {bar.drafted:,} drafts accepted" if bar.drafted else "")
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from roster_client.timeline.recording import Recording, RowKind, Step
+from roster_client.timeline.recording import Recording, Row, RowKind, Step
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class Span:
     begin_s: float
     end_s: float
     tokens: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -29,14 +31,16 @@ class Lane:
     slot: int
     spans: list[Span] = field(default_factory=list)
 
-    def take(self, step: Step, column: int, request: str, kind: RowKind, tokens: int) -> None:
+    def take(self, step: Step, column: int, row: Row) -> None:
         """Adds the slot's row of a step."""
         last = self.spans[-1] if self.spans else None
-        if last is not None and (last.request, last.kind, last.last) == (request, kind, column - 1):
-            last.last, last.end_s = column, step.end_s
-            last.tokens += tokens
-        else:
-            self.spans.append(Span(request, kind, column, column, step.begin_s, step.end_s, tokens))
+        if last is None or (last.request, last.kind, last.last) != (row.request, row.kind, column - 1):
+            last = Span(row.request, row.kind, column, column, step.begin_s, step.end_s, 0)
+            self.spans.append(last)
+        last.last, last.end_s = column, step.end_s
+        last.tokens += row.tokens
+        last.drafted += row.drafted
+        last.accepted += row.accepted
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +73,7 @@ def lanes_of(recording: Recording) -> list[Lane]:
         for slot in range(step.slots) if not column else ():
             lanes[step.runner, slot] = Lane(step.runner, slot)
         for row in step.rows:
-            lanes[step.runner, row.slot].take(step, column, row.request, row.kind, row.tokens)
+            lanes[step.runner, row.slot].take(step, column, row)
     return sorted(lanes.values(), key=lambda lane: (lane.runner, lane.slot))
 
 

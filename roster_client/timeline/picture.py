@@ -214,9 +214,11 @@ def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str
         """Returns what the label doesn't say: the prompt, or the id."""
         return words.get(request, "" if request in (labels[request], labels[request][1:]) else request)
 
+    rows = (row for recording in recordings for step in recording.steps for row in step.rows)
+    decoded = "one token per step and accepted drafts" if any(row.drafted for row in rows) else "one token per step"
     handles = [
         Patch(facecolor=_shade(_OTHERS, 0.45), label="dark: prefill of the prompt"),
-        Patch(facecolor=_tint(_OTHERS, 0.35), label="light: decode, one token per step"),
+        Patch(facecolor=_tint(_OTHERS, 0.35), label=f"light: decode, {decoded}"),
         Patch(facecolor="white", edgecolor="#CCCCCC", label="white: empty slot"),
     ]
     if len(named) <= MOST_IN_LEGEND:

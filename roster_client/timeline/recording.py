@@ -17,6 +17,7 @@
 | begin_s, run_s | begin on the runner, in seconds since the engine started, and duration in seconds |
 | slots, waiting | slots of the runner; sequences without a slot when the step was sent |
 | rows | sequences in the step: slot, request (with `/choice` appended unless it is 0), kind, positions computed |
+| rows: drafted, accepted | drafted tokens that the row verified, and those that were accepted; absent without any |
 | left | sequences that left a slot since the previous step, and the reason |
 
 A header begins a recording; a file has one or more, each drawn as a panel. A recording that has reached MOST_BYTES ends
@@ -54,12 +55,17 @@ class RowKind(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """A sequence in a step; `tokens`: number of positions computed."""
+    """A sequence in a step; `tokens`: number of positions computed, drafted ones included.
+
+    `drafted`: tokens that were drafted and verified; `accepted`: those of them that were accepted.
+    """
 
     slot: int
     request: str
     kind: RowKind
     tokens: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,7 +129,11 @@ class RecordingWriter:
         """Writes a completed step, unless the recording is cut off."""
         if self.cut_off:
             return
-        self._line(asdict(step))
+        line = asdict(step)
+        for row in line["rows"]:
+            if not row["drafted"]:
+                del row["drafted"], row["accepted"]
+        self._line(line)
         self.num_steps += 1
         if self._num_bytes >= self._most_bytes:
             self.cut_off = True
@@ -171,7 +181,9 @@ def step_of(report: admin_pb2.WatchStepsResponse) -> Step:
                 row.sequence.slot,
                 _name(row.sequence),
                 RowKind.DECODE if row.kind == admin_pb2.ROW_KIND_DECODE else RowKind.PREFILL,
-                row.count,
+                row.count - row.drafts + row.drafted,
+                row.drafted,
+                row.accepted,
             )
             for row in report.rows
         ),
@@ -208,9 +220,14 @@ def _take(recordings: list[Recording], line: dict[str, Any]) -> None:
     if "cut_off" in line:
         recordings[-1].title += f" (first {len(recordings[-1].steps):,} steps)"
         return
-    rows = tuple(Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"]) for row in line["rows"])
+    rows = tuple(_row(row) for row in line["rows"])
     left = tuple(Leave(**leave) for leave in line["left"])
     recordings[-1].steps.append(Step(**(line | {"rows": rows, "left": left})))
+
+
+def _row(row: dict[str, Any]) -> Row:
+    drafts = row.get("drafted", 0), row.get("accepted", 0)
+    return Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"], *drafts)
 
 
 def _name(sequence: admin_pb2.SequenceRef) -> str:

@@ -97,6 +97,7 @@ def _numbers(load: Load) -> RenderableType:
     table.add_row(
         Text.assemble(("runners busy ", "dim"), f"{load.busy_share:.0%}"),
         Text.assemble(("rates over the last ", "dim"), f"{load.window_s:.0f} s"),
+        _drafts(load),
     )
     queue = Text.assemble(("waiting ", "dim"), (f"{status.waiting:,}", "bold"), no_wrap=True, overflow="ellipsis")
     queue.append(f" ({status.waiting_tokens:,} prompt tokens)", "dim")
@@ -104,6 +105,14 @@ def _numbers(load: Load) -> RenderableType:
     for tenant in shown:
         queue.append(f"   {one_line(tenant.tenant) or 'no tenant'} {tenant.waiting:,}")
     return Group(table, queue)
+
+
+def _drafts(load: Load) -> Text:
+    """Returns the share of accepted drafts and the tokens per row; nothing without a drafter."""
+    if not any(runner.drafter for runner in load.now.status.runners):
+        return Text()
+    share = "–" if load.accepted_share is None else f"{load.accepted_share:.0%}"
+    return Text.assemble(("drafts ", "dim"), f"{share}, {load.tokens_per_row:.2f} a row")
 
 
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
@@ -156,8 +165,13 @@ def _sequence(row: admin_pb2.RunningSequence, several: bool, colour: str) -> lis
         Text(progress),
         Text(one_line(row.tenant)[:16] or "no tenant", style=colour),
         Text(name, style="dim"),
-        Text(_duration(row.age_s) + (f"  {row.preemptions}× preempted" if row.preemptions else ""), style="dim"),
+        Text(_duration(row.age_s) + _notes(row), style="dim"),
     ]
+
+
+def _notes(row: admin_pb2.RunningSequence) -> str:
+    drafts = f"  {row.accepted_tokens / row.drafted_tokens:.0%} of drafts" if row.drafted_tokens else ""
+    return drafts + (f"  {row.preemptions}× preempted" if row.preemptions else "")
 
 
 def _menu(menu: Menu, in_force: str, room: int) -> RenderableType:

@@ -34,6 +34,10 @@ class Load:
     """Share of the runners' time in which a step ran, 0 to 1."""
     ttft: Latency
     itl: Latency
+    accepted_share: float | None = None
+    """Share of the drafted tokens that were accepted, 0 to 1; None if nothing was drafted."""
+    tokens_per_row: float = 1.0
+    """Tokens per decoding row and step: 1 without accepted drafts."""
 
 
 class RecentLooks:
@@ -58,17 +62,23 @@ def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRost
     seconds = now.time_s - before.time_s
     run_s, idle_s = now.run_s - before.run_s, now.idle_s - before.idle_s
 
+    earlier, totals = before.status.totals, now.status.totals
+    drafted = totals.drafted_tokens - earlier.drafted_tokens
+    accepted = totals.accepted_tokens - earlier.accepted_tokens
+
     def per_s(count: int) -> float:
         return count / seconds if seconds > 0 else 0.0
 
     return Load(
         now,
         seconds,
-        per_s(now.status.totals.sampled_tokens - before.status.totals.sampled_tokens),
-        per_s(now.status.totals.prefill_tokens - before.status.totals.prefill_tokens),
+        per_s(totals.sampled_tokens - earlier.sampled_tokens),
+        per_s(totals.prefill_tokens - earlier.prefill_tokens),
         run_s / (run_s + idle_s) if run_s + idle_s > 0 else 0.0,
         _latency(before.ttft_s, now.ttft_s),
         _latency(before.itl_s, now.itl_s),
+        accepted / drafted if drafted else None,
+        1 + accepted / max(1, totals.decode_rows - earlier.decode_rows),
     )
 
 
@@ -102,6 +112,8 @@ def as_json(load: Load) -> dict[str, Any]:
         "sampled_tokens_per_s": round(load.sampled_per_s, 1),
         "prefill_tokens_per_s": round(load.prefill_per_s, 1),
         "busy_share": round(load.busy_share, 4),
+        "accepted_share": None if load.accepted_share is None else round(load.accepted_share, 4),
+        "tokens_per_row": round(load.tokens_per_row, 3),
         "ttft_s": {"p50": load.ttft.p50_s, "p99": load.ttft.p99_s},
         "itl_s": {"p50": load.itl.p50_s, "p99": load.itl.p99_s},
         "runners": [_runner(runner) for runner in status.runners],
@@ -121,6 +133,9 @@ def _runner(runner: admin_pb2.RunnerStatus) -> dict[str, Any]:
         "kv_free_blocks": runner.free_blocks,
         "kv_cached_blocks": runner.cached_blocks,
         "plans_in_flight": runner.plans_in_flight,
+        "drafter": runner.drafter,
+        "max_drafts": runner.max_drafts,
+        "draft_gain": round(runner.draft_gain, 3),
     }
 
 
@@ -148,6 +163,8 @@ def _running(row: admin_pb2.RunningSequence) -> dict[str, Any]:
         "max_tokens": row.max_tokens,
         "age_s": round(row.age_s, 3),
         "preemptions": row.preemptions,
+        "drafted_tokens": row.drafted_tokens,
+        "accepted_tokens": row.accepted_tokens,
     }
 
 

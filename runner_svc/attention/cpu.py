@@ -59,6 +59,8 @@ class Chunk:
     seen: slice
     # float [C, S]: 0 or -inf; None if the plain causal mask is right (no keys before the chunk, none cut by a window).
     mask: Tensor | None
+    # Its positions behind the first have drafts: whatever they compute, those before must not depend on it.
+    drafts: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,11 +85,19 @@ class CpuAttention:
         self._layers = tuple(layers)
 
     def plan(
-        self, starts: NDArray[np.int32], counts: NDArray[np.int32], block_tables: NDArray[np.int32]
+        self,
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        drafts: NDArray[np.int32] | None = None,
     ) -> AttentionPlan:
-        """Plans a step: rows of `counts` [R] positions from `starts` [R], with `block_tables` [R, W]."""
+        """Plans a step: rows of `counts` [R] positions from `starts` [R], with `block_tables` [R, W].
+
+        `drafts` [R] or [0]: how many of a row's last positions have drafts.
+        """
         windows = {layer.window for layer in self._layers}
-        return {window: self._plan_window(starts, counts, block_tables, window) for window in windows}
+        drafting = drafts > 0 if drafts is not None and len(drafts) else np.zeros(len(starts), np.bool_)
+        return {window: self._plan_window(starts, counts, block_tables, drafting, window) for window in windows}
 
     def run(self, plan: AttentionPlan, layer: int, queries: Tensor) -> Tensor:
         """Attends with queries [T, num_heads, head_dim] over the cached positions of `layer`, this step's included.
@@ -130,13 +140,29 @@ class CpuAttention:
         described = self._layers[layer]
         sinks = None if described.sinks is None else described.sinks.view(kv_heads, -1, 1, 1)
         attended = attend(grouped, seen[0], seen[1], chunk.mask, described, sinks, is_causal=chunk.mask is None)
+        if chunk.drafts and not attended.sum().isfinite():
+            attended = self._attend_one_by_one(grouped, seen, chunk.mask, described, sinks)
         return attended.permute(2, 0, 1, 3).reshape(queries.shape[0], -1)
+
+    def _attend_one_by_one(
+        self, queries: Tensor, seen: Tensor, mask: Tensor | None, layer: AttentionLayer, sinks: Tensor | None
+    ) -> Tensor:
+        """Attends like `attend`, but no key behind a query's position is read: a mask does not hide NaN."""
+        count, keys = queries.shape[-2], seen.shape[-2]
+        outputs = []
+        for index in range(count):
+            length = keys - count + index + 1
+            own = seen[..., :length, :]
+            row = None if mask is None else mask[index : index + 1, :length]
+            outputs.append(attend(queries[..., index : index + 1, :], own[0], own[1], row, layer, sinks))
+        return torch.cat(outputs, dim=-2)
 
     def _plan_window(
         self,
         starts: NDArray[np.int32],
         counts: NDArray[np.int32],
         block_tables: NDArray[np.int32],
+        drafting: NDArray[np.bool_],
         window: int | None,
     ) -> WindowPlan:
         ends = starts + counts
@@ -149,7 +175,15 @@ class CpuAttention:
             for rows in group_by_length(decode_rows, (ends - firsts)[decode_rows])
         ]
         chunks = [
-            self._plan_chunk(int(offsets[row]), int(firsts[row]), int(starts[row]), int(ends[row]), table, window)
+            self._plan_chunk(
+                int(offsets[row]),
+                int(firsts[row]),
+                int(starts[row]),
+                int(ends[row]),
+                table,
+                window,
+                bool(drafting[row]),
+            )
             for row, table in enumerate(block_tables)
             if counts[row] > 1
         ]
@@ -186,7 +220,14 @@ class CpuAttention:
         )
 
     def _plan_chunk(
-        self, offset: int, first: int, start: int, end: int, block_table: NDArray[np.int32], window: int | None
+        self,
+        offset: int,
+        first: int,
+        start: int,
+        end: int,
+        block_table: NDArray[np.int32],
+        window: int | None,
+        drafts: bool,
     ) -> Chunk:
         block_size = self._cache.block_size
         first_block = first // block_size
@@ -203,6 +244,7 @@ class CpuAttention:
             blocks=self._keys_and_values(block_table[first_block : -(-end // block_size)]),
             seen=slice(first - base, end - base),
             mask=mask,
+            drafts=drafts,
         )
 
     def _keys_and_values(self, blocks: NDArray[np.int32]) -> Tensor:

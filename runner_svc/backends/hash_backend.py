@@ -4,8 +4,9 @@ The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p
 where `S[p-1]` is read through the block table: like real KV, it is correct only after the correct prefix. The hash that
 picks the next token is the sum of `S[p] * B^p` over the whole context, read back through the block table. A block that
 was never written contains garbage. Input tokens are read from the buffer that picked tokens are written to, as on a
-device (`host_slots`). At temperature 0 the token depends only on the context, otherwise on (seed, sample_index,
-position) too. `expected_tokens` is the reference implementation: plain integers, no blocks, no batch.
+device (`host_slots`). The KV of rejected drafts stays until the next run overwrites it. At temperature 0 the token
+depends only on the context, otherwise on (seed, sample_index, position) too. `expected_tokens` is the reference
+implementation: plain integers, no blocks, no batch.
 
 Supported sampling parameters are temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among the
 allowed ids, all equally likely), and the logprobs fields, with the made-up numbers of `expected_logprobs`.
@@ -17,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -28,11 +29,12 @@ from numpy.typing import NDArray
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
 from runner_svc.backends.host_slots import HostSlots
+from runner_svc.drafting.drafter import Drafter
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
-_A = 0xD1342543DE82EF95
+KV_BASE = 0xD1342543DE82EF95
 _B = 0xAF251AF3B0F025B5
 _NUM_SPECIALS = NUM_TOKENS - IM_START_ID
 
@@ -90,10 +92,6 @@ def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> t
     return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
 
 
-def _pairs(rows: NDArray[np.intp], hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
-    return zip(rows.tolist(), hashes.tolist(), strict=True)
-
-
 class BrokenDevice(RuntimeError):
     """Simulates a device that can't be used any more."""
 
@@ -133,8 +131,13 @@ class HashBackend:
         eos_probability: float = 1 / 64,
         step_ms: float = 0.0,
         poison: Poison | None = None,
+        drafter: Drafter | None = None,
+        max_drafts: int = 0,
     ) -> None:
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`."""
         self._poison = poison
+        self.max_drafts = max_drafts if drafter is not None else 0
+        self.drafter_name = drafter.name if drafter is not None else ""
         self.num_slots = num_slots
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -142,11 +145,11 @@ class HashBackend:
         self.model = byte_model("hash", "HashModel", vocab_size, context_length)
         self._picker = TokenPicker(vocab_size, eos_probability)
         self._step_s = step_ms / 1000
-        self._powers_a = _powers(_A, context_length)
+        self._powers_a = _powers(KV_BASE, context_length)
         self._powers_b = _powers(_B, context_length + block_size)
         garbage = np.random.default_rng(num_blocks).integers(0, 2**64, (num_blocks + 1) * block_size, np.uint64)
         self._kv = garbage.reshape(num_blocks + 1, block_size)
-        self.host_slots = HostSlots(num_slots, context_length, block_size)
+        self.host_slots = HostSlots(num_slots, context_length, block_size, drafter, vocab_size)
 
     def change_slots(self, changes: SlotChanges) -> None:
         self.host_slots.change(changes)
@@ -160,14 +163,18 @@ class HashBackend:
     def step(self, batch: StepBatch) -> StepOutput:
         began_at_ns = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
-        if self._poison is not None and (batch.tokens == self._poison.token).any():
-            self._poison.end_step()
+        self._end_by_poison(batch)
+        rows, awaits, ends = batch.drawing_rows, batch.awaits, batch.ends
         with np.errstate(over="ignore"):
             self._write_kv(batch)
-            rows, awaits = batch.drawing_rows, batch.awaits
-            hashes, masked_hashes = self._context_hashes(batch, rows), self._context_hashes(batch, awaits)
-        forward_ns = time.perf_counter_ns() - began_at_ns
-        output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
+            masked_hashes = self._context_hashes(batch, awaits, ends[awaits])
+        if len(batch.drafts):
+            forward_ns = time.perf_counter_ns() - began_at_ns
+            output = self._verify(batch, rows)
+        else:
+            picked = self._picked(batch, rows, ends[rows])
+            forward_ns = time.perf_counter_ns() - began_at_ns
+            output = self._draw(batch, rows, picked)
         if len(awaits):
             output.masked_rows = MaskedDraw(
                 partial(self._draw_masked, batch, masked_hashes, self.host_slots.epochs[batch.slots[awaits]])
@@ -180,6 +187,15 @@ class HashBackend:
             time.sleep(rest_s)
         return output
 
+    def _end_by_poison(self, batch: StepBatch) -> None:
+        if self._poison is None:
+            return
+        poisoned = batch.tokens == self._poison.token
+        if len(batch.drafts):  # a wrong draft is no token of the sequence: `_verify` looks at those that are accepted
+            poisoned &= batch.positions < np.repeat(batch.ends - batch.drafts, batch.counts)
+        if poisoned.any():
+            self._poison.end_step()
+
     def _write_kv(self, batch: StepBatch) -> None:
         terms = mix64_array(batch.tokens.astype(np.uint64) + np.uint64(1)) * self._powers_a[batch.positions]
         sums = np.cumsum(terms, dtype=np.uint64)
@@ -190,12 +206,45 @@ class HashBackend:
         prefix = np.where(batch.starts > 0, self._kv[blocks, previous % self.block_size], np.uint64(0))
         self._kv.reshape(-1)[batch.slot_mapping] = sums + np.repeat(prefix - before_row, batch.counts)
 
-    def _context_hashes(self, batch: StepBatch, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def _context_hashes(
+        self, batch: StepBatch, rows: NDArray[np.intp], ends: NDArray[np.integer]
+    ) -> NDArray[np.uint64]:
+        """Returns the hash of the first `ends` [L] positions of each of `rows` [L]."""
         tables = batch.block_tables[rows]
         context = self._kv[tables].reshape(len(rows), tables.shape[1] * self.block_size)
         weights = self._powers_b[: context.shape[1]]
-        inside = np.arange(context.shape[1]) < batch.ends[rows, None]
+        inside = np.arange(context.shape[1]) < ends[:, None]
         return np.where(inside, context * weights, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+
+    def _picked(self, batch: StepBatch, rows: NDArray[np.intp], ends: NDArray[np.integer]) -> list[int]:
+        """Returns the token that follows the first `ends` [L] positions of each of `rows` [L]."""
+        with np.errstate(over="ignore"):
+            hashes = self._context_hashes(batch, rows, ends).tolist()
+        places = zip(rows.tolist(), ends.tolist(), hashes, strict=True)
+        return [self._pick(batch, row, position, value) for row, position, value in places]
+
+    def _verify(self, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
+        """Draws a token after each verified draft of `rows` [L] and after the token before them; accepts drafts."""
+        drafted, ends = batch.drafts[rows], batch.ends[rows]
+        columns = np.arange(1 + drafted.max(initial=0))
+        drawn = columns <= drafted[:, None]
+        positions = ((ends - drafted)[:, None] + columns)[drawn]
+        drawing = np.repeat(rows, 1 + drafted)
+        draws, finite = np.full(drawn.shape, -1, np.int32), np.zeros(drawn.shape, np.bool_)
+        draws[drawn] = self._picked(batch, drawing, positions)
+        finite[drawn] = self._finite(batch, drawing, positions)
+        output = self.host_slots.verify(batch, rows, draws, finite)
+        for index, (row, count) in enumerate(zip(rows.tolist(), output.token_counts[rows].tolist(), strict=True)):
+            top, kept = batch.states[row].logprobs, draws[index, :count].tolist()
+            if self._poison is not None and self._poison.token in kept[:-1]:  # accepted drafts, which are computed here
+                self._poison.end_step()
+            if top is not None and count:
+                output.logprobs.append(self._row_logprobs(row, 0, kept, int(ends[index] - drafted[index]), top))
+        return output
+
+    def _finite(self, batch: StepBatch, rows: NDArray[np.intp], positions: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Returns whether the logits of the token at `positions` [L] of `rows` [L] are finite."""
+        return np.ones(len(rows), np.bool_)
 
     def _draw(
         self,
@@ -205,12 +254,13 @@ class HashBackend:
         gone: NDArray[np.bool_] | None = None,
         epochs: NDArray[np.int64] | None = None,
     ) -> StepOutput:
-        tokens = np.array(picked, np.int32)
-        self.host_slots.write(self.host_slots.redirected(batch.slots[rows], gone), batch.ends[rows], tokens, epochs)
-        output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
-        for row, token in zip(rows.tolist(), picked, strict=True):
+        tokens, slots = np.array(picked, np.int32), self.host_slots.redirected(batch.slots[rows], gone)
+        finite = self._finite(batch, rows, batch.ends[rows])
+        self.host_slots.write(slots, batch.ends[rows], tokens, epochs)  # rows in flight may read those not finite
+        output = StepOutput.sampled(len(batch.slots), rows, tokens, finite)
+        for row, token, usable in zip(rows.tolist(), picked, finite.tolist(), strict=True):
             top = batch.states[row].logprobs
-            if top is not None:
+            if top is not None and usable:
                 output.logprobs.append(self._row_logprobs(row, 0, [token], int(batch.ends[row]), top))
         return output
 
@@ -223,12 +273,14 @@ class HashBackend:
         gone: NDArray[np.bool_],
     ) -> StepOutput:
         allowed = [np.flatnonzero(line).tolist() for line in allowed_ids(masks, self.model.vocab_size)]
-        pairs = zip(_pairs(batch.awaits, hashes), allowed, strict=True)
-        picked = [self._pick(batch, row, value, ids) for (row, value), ids in pairs]
+        rows = zip(batch.awaits.tolist(), batch.ends[batch.awaits].tolist(), hashes.tolist(), allowed, strict=True)
+        picked = [self._pick(batch, row, position, value, ids) for row, position, value, ids in rows]
         return self._draw(batch, batch.awaits, picked, gone, epochs)
 
-    def _pick(self, batch: StepBatch, row: int, context_hash: int, allowed: list[int] | None = None) -> int:
-        params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])
+    def _pick(
+        self, batch: StepBatch, row: int, position: int, context_hash: int, allowed: list[int] | None = None
+    ) -> int:
+        params, state = batch.params[row], batch.states[row]
         forbidden = state.stop_ids.tolist() if position - state.prompt_len < params["min_tokens"] else ()
         noise = (int(params["seed"]), int(params["sample_index"])) if params["temperature"] > 0 else None
         return self._picker.pick(context_hash, position, forbidden, noise, allowed)
@@ -286,7 +338,7 @@ def expected_tokens(
         for token in pending:
             running = (running + mix64(token + 1) * power_a) & MASK64
             context_hash = (context_hash + running * power_b) & MASK64
-            power_a, power_b = power_a * _A & MASK64, power_b * _B & MASK64
+            power_a, power_b = power_a * KV_BASE & MASK64, power_b * _B & MASK64
             position += 1
         if len(generated) == max_tokens or (generated and generated[-1] in stop_ids):
             return generated

@@ -22,6 +22,7 @@ from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
 from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder, DecoderInputs
 from runner_svc.decoder.served_decoder import ServedDecoder
+from runner_svc.drafting.drafter import Drafter
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
@@ -33,6 +34,7 @@ from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.sampling.sampled_positions import each_position, logit_indexes, row_logprobs
 from runner_svc.sampling.sampler import SampledRows, Sampler
 from runner_svc.weights.on_load import NOTHING, OnLoad
 
@@ -53,7 +55,10 @@ class TorchBackend:
         block_size: int,
         num_slots: int,
         max_step_tokens: int,
+        drafter: Drafter | None = None,
+        max_drafts: int = 0,
     ) -> None:
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`."""
         config = decoder.config
         device = torch.device("cpu")
         self.model = model
@@ -62,7 +67,9 @@ class TorchBackend:
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.max_step_tokens = max_step_tokens
-        self.host_slots = HostSlots(num_slots, model.context_length, block_size)
+        self.max_drafts = max_drafts if drafter is not None else 0
+        self.drafter_name = drafter.name if drafter is not None else ""
+        self.host_slots = HostSlots(num_slots, model.context_length, block_size, drafter, config.vocab_size)
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
         self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
         self._decoder = decoder
@@ -82,6 +89,8 @@ class TorchBackend:
         max_step_tokens: int,
         decoder: DecoderSetting = "auto",
         on_load: OnLoad = NOTHING,
+        drafter: Drafter | None = None,
+        max_drafts: int = 0,
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
@@ -100,6 +109,8 @@ class TorchBackend:
             block_size=block_size,
             num_slots=num_slots,
             max_step_tokens=max_step_tokens,
+            drafter=drafter,
+            max_drafts=max_drafts,
         )
 
     def change_slots(self, changes: SlotChanges) -> None:
@@ -120,11 +131,12 @@ class TorchBackend:
         batch = self.host_slots.gathered(batch)
         hidden = self._forward(batch)
         rows = np.flatnonzero(batch.sample)
-        last = np.cumsum(batch.counts)[rows] - 1
-        logits = self._decoder.logits(hidden[_int64(last)])  # [L, vocab_size]; L is 0 if no prompt is complete
+        verified = batch.drafts[rows] if len(batch.drafts) else np.zeros(len(rows), np.int32)
+        # [P, vocab_size]; P is 0 if no prompt is complete
+        logits = self._decoder.logits(hidden[torch.from_numpy(logit_indexes(batch, rows, verified))])
         forwarded = time.perf_counter_ns()
         if len(batch.awaits):
-            waits = np.isin(rows, batch.awaits)
+            waits = np.repeat(np.isin(rows, batch.awaits), 1 + verified)
             masked_rows = self._keep_masked_rows(logits[torch.from_numpy(waits)], batch)
             output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
             output.masked_rows = masked_rows
@@ -136,7 +148,22 @@ class TorchBackend:
         return output
 
     def _sample(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
+        if len(batch.drafts):
+            return self._verify(logits, batch, rows)
         return self._drawn(self._sampler.sample(logits, batch, rows), batch, rows, batch.slots[rows])
+
+    def _verify(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
+        """Draws a token after each position of `logits` [P, vocab_size], those of `rows` [L], and accepts drafts."""
+        verified = batch.drafts[rows]
+        positions = each_position(batch, rows, verified, self.host_slots.tokens)
+        sampled = self._sampler.sample(logits, positions, np.arange(len(logits)))
+        drawn = np.arange(1 + verified.max(initial=0)) <= verified[:, None]
+        draws, finite = np.full(drawn.shape, -1, np.int32), np.zeros(drawn.shape, np.bool_)
+        draws[drawn], finite[drawn] = sampled.tokens, sampled.finite
+        output = self.host_slots.verify(batch, rows, draws, finite)
+        firsts = np.cumsum(1 + verified, dtype=np.int64) - (1 + verified)
+        output.logprobs = row_logprobs(rows, firsts, output.token_counts[rows], sampled.logprobs)
+        return output
 
     def _keep_masked_rows(self, logits: Tensor, batch: StepBatch) -> MaskedDraw:
         """Returns the draw of the rows that wait for masks; their logits are adjusted for the tokens known now."""
@@ -172,7 +199,7 @@ class TorchBackend:
 
     def _forward(self, batch: StepBatch) -> Tensor:
         """Returns the residual stream [T, hidden_size] after all layers."""
-        plan = self._attention.plan(batch.starts, batch.counts, batch.block_tables)
+        plan = self._attention.plan(batch.starts, batch.counts, batch.block_tables, batch.drafts)
         by_length = self._decoder.config.prefix_positions is not None
         inputs = DecoderInputs(
             tokens=_int64(batch.tokens),

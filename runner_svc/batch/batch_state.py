@@ -9,6 +9,9 @@ computed positions and sampled tokens count as known. Tokens of rows that wait f
 read them before they are recorded. When a plan is recorded, a row's epoch shows whether its slot has another sequence
 by then; if so, the row's record is dropped. A token of a sequence that failed in an earlier plan is dropped too.
 
+How many tokens a row with drafts samples is known only when it is recorded: 1 to 1 + drafts. Until then the slot has a
+lower and an upper bound of its number of tokens, and only the backend's counter says where its next row starts.
+
 A row that waits for a mask is drawn after its plan. Plans sent before its mask may have been launched by then and may
 have given its slot to another sequence. `outlived` finds these rows by the same epochs, right before the draw is
 launched. The thread that applies plans does both, and a device computes in launch order, so the result of `outlived` is
@@ -52,6 +55,7 @@ class AppliedPlan:
     num_rows: int  # number of extents in the plan
     rows: NDArray[np.intp]  # plan rows in the batch: those whose sequence has not failed
     batch: StepBatch | None  # None if no row is left
+    drafts: bool  # whether the plan has a column of drafts
     epochs: NDArray[np.int64]  # [rows] epoch of each row's slot, which identifies its sequence
 
 
@@ -103,8 +107,10 @@ class BatchState:
         rows = np.flatnonzero(~counters.failed[columns.extent_slots])
         batch = self._batch(columns, rows) if len(rows) else None
         if batch is not None:
-            counters.computed[batch.slots] = batch.ends
+            counters.computed[batch.slots] = self._upper_ends(batch)
             counters.num_tokens[batch.slots[batch.drawing_rows]] += 1
+            if len(batch.drafts):
+                counters.spread[batch.slots] += batch.drafts
         epochs = self._epochs[columns.extent_slots[rows]]
         if batch is not None and self._gathers_inputs:
             self._continuation = PlanContinuation.after(plan, batch, epochs, counters, self._limits)
@@ -115,8 +121,17 @@ class BatchState:
             len(columns.extent_slots),
             rows,
             batch,
+            len(columns.extent_drafts) > 0,
             epochs,
         )
+
+    def _upper_ends(self, batch: StepBatch) -> NDArray[np.int32]:
+        """Returns the most positions that each row attends to, int32 [R], before the plan is counted."""
+        if not self._limits.max_drafts:
+            return batch.ends
+        counters, slots = self._counters, batch.slots
+        starts = np.where(batch.starts < 0, counters.num_tokens[slots] + counters.spread[slots] - 1, batch.starts)
+        return starts + batch.counts
 
     def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
         """Applies a plan that continues the last one; returns None for any other plan."""
@@ -136,6 +151,7 @@ class BatchState:
             len(batch.slots),
             self._all_rows[: len(batch.slots)],
             batch,
+            False,
             continuation.epochs,
         )
 
@@ -150,6 +166,8 @@ class BatchState:
             return
         if self._continuation is not None and applied.epochs is self._continuation.epochs and output.drew_all:
             self._tokens[batch.slots, batch.ends] = output.tokens
+            if self._limits.max_drafts:  # a row is passed again, in vain, if other plans waited for masks
+                counters.recorded[batch.slots] = np.maximum(counters.recorded[batch.slots], batch.ends + 1)
             return
         current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
         if rows is not None:
@@ -159,17 +177,47 @@ class BatchState:
             output.fail(late)
         drew = output.token_counts.astype(bool)
         writes = current & drew
-        self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
+        if self._limits.max_drafts:
+            self._append(batch, output, writes)
+            self._correct_bounds(batch, output, current)
+        else:
+            self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
+        lost = current & batch.sample & ~drew
         if len(batch.awaits):
             waiting = batch.waiting
             counters.num_tokens[batch.slots[writes & waiting]] += 1
-            counters.num_tokens[batch.slots[current & batch.sample & ~waiting & ~drew]] -= 1
-        else:
-            counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
+            lost &= ~waiting
+        if lost.any():
+            slots = batch.slots[lost]
+            counters.num_tokens[slots] -= 1
+            counters.computed[slots] = counters.num_tokens[slots]  # what its rows in flight would compute is no token
         failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
         if failed.any():
             counters.failed[batch.slots[failed]] = True
             self._continuation = None
+
+    def _append(self, batch: StepBatch, output: StepOutput, writes: NDArray[np.bool_]) -> None:
+        """Appends the tokens of the rows set in `writes` [R] to the recorded ones."""
+        slots, counts = batch.slots[writes], output.token_counts[writes].astype(np.int32)
+        firsts = self._counters.recorded[slots]
+        places = np.arange(counts.sum(), dtype=np.int32) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+        self._tokens[np.repeat(slots, counts), places] = output.tokens[np.repeat(writes, output.token_counts)]
+        self._counters.recorded[slots] = firsts + counts
+
+    def _correct_bounds(self, batch: StepBatch, output: StepOutput, current: NDArray[np.bool_]) -> None:
+        """Corrects the bounds of the rows without start that are set in `current` [R] by their number of tokens.
+
+        A row without a token loses only its drafts here: `record` does the rest for all such rows.
+        """
+        rows = np.flatnonzero(current & (batch.starts < 0))
+        if not len(rows):
+            return
+        slots, counters = batch.slots[rows], self._counters
+        counts = output.token_counts[rows].astype(np.int32)
+        drafts = batch.drafts[rows] if len(batch.drafts) else 0
+        counters.num_tokens[slots] += np.maximum(counts - 1, 0)
+        counters.spread[slots] -= drafts
+        counters.computed[slots] -= 1 + drafts - counts
 
     def outlived(self, applied: AppliedPlan, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Returns bool [W]: which of the batch's `rows` [W] no longer have a sequence to write their token for.
@@ -218,6 +266,7 @@ class BatchState:
         slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]
         counts = columns.extent_counts[rows]
         flags = columns.extent_flags[rows]
+        drafts = columns.extent_drafts[rows].astype(np.int32) if len(columns.extent_drafts) else _NONE
         sample, awaits = (flags & SAMPLE_FLAG).astype(bool), np.flatnonzero(flags & AWAIT_FLAG)
         batch = StepBatch(
             slots=slots,
@@ -231,6 +280,7 @@ class BatchState:
             params=self._params[slots],
             states=self._states[slots].tolist(),
             awaits=awaits,
+            drafts=drafts,
         )
         if self._gathers_inputs:
             return batch

@@ -27,6 +27,7 @@ class Limits:
     max_step_tokens: int
     context_length: int
     vocab_size: int
+    max_drafts: int = 0
 
     @property
     def max_table(self) -> int:
@@ -42,8 +43,14 @@ class SlotCounters:
     # The sequence has failed: its later rows, which may already be in flight, are not computed.
     failed: NDArray[np.bool_]
     computed: NDArray[np.int32]  # number of positions with KV
-    num_tokens: NDArray[np.int32]  # prompt and sampled tokens in the token buffer
+    # Least number of prompt and sampled tokens in the token buffer once every plan so far is done.
+    num_tokens: NDArray[np.int32]
     num_blocks: NDArray[np.int32]  # length of the block table
+    # By how much the true number of tokens may exceed `num_tokens`: the drafts of the rows that are not recorded yet.
+    # While it is not 0, only a row without start fits, and `computed` is an upper bound: `most_tokens` - 1.
+    spread: NDArray[np.int32]
+    # Tokens of the sequence in the host's buffer; only kept if rows may draft.
+    recorded: NDArray[np.int32]
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotCounters:
@@ -54,7 +61,14 @@ class SlotCounters:
             np.zeros(num_slots, np.int32),
             np.zeros(num_slots, np.int32),
             np.zeros(num_slots, np.int32),
+            np.zeros(num_slots, np.int32),
+            np.zeros(num_slots, np.int32),
         )
+
+    @property
+    def most_tokens(self) -> NDArray[np.int32]:
+        """int32 [num_slots]: largest number of tokens once every plan so far is done."""
+        return self.num_tokens + self.spread
 
     def copy(self) -> SlotCounters:
         """Returns a deep copy."""
@@ -64,6 +78,8 @@ class SlotCounters:
             self.computed.copy(),
             self.num_tokens.copy(),
             self.num_blocks.copy(),
+            self.spread.copy(),
+            self.recorded.copy(),
         )
 
 
@@ -125,6 +141,8 @@ class PlanCheck:
         counters.computed[slot] = admission.num_computed
         counters.num_tokens[slot] = num_tokens
         counters.num_blocks[slot] = len(blocks)
+        counters.spread[slot] = 0
+        counters.recorded[slot] = num_tokens
         counters.failed[slot] = unusable(admission, limits.vocab_size)  # overwrites the previous sequence's flag
 
     def _appends(self, columns: PlanColumns) -> None:
@@ -165,6 +183,8 @@ class PlanCheck:
         # A failed sequence has no token at its next row's start; that row is skipped, not refused.
         alive = ~counters.failed[slots]
         computed, known = counters.computed[slots], counters.num_tokens[slots]
+        if limits.max_drafts or len(columns.extent_drafts) or starts.min() < 0:
+            starts, known = self._bounds(columns, alive)
         _require(
             "extent", alive & (starts != computed), "start {} is not the first uncomputed position {}", starts, computed
         )
@@ -178,11 +198,53 @@ class PlanCheck:
         )
         _require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
 
+    def _bounds(self, columns: PlanColumns, alive: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Checks the rows without start and the drafts; returns starts and known tokens, int32 [rows] each.
+
+        Those of a row without start are their upper bounds, with its drafts counted as known: the rest of the check
+        tests it like any other row.
+        """
+        counters, slots, starts = self._counters, columns.extent_slots, columns.extent_starts
+        drafts = _row_drafts(columns)
+        open_ended, spread = starts == -1, counters.spread[slots]
+        most = self._limits.max_drafts
+        if not most:
+            _require("extent", open_ended | (drafts > 0), "a row needs a start, and no drafts: there is no drafter")
+        _require("extent", drafts > most, "{} drafts, must be at most {}", drafts, np.full_like(drafts, most))
+        _require("extent", ~open_ended & (drafts > 0), "start {} with {} drafts, must be -1", starts, drafts)
+        _require(
+            "extent",
+            open_ended & (columns.extent_counts != 1 + drafts),
+            "count {} must be 1 plus the row's {} drafts",
+            columns.extent_counts,
+            drafts,
+        )
+        flags = columns.extent_flags
+        _require("extent", open_ended & (flags != SAMPLE_FLAG), "flags {} of a row without start, must be 1", flags)
+        _require(
+            "extent",
+            alive & ~open_ended & (spread > 0),
+            "start {} must be -1: the sequence has up to {} tokens more than are known",
+            starts,
+            spread,
+        )
+        known = counters.num_tokens[slots] + spread
+        unread = alive & open_ended & (counters.computed[slots] != known - 1)
+        _require("extent", unread, "start -1 in mid-prompt: {} of {} computed", counters.computed[slots], known)
+        return np.where(open_ended, known - 1, starts), known + drafts
+
     def _require_slots(self, name: str, slots: NDArray[np.int32]) -> None:
         _require(name, (slots < 0) | (slots >= self._limits.num_slots), "there is no slot {}", slots)
 
     def _require_blocks(self, name: str, blocks: NDArray[np.int32]) -> None:
         _require(name, (blocks < 1) | (blocks > self._limits.num_blocks), "there is no block {}", blocks)
+
+
+def _row_drafts(columns: PlanColumns) -> NDArray[np.int32]:
+    """Returns the number of drafts of each row, int32 [rows]."""
+    if len(columns.extent_drafts):
+        return columns.extent_drafts.astype(np.int32)
+    return np.zeros(len(columns.extent_slots), np.int32)
 
 
 def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:

@@ -26,7 +26,7 @@ def int32_column(name: str, data: bytes) -> NDArray[np.int32]:
 
 @dataclass(slots=True, eq=False)
 class PlanColumns:
-    """The columns of one plan: int32, except the flags (uint8). Columns of one table have equal lengths."""
+    """The columns of one plan: int32, except flags and drafts (uint8). Columns of one table have equal lengths."""
 
     releases: NDArray[np.int32]
     append_slots: NDArray[np.int32]
@@ -38,6 +38,7 @@ class PlanColumns:
     extent_starts: NDArray[np.int32]
     extent_counts: NDArray[np.int32]
     extent_flags: NDArray[np.uint8]
+    extent_drafts: NDArray[np.uint8]  # empty if no row drafts
 
     @classmethod
     def read(cls, plan: plan_pb2.Plan) -> PlanColumns:
@@ -53,12 +54,15 @@ class PlanColumns:
             int32_column("extent_starts", plan.extent_starts),
             int32_column("extent_counts", plan.extent_counts),
             np.frombuffer(plan.extent_flags, np.uint8),
+            np.frombuffer(plan.extent_drafts, np.uint8),
         )
         _require_equal("append", columns.append_slots, columns.append_indexes, columns.append_blocks)
         _require_equal("copy", columns.copy_sources, columns.copy_targets)
         _require_equal(
             "extent", columns.extent_slots, columns.extent_starts, columns.extent_counts, columns.extent_flags
         )
+        if len(columns.extent_drafts):
+            _require_equal("extent", columns.extent_slots, columns.extent_drafts)
         return columns
 
 

@@ -70,9 +70,11 @@ class PlanContinuation:
         counters: SlotCounters,
         limits: Limits,
     ) -> PlanContinuation | None:
-        """Returns the state after `plan`, or None unless all of its rows are in `batch` and decode."""
+        """Returns the state after `plan`, or None unless all of its rows are in `batch` and decode without drafts."""
         counts, flags = plan.extent_counts, plan.extent_flags
         if counts != _ONE * len(flags) or flags != _SAMPLE * len(flags) or len(batch.slots) < len(flags):
+            return None
+        if plan.extent_drafts or (limits.max_drafts and batch.starts.min() < 0):
             return None
         continuation = cls(batch, epochs, plan.extent_slots, batch.ends.tobytes(), counts, flags, 0)
         continuation.room = continuation._room(counters, limits)
@@ -85,7 +87,7 @@ class PlanContinuation:
             and plan.extent_slots == self.slots
             and plan.extent_counts == self.counts
             and plan.extent_flags == self.flags
-            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets)
+            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets or plan.extent_drafts)
         )
 
     def advance(self, plan: plan_pb2.Plan, appends: Appends, counters: SlotCounters, limits: Limits) -> bool:

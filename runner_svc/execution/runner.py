@@ -35,6 +35,8 @@ class Runner:
         """What steps cost, as measured at start; empty if they were not measured."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._slot_backend = backend if isinstance(backend, SlotBackend) else None
+        # Without a counter of known tokens in the backend, no row can draft. A row's number of tokens is a byte.
+        self._max_drafts = min(getattr(backend, "max_drafts", 0), 254) if self._slot_backend is not None else 0
         model = backend.model
         self._state = BatchState(
             Limits(
@@ -44,6 +46,7 @@ class Runner:
                 max_step_tokens=backend.max_step_tokens,
                 context_length=model.context_length,
                 vocab_size=model.vocab_size,
+                max_drafts=self._max_drafts,
             ),
             gathers_inputs=self._slot_backend is not None,
         )
@@ -81,6 +84,8 @@ class Runner:
             cache_groups=1,
             model=backend.model,
             step_costs=self.step_costs,
+            max_drafts=self._max_drafts,
+            drafter=getattr(backend, "drafter_name", "") if self._max_drafts else "",
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 
@@ -205,6 +210,9 @@ def _failed(num_rows: int) -> np.ndarray:
 def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
     """Returns the output by plan row; rows left out of the batch have failed."""
     statuses, token_counts = output.statuses, output.token_counts
+    drafted = np.zeros(applied.num_rows if applied.drafts else 0, np.uint8)
+    if len(output.drafted):
+        drafted[applied.rows] = output.drafted
     if len(applied.rows) < applied.num_rows:
         statuses = _failed(applied.num_rows)
         statuses[applied.rows] = output.statuses
@@ -218,4 +226,5 @@ def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
         tokens=output.tokens.tobytes(),
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
+        drafted=drafted.tobytes(),
     )

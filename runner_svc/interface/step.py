@@ -36,8 +36,8 @@ class StepBatch:
     states: list[SlotState]  # [R]
     # [W] ascending sampling rows that sample once their masks arrive, not right after the forward pass.
     awaits: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    # [R] most tokens that each row drafts, or [0] if none does; such a row has start -1 and 1 + this number of positions
-    # at most.
+    # [R] most tokens that each row drafts, or [0] if none does; such a row has start -1, and at most 1 + this number of
+    # positions.
     drafts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
@@ -60,7 +60,7 @@ class StepBatch:
 
     def num_scored(self, row: int) -> int:
         """Returns the number of leading positions whose logits score the next prompt token; 0 if not requested."""
-        if self.states[row].prompt_logprobs is None:
+        if self.states[row].prompt_logprobs is None or self.starts[row] < 0:  # such a row is beyond its prompt
             return 0
         start, count = int(self.starts[row]), int(self.counts[row])
         return max(0, min(count, self.states[row].prompt_len - 1 - start))
@@ -99,8 +99,8 @@ class StepOutput:
 
     @property
     def drew_all(self) -> bool:
-        """Whether every row sampled a token."""
-        return len(self.tokens) == len(self.token_counts)
+        """Whether every row sampled one token, and none drafted."""
+        return len(self.tokens) == len(self.token_counts) and not len(self.drafted)
 
     @classmethod
     def sampled(
@@ -115,21 +115,40 @@ class StepOutput:
         token_counts[rows[finite]] = 1
         return cls(statuses, token_counts, tokens[finite].astype(np.int32, copy=False))
 
+    @classmethod
+    def verified(
+        cls,
+        rows: NDArray[np.intp],
+        draws: NDArray[np.int32],
+        counts: NDArray[np.uint8],
+        statuses: NDArray[np.uint8],
+        drafted: NDArray[np.int32],
+    ) -> StepOutput:
+        """Returns the output of a batch with drafts, of which ascending `rows` [L] sampled.
+
+        `draws` [L, 1 + k]: each row keeps its first `counts` [L]. `statuses` [L]: the rows'. `drafted` [R]: the drafts
+        that each row of the batch verified.
+        """
+        by_row = np.zeros((2, len(drafted)), np.uint8)
+        by_row[:, rows] = statuses, counts
+        kept = np.arange(draws.shape[1]) < counts[:, None]
+        return cls(by_row[0], by_row[1], draws[kept].astype(np.int32, copy=False), drafted=drafted.astype(np.uint8))
+
     def add(self, masked: StepOutput) -> None:
         """Adds the output of rows that waited for masks."""
-        by_row = np.zeros(len(self.statuses), np.int32)
-        for output in (self, masked):
-            by_row[output.token_counts.astype(bool)] = output.tokens
+        rows = np.concatenate([np.repeat(np.arange(len(o.statuses)), o.token_counts) for o in (self, masked)])
+        self.tokens = np.concatenate([self.tokens, masked.tokens])[np.argsort(rows, kind="stable")]
         self.statuses |= masked.statuses  # each output has 0 for the other's rows
         self.token_counts |= masked.token_counts
-        self.tokens = by_row[self.token_counts.astype(bool)]
         self.logprobs += masked.logprobs
         self.sample_ns += masked.sample_ns
 
     def fail(self, rows: NDArray[np.bool_]) -> None:
         """Marks the rows set in `rows` [R] ROW_STATUS_FAILED and removes their tokens and log-probabilities."""
-        self.tokens = self.tokens[~rows[self.token_counts.astype(bool)]]
+        self.tokens = self.tokens[~np.repeat(rows, self.token_counts)]
         self.token_counts[rows] = 0
+        if len(self.drafted):
+            self.drafted[rows] = 0
         self.statuses[rows] = plan_pb2.ROW_STATUS_FAILED
         self.logprobs = [entry for entry in self.logprobs if not rows[entry.row]]
         self.prompt_logprobs = [entry for entry in self.prompt_logprobs if not rows[entry.row]]

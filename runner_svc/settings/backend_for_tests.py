@@ -34,9 +34,15 @@ class BackendForTests(BaseModel):
         default="kill", description="How the step fails: SIGKILL, no end, an error, or an error that ends the process."
     )
     step_ms: float = Field(default=0.0, ge=0, description="Least time of a step, in milliseconds.")
+    draft_wrong: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Probability that a draft of the hash backend's own drafter is wrong; without it, nothing drafts.",
+    )
 
 
-OLD_NAMES = frozenset(BackendForTests.model_fields)
+OLD_NAMES = frozenset(BackendForTests.model_fields) - {"draft_wrong"}
 """Names of the former settings."""
 
 

@@ -19,6 +19,7 @@ from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForTests, OldVariables, old_flag, refusal
+from runner_svc.settings.drafter_names import check_draft
 
 
 def default_cache_folder() -> Path:
@@ -102,6 +103,21 @@ class RunnerSettings(ServiceSettings):
         "of the vocabulary. "
         "Embeddings that are tied to it stay as they are.",
         json_schema_extra=tuning("a decode step's time counts more than small differences in the logits"),
+    )
+    draft: str = Field(
+        "",
+        description="What drafts tokens that the model then verifies, several in one step; '': nothing does. ngram: "
+        "what followed the longest recent match of a sequence's last tokens. Texts do not depend on it. On the CPU "
+        "only so far (docs/speculation.md).",
+        json_schema_extra=tuning("answers quote their prompts, as edits, extractions and code do"),
+    )
+    max_drafts: int = Field(
+        7,
+        ge=1,
+        le=15,
+        description="Maximum number of tokens that a sequence drafts in one step. The scheduler chooses fewer where "
+        "they do not pay.",
+        json_schema_extra=tuning("texts are quoted word for word and longer drafts would be accepted"),
     )
     weights: Literal["checkpoint", "random"] = Field(
         "checkpoint",
@@ -210,6 +226,7 @@ class RunnerSettings(ServiceSettings):
 
     _addresses = field_validator("health_listen")(check_listen)
     _link = field_validator("link")(check_link)
+    _draft = field_validator("draft")(check_draft)
 
     @model_validator(mode="after")
     def _keys_come_together(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from runner_svc.startup.device_choice import BrokenGpu
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
+    from runner_svc.drafting.drafter import Drafter
     from runner_svc.gpu.loading import GpuOptions
 
 _TEST_CONTEXT_LENGTH = 8192
@@ -61,6 +63,7 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, 
     `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
+    _refuse_drafts(settings, device)
     if device == "cuda":
         return _gpu_backend(settings, progress, tries_formats)
     _refuse_fp8_cache(settings, device)
@@ -82,8 +85,10 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     given = settings.test_backend
     if device == "hash":
         from runner_svc.backends.hash_backend import HashBackend, Poison
+        from runner_svc.backends.hash_drafter import OracleDrafter
 
-        return HashBackend(
+        oracle = OracleDrafter(random.Random(), given.draft_wrong) if given.draft_wrong is not None else None
+        backend = HashBackend(
             num_slots=sizes.slots,
             block_size=settings.block_size,
             num_blocks=num_blocks,
@@ -93,7 +98,12 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             eos_probability=given.eos_probability,
             step_ms=given.step_ms,
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
+            drafter=oracle or _drafter(settings),
+            max_drafts=settings.max_drafts,
         )
+        if oracle is not None:
+            oracle.backend = backend
+        return backend
     from runner_svc.backends.null_backend import NullBackend
 
     return NullBackend(
@@ -105,6 +115,22 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         context_length=context_length,
         step_ms=given.step_ms,
     )
+
+
+def _drafter(settings: RunnerSettings) -> Drafter | None:
+    """Returns the drafter that `draft` names; None: nothing drafts."""
+    if not settings.draft:
+        return None
+    from runner_svc.drafting.ngram import NgramDrafter
+
+    return NgramDrafter()
+
+
+def _refuse_drafts(settings: RunnerSettings, device: str) -> None:
+    reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
+    if settings.draft and device in reasons:
+        instead = ", or device to 'cpu'" if device == "cuda" else ""
+        raise UnusableSettings(f"draft is {settings.draft!r}, but {reasons[device]}: set draft to ''{instead}")
 
 
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
@@ -147,6 +173,8 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         max_step_tokens=sizes.max_step_tokens,
         decoder=settings.decoder,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
+        drafter=_drafter(settings),
+        max_drafts=settings.max_drafts,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)

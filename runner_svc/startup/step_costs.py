@@ -24,11 +24,15 @@ from runner_svc.timings.start_timings import COST_FIELDS, StartTimings
 
 GPU_SECONDS, CPU_SECONDS = 2.0, 0.4
 """Time after which no further step is measured."""
+DRAFTING = 1.5
+"""Factor of this time for a runner with a drafter, which has more kinds of steps."""
 _COPIED_BLOCKS = 64
 """Blocks that one plan copies: a copy needs as much memory again."""
 _DEPTH = 2
 _WARMING = 5
 """Steps that `warm_up` executes."""
+_PERIOD = 32
+"""Tokens after which the text of a row that drafts repeats itself."""
 _MOST_STEPS = 4
 """Steps of one kind in a row, each of which adds a position to every decoding row."""
 
@@ -37,18 +41,26 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of `rows` decoding rows, each with a context of `context` positions, and a chunk of a prompt."""
+    """A step of `rows` decoding rows, each with a context of `context` positions, and a chunk of a prompt.
+
+    Each decoding row verifies `drafts` tokens.
+    """
 
     rows: int
     context: int = 0
     positions: int = 0
     start: int = 0
+    drafts: int = 0
 
 
 def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     """Returns the steps that the runner can execute, those first without which the others say little."""
     slots = hello.num_slots
     cases = [Step(1, 256), Step(0, 0, 64), Step(min(8, slots), 256), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
+    if most := hello.max_drafts:
+        few, many = min(8, slots), min(64, slots)
+        cases[3:3] = [Step(1, 256, drafts=most), Step(few, 256, drafts=most)]
+        cases += [Step(1, 256, drafts=-(-most // 2)), Step(many, 256, drafts=-(-most // 2))]
     cases += [
         Step(min(64, slots), 256),
         Step(0, 0, 1024),
@@ -65,12 +77,13 @@ def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
     """Returns the step, with shorter contexts if the cache or the model requires it; None if the runner can't execute
     it."""
     longest, end, size = hello.model.context_length, step.start + step.positions, hello.block_size
-    if step.rows + step.positions > hello.max_step_tokens or end >= longest or not step.rows + step.positions:
+    total = step.rows * (1 + step.drafts) + step.positions
+    if total > hello.max_step_tokens or end >= longest or not total:
         return None
     if not step.rows:
         return step if -(-end // size) < hello.num_blocks else None
     each = (hello.num_blocks - 1 - -(-end // size)) // step.rows * size
-    context = min(step.context, longest // 2, each - _MOST_STEPS)
+    context = min(step.context, longest // 2, longest - 2 - step.drafts, each - max(_MOST_STEPS, 1 + step.drafts))
     return replace(step, context=context) if context > 0 else None
 
 
@@ -80,8 +93,9 @@ def measured_step_costs(runner: Runner, on_gpu: bool) -> list[plan_pb2.StepCost]
     Returns none if the backend fails, or if there was no time for a prompt, about which decode steps say nothing.
     Leaves the runner without a session, and arbitrary values in its cache.
     """
-    until_at = time.monotonic() + (GPU_SECONDS if on_gpu else CPU_SECONDS)
     measurement = _Measurement(runner)
+    seconds = (GPU_SECONDS if on_gpu else CPU_SECONDS) * (DRAFTING if measurement.hello.max_drafts else 1)
+    until_at = time.monotonic() + seconds
     costs: list[plan_pb2.StepCost] = []
     try:
         steps = steps_to_measure(measurement.hello)
@@ -154,10 +168,13 @@ class _Measurement:
             self._execute([plan_pb2.Plan(copy_sources=ones, copy_targets=part.astype("<i4").tobytes())])
 
     def cost(self, step: Step, warm_up: int, timed: int) -> list[plan_pb2.StepCost]:
-        """Executes the step `warm_up` + `timed` times in a row; returns its median time, or nothing if a row failed."""
+        """Executes the step `warm_up` + `timed` times in a row; returns its median time.
+
+        Returns nothing if a row failed, or verified fewer drafts than the step has.
+        """
         self._runner.reset()
         results = self._execute(list(self._plans(step, warm_up + timed)))[warm_up:]
-        if any(any(result.statuses) for result in results):
+        if any(any(result.statuses) or set(result.drafted) - {step.drafts} for result in results):
             return []
         took_ns = [result.timings.forward_ns + result.timings.sample_ns for result in results]
         return [
@@ -166,35 +183,51 @@ class _Measurement:
                 context=step.rows * step.context,
                 prompt_positions=step.positions,
                 prompt_start=step.start,
+                drafts=step.drafts,
                 step_ns=int(np.median(took_ns)),
             )
         ]
 
     def _plans(self, step: Step, count: int) -> Iterator[plan_pb2.Plan]:
-        """Yields `count` plans with the step's work; the decoding rows go on from one to the next."""
+        """Yields `count` plans with the step's work.
+
+        The decoding rows go on from one to the next, but those that draft begin again: their next tokens are unknown.
+        """
         size, per_row = self.hello.block_size, self._blocks(step)
         chunk, end = step.rows, step.start + step.positions
         blocks = 1 + step.rows * per_row + np.arange(-(-end // size))
         for number in range(count):
-            rows = [(row, step.context + number, 1, SAMPLE_FLAG) for row in range(step.rows)]
             plan = plan_pb2.Plan()
-            if number == 0:
+            released: list[int] = []
+            start = -1 if step.drafts else step.context + number
+            rows = [(row, start, 1 + step.drafts, SAMPLE_FLAG) for row in range(step.rows)]
+            if number == 0 or step.drafts:
+                released += range(step.rows)
                 for row in range(step.rows):
                     own = 1 + row * per_row + np.arange(per_row)
-                    plan.admissions.append(self._admission(row, step.context + 1, step.context, own))
+                    admission = self._admission(row, step.context + 1, step.context, own, step.drafts > 0)
+                    plan.admissions.append(admission)
             if step.positions:
                 plan.admissions.append(self._admission(chunk, end, step.start, blocks))
-                plan.releases = np.array([chunk] if number else [], "<i4").tobytes()
+                released.append(chunk)
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
+            plan.releases = np.array(released if number else [], "<i4").tobytes()
             _set_extents(plan, rows)
+            if step.drafts:
+                plan.extent_drafts = bytes([step.drafts] * step.rows)
             yield plan
 
     def _blocks(self, step: Step) -> int:
         """Returns the blocks of one decoding row."""
-        return -(-(step.context + _MOST_STEPS) // self.hello.block_size) if step.rows else 0
+        most = step.context + max(_MOST_STEPS, 1 + step.drafts)
+        return -(-most // self.hello.block_size) if step.rows else 0
 
-    def _admission(self, slot: int, num_tokens: int, computed: int, blocks: np.ndarray) -> plan_pb2.Admission:
-        tokens = self._rng.integers(0, self.hello.model.vocab_size, num_tokens)
+    def _admission(
+        self, slot: int, num_tokens: int, computed: int, blocks: np.ndarray, repeats: bool = False
+    ) -> plan_pb2.Admission:
+        """Returns an admission with random tokens; a text that `repeats` itself has something to draft."""
+        random = self._rng.integers(0, self.hello.model.vocab_size, _PERIOD if repeats else num_tokens)
+        tokens = np.resize(random, num_tokens)
         return plan_pb2.Admission(
             slot=slot,
             sequence_id=slot + 1,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-COST_FIELDS = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns")
+COST_FIELDS = ("decode_rows", "context", "prompt_positions", "prompt_start", "drafts", "step_ns")
 """Fields of plan.proto's StepCost, in the order in which a list of numbers has them."""
 _MOST = 2**32 - 1
 """Of the fields before the last, which are uint32."""

@@ -163,6 +163,8 @@ class AdmissionControl:
             itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),
             tile_tokens=max((load.tile_tokens for load in loads), default=1),
             runners=len(loads),
+            tokens_per_row=max((load.tokens_per_row for load in loads), default=1.0),
+            drafts_per_row=max((load.drafts_per_row for load in loads), default=0.0),
             queue_runners=max(1, len(loads)),
             step_times=self._requests.ledger.step_times,
         )

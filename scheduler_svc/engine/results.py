@@ -73,12 +73,16 @@ class Results:
         now_s = requests.ledger.now_s
         self._record(applied)
         requests.measurements.applied(applied)
+        if applied.drafted is not None:
+            requests.measurements.verified(scheduler.hello.drafter, applied)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
             requests.finish(sequence, end)
         running, waiting = scheduler.table.num_running, len(requests.queue)
-        requests.rate.stepped(now_s, applied.step_s, applied.flight.num_decode, running, waiting)
+        decoding = applied.flight.num_decode
+        sampled = decoding if applied.accepted is None else decoding + int(applied.accepted.sum())
+        requests.rate.stepped(now_s, applied.step_s, decoding, running, waiting, sampled)
         if self._policy.observes:
             self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
             self._ended.clear()
@@ -87,7 +91,8 @@ class Results:
         """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
+        flight = applied.flight
+        requests.ledger.charge_sampled(flight.batch_rows.tenants, applied.rows, flight.drafts is None)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:

@@ -60,6 +60,11 @@ class BlockPool:
         return len(self._blank) + len(self._cached)
 
     @property
+    def num_blank(self) -> int:
+        """Free blocks without reusable content."""
+        return len(self._blank)
+
+    @property
     def num_pending(self) -> int:
         """Named blocks that are still being computed."""
         return len(self._pending)

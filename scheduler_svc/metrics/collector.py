@@ -43,6 +43,7 @@ class RosterCollector(Collector):
         snapshot = self._snapshot()
         yield from _queue(snapshot)
         yield from _work(snapshot)
+        yield from _drafts(snapshot)
         yield from _latencies(snapshot)
         yield from _time(snapshot)
         yield from _runners(snapshot)
@@ -92,6 +93,34 @@ def _work(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("roster_preemptions", "Sequences preempted.", totals.preemptions)
     yield _counter("roster_dropped_rows", "Rows computed for sequences that had already ended.", totals.dropped_rows)
     yield _counter("roster_plans", "Plans sent to runners.", totals.plans)
+
+
+def _drafts(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _counter("roster_decode_rows", "Rows that decoded.", snapshot.decode_rows)
+    drafts = snapshot.drafts
+    totals = {name: (sum(state.drafted), sum(state.accepted)) for name, state in drafts.items()}
+    drafted = {name: drafted for name, (drafted, _) in totals.items()}
+    yield _counters("roster_drafted_tokens", "Tokens drafted and verified.", "drafter", drafted)
+    accepted = {name: accepted for name, (_, accepted) in totals.items()}
+    yield _counters("roster_accepted_tokens", "Drafted tokens that were accepted.", "drafter", accepted)
+    wasted = {name: drafted - accepted for name, (drafted, accepted) in totals.items()}
+    yield _counters("roster_wasted_positions", "Positions of drafted tokens that were rejected.", "drafter", wasted)
+    text = "Tokens drafted and verified, by position behind the last known token."
+    family = CounterMetricFamily("roster_drafted_tokens_by_position", text, labels=["drafter", "position"])
+    text = "Drafted tokens that were accepted, by position behind the last known token."
+    kept = CounterMetricFamily("roster_accepted_tokens_by_position", text, labels=["drafter", "position"])
+    for name, state in drafts.items():
+        for position, (tried, right) in enumerate(zip(state.drafted, state.accepted, strict=True), 1):
+            family.add_metric([name, str(position)], tried)
+            kept.add_metric([name, str(position)], right)
+    yield family
+    yield kept
+    text = "Estimated tokens per second of a runner's recent decode steps, over those without drafts; 0 if unknown."
+    gain = GaugeMetricFamily("roster_draft_gain", text, labels=["runner"])
+    for runner in snapshot.status.runners:
+        if runner.drafter:
+            gain.add_metric([runner.id], runner.draft_gain)
+    yield gain
 
 
 def _latencies(snapshot: Snapshot) -> Iterator[Metric]:

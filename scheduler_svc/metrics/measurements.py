@@ -6,10 +6,11 @@ once: a few numpy calls for thousands of tokens, made after a step's plans and t
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 
+from scheduler_svc.metrics.draft_positions import DraftPositions
 from scheduler_svc.metrics.histogram import (
     E2E_BUCKETS_S,
     ITL_BUCKETS_S,
@@ -40,13 +41,21 @@ class Measurements:
         """Runner time spent in steps."""
         self.idle_s = 0.0
         """Runner time between a step's end and the next plan while no plan was in flight."""
+        self.decode_rows = 0
+        """Rows that decoded."""
+        self.drafts = DraftPositions()
         self.ends: Counter[FinishReason] = Counter()
         self._results: list[AppliedResult] = []
         self._lifetimes_s: list[float] = []
+        self._drafted: defaultdict[str, list[AppliedResult]] = defaultdict(list)
 
     def applied(self, applied: AppliedResult) -> None:
         """Records an applied result."""
         self._results.append(applied)
+
+    def verified(self, drafter: str, applied: AppliedResult) -> None:
+        """Records the drafts of an applied result whose plan had some."""
+        self._drafted[drafter].append(applied)
 
     def ended(self, sequence: Sequence, reason: FinishReason, now_s: float) -> None:
         """Records an ended sequence; its duration is measured if it ended by STOP or LENGTH."""
@@ -78,11 +87,20 @@ class Measurements:
             with_first = [results[index] for index in dict.fromkeys(having.tolist())]
             self.ttft_s.add(np.array([first_s for applied in with_first for first_s in _first_tokens_s(applied)]))
         steps_s = np.array([applied.step_s for applied in results])
+        self._count_drafts()
         self.step_s.add(steps_s)
         self.run_s += float(steps_s.sum())
         self.idle_s += sum(applied.idle_s for applied in results)
+        self.decode_rows += sum(applied.flight.num_decode for applied in results)
         self.step_rows.add(np.array([len(applied.flight.sequences) for applied in results], np.float64))
         self.step_positions.add(np.array([applied.flight.positions for applied in results], np.float64))
+
+    def _count_drafts(self) -> None:
+        for drafter, results in self._drafted.items():
+            drafted = np.concatenate([applied.drafted for applied in results if applied.drafted is not None])
+            accepted = np.concatenate([applied.accepted for applied in results if applied.accepted is not None])
+            self.drafts.add(drafter, drafted, accepted)
+        self._drafted.clear()
 
 
 def _first_tokens_s(applied: AppliedResult) -> list[float]:

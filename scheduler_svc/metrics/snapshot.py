@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roster_protos import admin_pb2
 from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.metrics.draft_positions import DraftState
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.step_phases import StepPhase
 from scheduler_svc.model.refusal import RefusalReason
@@ -46,6 +47,10 @@ class Snapshot:
     leads_s: list[tuple[str, str, float]]
     """(runner id, "decode" or "prompts", lead of its plans in seconds, NaN if unknown)."""
     late_plans: int
+    decode_rows: int
+    """Rows that decoded."""
+    drafts: dict[str, DraftState]
+    """Drafted and accepted tokens by drafter, those of connected runners included."""
     run_s: float
     idle_s: float
     ttft_s: HistogramState

@@ -41,6 +41,7 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         open_ended=submit.open_ended,
         prompt_logprobs=PromptLogprobs() if submit.sampling.HasField("prompt_logprobs") else None,
         grammar_kind=submit.grammar_kind,
+        speculates=not submit.no_speculation,
     )
     limit = prompt_len + submit.max_tokens
     request.sequences = [

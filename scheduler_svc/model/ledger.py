@@ -68,12 +68,15 @@ class Ledger:
         self._prompt[index] += prompt_tokens
         self._sampled[index] += sampled_tokens
 
-    def charge_sampled(self, tenants: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> None:
-        """Charges one token for each of these rows of `tenants`; a tenant may occur more than once."""
+    def charge_sampled(self, tenants: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], once: bool) -> None:
+        """Charges one token for each of these rows of `tenants`; a tenant may occur more than once.
+
+        `once`: no row occurs more than once.
+        """
         if len(self._index) == 1:
             self._sampled[0] += len(rows)
             return
-        counts = np.bincount(tenants if len(rows) == len(tenants) else tenants[rows])
+        counts = np.bincount(tenants if once and len(rows) == len(tenants) else tenants[rows])
         self._sampled[: len(counts)] += counts
 
     def lift(self, tenant: str, by: float) -> None:

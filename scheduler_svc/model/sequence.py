@@ -82,6 +82,10 @@ class Sequence:
     stale: int = 0
     cached_tokens: int = 0
     """Prompt tokens reused by a prefix hit at the first admission."""
+    drafted_tokens: int = 0
+    """Tokens drafted and verified in the slots that it has left."""
+    accepted_tokens: int = 0
+    """Those of them that were accepted."""
     admitted: bool = False
     """Whether it has had a slot."""
     queue_s: float | None = None
@@ -168,6 +172,8 @@ class Request:
     """Constraint on its output, in the form of `grammar_kind`; in llguidance's format once compiled; "" for none."""
     grammar_kind: str = ""
     """The form in which the client wrote it: a field of roster.v1.Constraint; "" for llguidance's format."""
+    speculates: bool = True
+    """Whether tokens of it may be drafted."""
     accepted: bool = True
     """Its worker knows its sequences; False until its grammar is compiled."""
     rebuilt: bool = False

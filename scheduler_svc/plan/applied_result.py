@@ -30,7 +30,10 @@ _NO_TIMES.setflags(write=False)
 
 @dataclass(slots=True)
 class AppliedResult:
-    """Effects of a result. Token i belongs to row `rows[i]` of the plan: live rows first, then late ones."""
+    """Effects of a result. Token i belongs to row `rows[i]` of the plan: live rows first, then late ones.
+
+    If the plan drafted, a row may have several tokens, which follow one another.
+    """
 
     flight: InFlight
     rows: npt.NDArray[np.int64]
@@ -44,13 +47,18 @@ class AppliedResult:
     now_s: float = 0.0
     """When the result arrived."""
     previous_at: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_TIMES)
-    """When the sequence's previous token arrived, for the tokens of live rows; NaN for a first token."""
+    """When the sequence's previous token arrived, for the tokens of live rows; NaN for a first token. Of several tokens
+    of a row, all but the first came with the one before."""
     step_s: float = 0.0
     """Seconds of the runner's time that the step took."""
     runner_s: float = 0.0
     """Seconds of the forward pass and the sampling, as the runner measured them; 0 if it did not."""
     idle_s: float = 0.0
     """Seconds for which the runner had no plan before this one was sent."""
+    drafted: Column | None = None
+    """Drafted tokens that each row of the plan verified, int32; None if all rows had a known start."""
+    accepted: Column | None = None
+    """Those of them that the runner accepted, stale rows' included; some may lie behind an end."""
 
     @property
     def gaps_s(self) -> npt.NDArray[np.float64]:
@@ -163,6 +171,11 @@ def end_of(sequence: Sequence, token: int, num_tokens: int | None = None) -> End
     return None
 
 
+def failure(status: int) -> End:
+    """Returns the end of a sequence whose row has this status."""
+    return End(FinishReason.ERROR, message=_MESSAGES.get(status, f"the runner answered with status {status}"))
+
+
 def _apply_mixed(
     table: SlotTable,
     flight: InFlight,
@@ -188,8 +201,7 @@ def _apply_mixed(
             continue
         sequence.stale -= not live[row]
         if row in failed:
-            message = _MESSAGES.get(failed[row], f"the runner answered with status {failed[row]}")
-            applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
+            applied.ends.append((sequence, failure(failed[row])))
         elif got[row]:
             _append_late(sequence, int(tokens[index_of_token[row]]), applied)
             late.append(row)

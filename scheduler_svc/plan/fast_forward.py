@@ -22,7 +22,10 @@ def num_following(plans: PlanBuilder) -> int:
     if last is None or steady is None:
         return 0
     num_rows = len(last.flags)
-    if any(flight.batch_rows is not last.batch_rows or flight.num_decode != num_rows for flight in plans.in_flight):
+    flights = plans.in_flight
+    if any(flight.batch_rows is not last.batch_rows or flight.num_decode != num_rows for flight in flights):
+        return 0
+    if any(flight.drafts is not None for flight in flights):
         return 0
     return min(steady.steps, plans.pool.num_free // num_rows * plans.pool.block_size)
 

@@ -68,7 +68,7 @@ class InFlight:
     starts: Column
     counts: Column
     ends: Column
-    """Positions computed once the plan is done: starts + counts."""
+    """Positions computed once the plan is done: starts + counts; a row that drafts counts its drafts too."""
     known: Column
     """Tokens known once the plan is done, those that it samples included."""
     sample: npt.NDArray[np.bool_]
@@ -91,11 +91,19 @@ class InFlight:
     """Whether those plans compute parts of prompts."""
     held: bool = False
     """Whether it was held back until this time."""
+    drafts: Column | None = None
+    """Most tokens that each row drafts, if the first position of any row is not known: `starts`, `ends` and `known`
+    are then upper bounds."""
 
     @property
     def prefills(self) -> bool:
         """Whether the step computes parts of prompts."""
-        return self.positions != self.num_decode
+        return len(self.flags) != self.num_decode
+
+    @property
+    def num_drafts(self) -> int:
+        """Most tokens that all rows draft; they are among the positions."""
+        return 0 if self.drafts is None else int(np.add.reduce(self.drafts))
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:

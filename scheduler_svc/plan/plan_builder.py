@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from scheduler_svc.plan.in_flight import BatchRows, InFlight
 from scheduler_svc.plan.plan_draft import Appends, PlanDraft, ones, packed_ones
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.plan.steady_decode import SteadyDecode
+
+_NO_START = np.array(-1, np.int32)
 
 
 @dataclass(slots=True)
@@ -67,6 +70,19 @@ class PlanBuilder:
         table.capacity[need_block] = capacity + self._block_size
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)
 
+    def grow_by(self, slots: list[int], counts: list[int], appends: Appends) -> None:
+        """Allocates `counts` blocks for each of these slots, and adds them to `appends`."""
+        table, size = self.table, self.pool.block_size
+        blocks = iter(self.pool.allocate(sum(counts)))
+        for slot, count in zip(slots, counts, strict=True):
+            sequence = table.at(slot)
+            first, new = len(sequence.blocks), list(islice(blocks, count))
+            sequence.blocks += new
+            table.capacity[slot] += count * size
+            appends.slots += [slot] * count
+            appends.indexes += range(first, first + count)
+            appends.blocks += new
+
     def commit(self, draft: PlanDraft) -> PlannedStep:
         """Updates the counters and encodes the plan."""
         table = self.table
@@ -93,6 +109,8 @@ class PlanBuilder:
         )
         plan = draft.encode(self._releases)
         _encode_extents(flight, plan)
+        if self.table.drafts:
+            self._add_drafts(flight, draft, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]
         step = PlannedStep(flight.number, plan, flight, joined, self._left)
         self._releases, self._left, self._steady = [], [], None
@@ -127,6 +145,29 @@ class PlanBuilder:
         if steady is None or steady.changes != table.changes:
             steady = self._steady = SteadyDecode.after(last, table)
         return steady
+
+    def _add_drafts(self, flight: InFlight, draft: PlanDraft, plan: plan_pb2.Plan) -> None:
+        """Adds the drafts to a plan whose rows are committed, and removes the starts of rows that depend on drafts.
+
+        A row that drafts, or whose slot has unanswered drafts, has no start: only the runner will know the position.
+        """
+        table, slots = self.table, flight.slots
+        drafts = np.zeros(len(slots), np.int32)
+        if draft.drafts is not None:
+            drafts[: flight.num_decode] = draft.drafts
+        unknown = (drafts > 0) | (table.spread[slots] > 0)
+        if not np.logical_or.reduce(unknown):
+            return
+        flight.drafts, flight.counts = drafts, flight.counts + drafts
+        flight.ends, flight.known = flight.ends + drafts, flight.known + drafts
+        table.planned[slots], table.known[slots] = flight.ends, flight.known
+        table.spread[slots] += drafts
+        flight.fills = 1 in (flight.known >= table.limit[slots]).tobytes()
+        plan.extent_starts = np.where(unknown, _NO_START, flight.starts).tobytes()
+        plan.extent_counts = flight.counts.tobytes()
+        if draft.drafts is not None:
+            flight.positions += flight.num_drafts
+            plan.extent_drafts = drafts.astype(np.uint8).tobytes()
 
     def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:
         """Returns the sequences in these slots, often those of the previous plan."""

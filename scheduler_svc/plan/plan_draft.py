@@ -74,6 +74,8 @@ class PlanDraft:
     plan: plan_pb2.Plan = field(default_factory=plan_pb2.Plan)
     """The plan; until `encode` it has only the admissions."""
     joined: list[Sequence] = field(default_factory=list)
+    drafts: Column | None = None
+    """Most tokens that each decoding row drafts, some of them more than 0; None: no row drafts."""
 
     def add_row(self, slot: int, start: int, count: int, sample: bool) -> None:
         """Adds a prefill row."""

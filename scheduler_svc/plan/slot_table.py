@@ -6,8 +6,9 @@ operations instead of a loop over objects (bench/NOTES.md: 0.69 µs per sequence
 | column | meaning |
 |---|---|
 | length | known tokens (prompt + sampled) |
-| known | tokens known once all plans in flight are done: length, and their samples |
-| planned | positions whose KV is computed or planned |
+| known | tokens known once all plans in flight are done: length, and their samples; an upper bound if spread > 0 |
+| planned | positions whose KV is computed or planned; an upper bound if spread > 0 |
+| spread | by how much both bounds may exceed the truth: the tokens that rows in flight may draft |
 | computed | positions whose KV is confirmed by a result |
 | capacity | positions that its block table can hold |
 | announced | positions whose blocks were announced to the prefix index at admission (its limit after a flush) |
@@ -18,6 +19,8 @@ operations instead of a loop over objects (bench/NOTES.md: 0.69 µs per sequence
 | itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_at | when its last token arrived (NaN: it has none) |
 | constrained | each of its tokens waits for a mask, which depends on the token before |
+| speculates | its tokens may be drafted: it is not constrained, and its request allows it |
+| drafted, accepted | tokens drafted for it in this slot, and those of them that were accepted |
 
 The latest sampled tokens are collected in separate rows, one per result. They are copied to a sequence's log all at
 once, or when the log is read. So a step touches no sequence object and causes no cache misses for them (0.88 µs per
@@ -55,6 +58,10 @@ class SlotTable:
         self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.announced = (
             np.zeros(num_slots, np.int32) for _ in range(7)
         )
+        self.drafts = False
+        """Whether the runner has a drafter; if not, the next columns are not kept."""
+        self.spread, self.drafted, self.accepted = (np.zeros(num_slots, np.int32) for _ in range(3))
+        self.speculates = np.zeros(num_slots, bool)
         self.epoch = np.zeros(num_slots, np.int64)
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.tenant = np.zeros(num_slots, np.int64)
@@ -121,6 +128,20 @@ class SlotTable:
                 self._settle_all()
         self.length[slots] = lengths
 
+    def append_runs(self, slots: IntColumn, tokens: Column, counts: Column, lengths: Column) -> None:
+        """Appends `counts` tokens (each >= 1) to each slot's sequence, which brings them to `lengths`.
+
+        `tokens` has those of the first slot, then those of the next one, and so on.
+        """
+        firsts = np.cumsum(counts) - counts
+        for index in range(int(counts.max(initial=0))):
+            having = (counts > index).nonzero()[0]
+            self._recent[self._num_recent][slots[having]] = tokens[firsts[having] + index]
+            self._num_recent += 1
+            if self._num_recent == RECENT_RESULTS:
+                self._settle_all()
+        self.length[slots] = lengths
+
     def _settle_all(self) -> None:
         """Brings all logs up to date and clears the recent tokens."""
         for slot, sequence in enumerate(self.sequences.tolist()):
@@ -166,6 +187,8 @@ class SlotTable:
         self.last_token_at[slot] = sequence.last_token_at
         self.constrained[slot] = bool(sequence.request.grammar)
         self.num_constrained += bool(sequence.request.grammar)
+        if self.drafts:
+            self.speculates[slot] = sequence.request.speculates and not sequence.request.grammar
         self.stops.add(sequence.request.stop_ids)
         return slot
 
@@ -176,6 +199,10 @@ class SlotTable:
         sequence = self.sequences[slot]
         if sequence is not None:
             sequence.last_token_at = float(self.last_token_at[slot])
+            if self.drafts:
+                sequence.drafted_tokens += int(self.drafted[slot])
+                sequence.accepted_tokens += int(self.accepted[slot])
+                self.spread[slot] = self.drafted[slot] = self.accepted[slot] = 0
             self.stops.remove(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
             self.num_constrained -= bool(sequence.request.grammar)

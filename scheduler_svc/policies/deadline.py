@@ -118,9 +118,15 @@ class Deadline(Policy):
         one = load.of_one_runner()
         tokens = max(1, self.budget(one).prefill_tokens)
         times = load.step_times
-        step_s, decode_s = (
-            max(1e-6, times.seconds(number, one.decoding, one.context)) if times is not None else 1e-6
-            for number in (tokens, 0)
-        )
-        ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s
+        step_s = decode_s = token_s = 1e-6
+        if times is not None:
+            step_s, decode_s, token_s = (
+                max(1e-6, seconds)
+                for seconds in (
+                    times.seconds(tokens, one.decoding, one.context),
+                    times.seconds(0, one.decoding, one.context),
+                    one.row_token_s,
+                )
+            )
+        ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / token_s
         return Pace(tokens / step_s, max(1, load.runners), ends_per_s, load.slots - load.decoding, decode_s)

@@ -1,5 +1,6 @@
 """Scheduling policies: the interface for policy authors, the guard around calls, and lookup by name."""
 
+from scheduler_svc.policy.draft_rows import DraftRows, Drafts
 from scheduler_svc.policy.guard import PolicyGuard
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice
 from scheduler_svc.policy.policy_files import UnknownPolicy, class_in_file, file_in, files_of
@@ -31,6 +32,8 @@ __all__ = [
     "Accept",
     "Account",
     "Budget",
+    "DraftRows",
+    "Drafts",
     "Ended",
     "FirstToken",
     "LedgerView",

@@ -1,7 +1,7 @@
 """Calls the policy for the core, checks what it returns, and falls back to the defaults.
 
 If a call raises, returns an invalid value or exceeds the timeout (`Watchdog`), the default policy (`fcfs`) makes that
-decision and a counter is incremented. No stream fails.
+decision, or no row drafts, and a counter is incremented. No stream fails.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.policy.draft_rows import DraftRows, are_drafts
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 from scheduler_svc.policy.watchdog import Watchdog
@@ -28,7 +32,7 @@ class PolicyGuard:
         """Decisions made by the defaults because the policy failed."""
         self.last_failure = ""
         self._watchdog = Watchdog(timeout_s) if timeout_s else None
-        self._default = Policy(PolicyParameters())
+        self._default = _Default(PolicyParameters())
         self.install(policy)
 
     def install(self, policy: Policy) -> None:
@@ -38,6 +42,7 @@ class PolicyGuard:
         self.budgets = _overrides(policy, "budget")
         self.orders_tenants = _overrides(policy, "tenant_key")
         self.displaces = _overrides(policy, "displace")
+        self.sets_drafts = _overrides(policy, "drafts")
         self.observes = _overrides(policy, "observe")
         self.rerank_window = min(policy.rerank_window, MAX_RERANK_WINDOW) if _overrides(policy, "rerank") else 0
 
@@ -90,6 +95,13 @@ class PolicyGuard:
         below = [view for view in running if view.rank > candidate.rank]
         return self._call("displace", _one_of(below), below, candidate)
 
+    def drafts(self, load: Load, rows: DraftRows) -> npt.NDArray[np.int32]:
+        """Returns the drafts of each row, int32 [R], at most `rows.most`; all 0 if the policy fails."""
+        most = rows.most
+        answer = self._call("drafts", lambda answer: are_drafts(answer, len(most)), load, rows)
+        drafts: npt.NDArray[np.int32] = np.minimum(answer, most).astype(np.int32, copy=False)
+        return drafts
+
     def observe(self, report: StepReport) -> None:
         """Passes the report to the policy."""
         self._call("observe", lambda answer: True, report)
@@ -110,6 +122,14 @@ class PolicyGuard:
             self.last_failure = f"{function}() raised {_shown(error)}"
         self.failures += 1
         return getattr(self._default, function)(*arguments)
+
+
+class _Default(Policy):
+    """Decides where the policy fails."""
+
+    def drafts(self, load: Load, rows: DraftRows) -> npt.NDArray[np.int32]:
+        """Returns 0 for each row: a policy that fails may be what makes steps slow."""
+        return np.zeros(len(rows.most), np.int32)
 
 
 def _shown(answer: object) -> str:

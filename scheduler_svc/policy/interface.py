@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from scheduler_svc.policy.draft_rows import DraftRows, Drafts
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 
 
@@ -194,6 +195,14 @@ class Policy:
         """If overridden, selects a sequence to preempt so that the waiting `candidate` gets a slot or blocks. All of
         `running` rank below the candidate. If it returns None, the default, the candidate waits."""
         return None
+
+    def drafts(self, load: Load, rows: DraftRows) -> Drafts:
+        """Returns how many tokens each row drafts in a step of decoding rows; `rows.best(load)` by default.
+
+        It is called for steps of a runner that has a drafter, without parts of prompts. What it returns never changes a
+        text, only its pace. Numbers above `rows.most` are cut to it, and where no free blocks are left.
+        """
+        return rows.best(load)
 
     def observe(self, report: StepReport) -> None:
         """Receives the report of each result, for policies that learn."""

@@ -79,6 +79,10 @@ class StepTimes(Protocol):
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int, start: int = 0) -> float:
         """Returns the predicted time of a step with a chunk of `prefill_tokens` that starts at position `start`."""
 
+    def verify_s(self, rows: int, drafts: float, context: int) -> float:
+        """Returns the predicted time of a decode step of `rows` rows that verifies `drafts` drafts in all; 0 if nothing
+        is known. On a GPU, where all rows cost as much as the one with the most, `drafts` are the rows times those."""
+
     @property
     def overhead_s(self) -> float:
         """Returns the time of a step with prompts besides what its positions and rows take."""
@@ -150,6 +154,10 @@ class Load(NamedTuple):
     """Positions that it has yet to compute; 0 if no prompt is under way."""
     service_itl_target_s: float | None = None
     """The service's ITL target (setting `itl_target_ms`); 0: none, throughput alone counts; None: not set."""
+    tokens_per_row: float = 1.0
+    """Tokens that a decoding row gained in the last steps, on average: above 1 where drafts are accepted."""
+    drafts_per_row: float = 0.0
+    """Drafts that cost time in these steps, of each decoding row."""
     queue_runners: int = 1
     """Runners that serve the shared queue, so that one runner's part of it is 1 / `queue_runners`."""
 
@@ -162,6 +170,17 @@ class Load(NamedTuple):
             return math.inf
         left = self.prompt_left or math.inf
         return self.step_times.prefill_tokens_within(seconds, self.decoding, self.context, self.prompt_start, left)
+
+    @property
+    def row_token_s(self) -> float:
+        """Seconds that a decoding row takes for a token, in steps like the last ones; of one runner's load. 0 if
+        unknown."""
+        if self.step_times is None:
+            return 0.0
+        if not self.drafts_per_row:
+            return self.step_times.seconds(0, self.decoding, self.context)
+        drafts = self.drafts_per_row * self.decoding
+        return self.step_times.verify_s(self.decoding, drafts, self.context) / self.tokens_per_row
 
     def of_one_runner(self) -> Load:
         """Returns one runner's equal share of the load, rounded down. The fields of the queue still cover all of it."""
@@ -255,3 +274,7 @@ class StepReport(NamedTuple):
     """Inter-token times that ended with this result, in seconds, one per token that is not its sequence's first."""
     first_tokens: tuple[FirstToken, ...] = ()
     ended: tuple[Ended, ...] = ()
+    drafted: int = 0
+    """Drafts that the decoding rows verified."""
+    accepted: int = 0
+    """Drafts that were accepted; each is a token with a gap of 0."""

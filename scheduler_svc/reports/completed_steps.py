@@ -22,11 +22,16 @@ class CompletedSteps:
             del self._sent[next(iter(self._sent))]
 
     def done(self, step: engine_pb2.StepDone) -> admin_pb2.WatchStepsResponse | None:
-        """Returns a copy of the step's report with the times of its result; None if the step was sent unwatched."""
+        """Returns a copy of the step's report with the times and drafts of its result.
+
+        None if the step was sent unwatched.
+        """
         report = self._sent.pop((step.runner, step.number), None)
         if report is None:
             return None
         whole = admin_pb2.WatchStepsResponse()
         whole.CopyFrom(report)
         whole.done_s, whole.run_s = step.done_s, step.run_s
+        for row, drafted, accepted in zip(whole.rows, step.drafted, step.accepted, strict=False):  # both may be empty
+            row.drafted, row.accepted = drafted, accepted
         return whole

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from roster_common.distribution import distribution_version
 from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.failure.probation import Probation
@@ -53,7 +55,8 @@ class Reports:
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """Returns the answer to GetStatus."""
-        totals = self._requests.totals
+        totals, measured = self._requests.totals, self._requests.measurements
+        measured.count()
         schedulers = list(self._pool.schedulers.values())
         return admin_pb2.GetStatusResponse(
             version=distribution_version(),
@@ -77,6 +80,9 @@ class Reports:
                 prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
                 dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
                 cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
+                drafted_tokens=measured.drafts.drafted_tokens,
+                accepted_tokens=measured.drafts.accepted_tokens,
+                decode_rows=measured.decode_rows,
             ),
             draining=self._drain.begun,
             held_back=[self._held_back(illness) for illness in self._probation.held_back()],
@@ -103,17 +109,18 @@ class Reports:
         """Returns the rows of a step with joins and leaves, for WatchSteps."""
         flight = step.flight
         columns = (flight.slots.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.sample.tolist())
+        drafts = [0] * len(flight.sequences) if flight.drafts is None else flight.drafts.tolist()
         kinds = [_DECODE] * flight.num_decode + [_PREFILL] * (len(flight.sequences) - flight.num_decode)
-        rows = zip(flight.sequences, *columns, kinds, strict=True)
+        rows = zip(flight.sequences, *columns, kinds, drafts, strict=True)
         return admin_pb2.WatchStepsResponse(
             number=step.number,
             runner=scheduler.hello.runner_id,
             time_s=flight.sent_at - self.started_at,
             rows=[
                 admin_pb2.StepRow(
-                    sequence=_reference(sequence, slot), start=start, count=count, sample=sample, kind=kind
+                    sequence=_reference(sequence, slot), start=start, count=count, sample=sample, kind=kind, drafts=most
                 )
-                for sequence, slot, start, count, sample, kind in rows
+                for sequence, slot, start, count, sample, kind, most in rows
             ],
             joined=[_reference(sequence, slot) for sequence, slot in step.joined],
             left=[
@@ -135,6 +142,9 @@ class Reports:
             done_s=applied.now_s - self.started_at,
             run_s=applied.step_s,
         )
+        if applied.drafted is not None and applied.accepted is not None:
+            done.drafted = applied.drafted.astype(np.uint8).tobytes()
+            done.accepted = applied.accepted.astype(np.uint8).tobytes()
         return engine_pb2.FromEngine(step_done=done)
 
 
@@ -153,7 +163,21 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         plans_in_flight=len(scheduler.in_flight),
         last_plan=scheduler.last_plan,
         decoder=hello.model.decoder,
+        drafter=hello.drafter,
+        max_drafts=hello.max_drafts,
+        draft_gain=_draft_gain(scheduler),
     )
+
+
+def _draft_gain(scheduler: Scheduler) -> float:
+    """Returns the estimated gain by the recent drafts; 0 if it is unknown."""
+    table, step_times = scheduler.table, scheduler.step_times
+    if not scheduler.hello.max_drafts or not table.num_running:
+        return 0.0
+    tokens, charged = scheduler.drafting.usual(scheduler.last_plan)
+    rows, context = table.num_running, int(table.planned.sum())
+    seconds = step_times.verify_s(rows, charged * rows, context)
+    return tokens * step_times.verify_s(rows, 0, context) / seconds if seconds else 0.0
 
 
 def _reference(sequence: Sequence, slot: int) -> admin_pb2.SequenceRef:

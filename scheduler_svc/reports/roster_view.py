@@ -67,6 +67,8 @@ def _running(scheduler: Scheduler, sequence: Sequence, now_s: float) -> admin_pb
         max_tokens=sequence.limit - request.prompt_len,
         age_s=now_s - request.arrival_s,
         preemptions=sequence.preemptions,
+        drafted_tokens=sequence.drafted_tokens + int(table.drafted[slot]),
+        accepted_tokens=sequence.accepted_tokens + int(table.accepted[slot]),
     )
 
 

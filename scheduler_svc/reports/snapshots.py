@@ -44,6 +44,9 @@ class Snapshots:
         measured, totals, model = self._requests.measurements, self._requests.totals, self._pool.model
         measured.count()
         now_s = self._clock()
+        for scheduler in self._pool.schedulers.values():
+            if scheduler.hello.max_drafts:
+                measured.drafts.know(scheduler.hello.drafter, scheduler.hello.max_drafts)
         return Snapshot(
             status=self._reports.status(),
             model=model.name if model is not None else "",
@@ -68,6 +71,8 @@ class Snapshots:
             poll_s=self._phases.poll_s,
             leads_s=self._leads_s(),
             late_plans=totals.late_plans + sum(s.timing.late_plans for s in self._pool.schedulers.values()),
+            decode_rows=measured.decode_rows,
+            drafts=measured.drafts.states(),
             run_s=measured.run_s,
             idle_s=measured.idle_s,
             ttft_s=measured.ttft_s.state(),

@@ -113,6 +113,8 @@ def end_message(sequence: Sequence) -> engine_pb2.End:
         num_tokens=sequence.num_generated,
         cached_tokens=sequence.cached_tokens,
         queue_s=sequence.queue_s,
+        drafted_tokens=sequence.drafted_tokens,
+        accepted_tokens=min(sequence.accepted_tokens, sequence.num_generated),  # a stop string may have cut some
     )
 
 

@@ -6,7 +6,7 @@ stop string, a cancellation, a deadline, an error. The chance that a waiting seq
 second. All four parameters are ratios of sums, so that they hold under any load:
 
     prompt_s = slot-seconds of rows that don't decode / known tokens of the sequences that took slots
-    token_s  = slot-seconds of rows that decode       / their tokens
+    token_s  = slot-seconds of rows that decode       / their tokens, accepted drafts among them
     early    = ends in slots before the limit         / the same tokens
     give_up  = ends of waiting sequences              / seconds that all have waited
 
@@ -71,8 +71,11 @@ class ServiceRate:
 
     # ------------------------------------------------------------------ evidence
 
-    def stepped(self, now_s: float, step_s: float, decoding: int, running: int, waiting: int) -> None:
-        """Records a step of `decoding` decoding rows that took `step_s` seconds.
+    def stepped(
+        self, now_s: float, step_s: float, decoding: int, running: int, waiting: int, sampled: int | None = None
+    ) -> None:
+        """Records a step of `decoding` decoding rows that took `step_s` seconds and brought `sampled` tokens; None: one
+        for each of them.
 
         `running` sequences have slots on its runner, and `waiting` wait for any.
         """
@@ -82,8 +85,9 @@ class ServiceRate:
         if now_s - self.faded_at >= 1.0:
             self._fade(now_s)
         step_s = min(step_s, LONGEST_STEP_S)
-        self.tokens += decoding
-        self.sampled += decoding
+        tokens = decoding if sampled is None else sampled
+        self.tokens += tokens
+        self.sampled += tokens
         self.token_slot_s += decoding * step_s
         if running > decoding:
             self.prompt_slot_s += (running - decoding) * step_s

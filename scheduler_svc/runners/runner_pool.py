@@ -25,6 +25,10 @@ NEARLY = 0.9
 without max_tokens."""
 
 
+MOST_DRAFTS = 254
+"""Largest number of drafts of a row: a plan states it in a byte, and a result has one token more."""
+
+
 class RunnerPool:
     """Live sessions and their schedulers.
 
@@ -76,6 +80,8 @@ class RunnerPool:
             return f"max_step_tokens ({hello.max_step_tokens}) must be at least its slots ({hello.num_slots})"
         if hello.cache_groups > 1:
             return f"its model needs {hello.cache_groups} block tables a sequence, this scheduler has one: upgrade it"
+        if hello.max_drafts > MOST_DRAFTS:
+            return f"it drafts up to {hello.max_drafts} tokens a row, more than {MOST_DRAFTS}: lower its max_drafts"
         other = next(iter(self.schedulers.values()), None)
         return self.likeness.unlike(hello, None if other is None else other.hello.block_size)
 

@@ -77,3 +77,5 @@ def _fill(submit: engine_pb2.Submit, request: Request) -> None:
         submit.grammar = request.grammar
     if request.open_ended:
         submit.open_ended = True
+    if not request.speculates:
+        submit.no_speculation = True

@@ -63,10 +63,12 @@ def load_view(
     ledger: Ledger,
     step_times: StepTimeModel,
     prompt: int | None = None,
+    drafting: tuple[float, float] = (1.0, 0.0),
 ) -> Load:
     """Returns the load of the runner described by `hello` and of the queue, for a step that decodes these slots.
 
-    `prompt`: slot of the first prompt under way; None if there is none.
+    `prompt`: slot of the first prompt under way; None if there is none. `drafting`: `Load.tokens_per_row` and
+    `drafts_per_row`.
     """
     running = table.num_running
     start = 0 if prompt is None else int(table.planned[prompt])
@@ -89,6 +91,8 @@ def load_view(
         prompt_start=start,
         prompt_left=0 if prompt is None else int(table.known[prompt]) - start,
         service_itl_target_s=ledger.itl_target_s,
+        tokens_per_row=drafting[0],
+        drafts_per_row=drafting[1],
         queue_runners=max(1, ledger.runners),
     )
 
@@ -118,10 +122,12 @@ def observation(hello: plan_pb2.Hello, applied: AppliedResult, now_s: float, end
         round_trip_s=now_s - flight.sent_at,
         step_s=applied.step_s,
         decode_rows=num_decode,
-        prefill_tokens=flight.positions - num_decode,
+        prefill_tokens=flight.positions - num_decode - flight.num_drafts,
         context=int(np.add.reduce(flight.starts[:num_decode])),
         tile_tokens=tile_tokens(hello),
         gaps_s=gaps_s,
         first_tokens=tuple(first_tokens),
         ended=tuple(ended),
+        drafted=0 if applied.drafted is None else int(np.add.reduce(applied.drafted)),
+        accepted=0 if applied.accepted is None else int(np.add.reduce(applied.accepted)),
     )

@@ -189,6 +189,8 @@ class PrefixCache:
             if table.epoch[slot] != flight.epochs[row]:
                 continue
             end = min(start + int(flight.counts[row]), int(table.announced[slot]))
+            if flight.drafts is not None:  # the result may have confirmed fewer positions
+                end = min(end, int(table.computed[slot]))
             blocks = flight.sequences[row].blocks[start // size : end // size]
             self._pool.confirm(blocks)
             if self._settled(blocks):

@@ -16,20 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from roster_protos import plan_pb2
+from scheduler_svc.drafting.draft_lengths import Drafting
+from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
+from scheduler_svc.plan.drafted_result import apply_drafted_rows
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
 from scheduler_svc.plan.slot_table import SlotTable
-from scheduler_svc.policy import Budget, Load, PolicyGuard
+from scheduler_svc.policy import Budget, Load, PolicyGuard, RequestView
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
 from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
-from scheduler_svc.scheduler.policy_views import load_view
+from scheduler_svc.scheduler.policy_views import load_view, request_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
@@ -77,6 +80,9 @@ class Scheduler:
         """How long this runner's steps take."""
         self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
+        self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
+        """Decides how many tokens the rows draft."""
+        self.table.drafts = self.drafting.max_drafts > 0
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -117,7 +123,11 @@ class Scheduler:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
-        applied = apply_rows(self.table, flight, result, self._clock())
+        if flight.drafts is None:
+            applied = apply_rows(self.table, flight, result, self._clock())
+        else:
+            applied = apply_drafted_rows(self.table, flight, result, self._clock())
+            self.drafting.applied(applied)
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
@@ -132,8 +142,9 @@ class Scheduler:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
         flight = applied.flight
         applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
+        waited = applied.idle_s > 0
         self.step_times.note(
-            flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s, applied.idle_s > 0
+            flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s, waited, applied.drafted
         )
 
     @property
@@ -200,7 +211,8 @@ class Scheduler:
         """Plans and commits the next step. Returns None if no sequence can advance."""
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
-        if not may_displace and not (waiting and self.table.free):
+        may_follow = not may_displace and not (waiting and self.table.free)
+        if may_follow and not (self.table.drafts and self.drafting.wants(self.last_plan, policy)):
             step = self.plans.follow()
             if step is not None:
                 self.timing.planned(step.flight)
@@ -221,12 +233,22 @@ class Scheduler:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
             return None
+        if self.table.drafts and not (prompts or draft.slots or draft.joined):
+            self._add_drafts(draft, queue, policy)
         self.prefill_tokens += sum(draft.counts)
         step = self.plans.commit(draft)
         self.timing.planned(step.flight)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
+
+    def _add_drafts(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> None:
+        """Lets rows of a step without prompts draft, if the policy wants to."""
+        lengths = self.drafting.lengths(draft.decode, self.last_plan, lambda: self.load(queue, draft.decode), policy)
+        if lengths is not None:
+            waits = bool(queue) or self.ledger.waiting_tokens > 0
+            most = self.drafting.max_drafts, self._max_step_tokens
+            draft.drafts = lengths_within(self.plans, draft, lengths, *most, may_grow=not waits)
 
     def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:
@@ -236,7 +258,8 @@ class Scheduler:
     def load(self, queue: Queue, decode: npt.NDArray[np.int64], prompt: int | None = None) -> Load:
         """Returns the load for the policy, for a step that decodes the slots `decode`. `prompt`: slot of the first
         prompt under way."""
-        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
+        usual = self.drafting.usual(self.last_plan)
+        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt, usual)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""
@@ -276,6 +299,9 @@ class Scheduler:
             if table.num_constrained:
                 can_decode &= may_decode(table)
             need_block = (can_decode & (table.planned >= table.capacity)).nonzero()[0]
+            if table.drafts and len(need_block):
+                can_decode[waiting_for_results(table, self.pool, need_block)] = False
+                need_block = need_block[can_decode[need_block]]
             num_free = self.pool.num_free
             if len(need_block) <= num_free:
                 break
@@ -319,3 +345,7 @@ class Scheduler:
                 break
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
             rest.use(count)
+
+
+def _view_of(sequence: Sequence) -> RequestView:
+    return request_view(sequence.request)

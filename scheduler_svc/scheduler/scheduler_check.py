@@ -28,7 +28,8 @@ def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
     capacity = int(table.capacity[slot])
     if length != len(sequence.tokens) or capacity != len(sequence.blocks) * scheduler.pool.block_size:
         raise RuntimeError(f"sequence {sequence.id}: its length or capacity differs from the slot table's")
-    if not int(table.computed[slot]) <= planned <= capacity:
+    spread = int(table.spread[slot])
+    if not (int(table.computed[slot]) <= planned - spread and planned <= capacity):
         raise RuntimeError(f"sequence {sequence.id}: computed, planned and capacity are out of order")
     if sequence.limit > scheduler.most_tokens:
         raise RuntimeError(f"sequence {sequence.id} may have {sequence.limit} tokens, which this runner cannot hold")
@@ -36,7 +37,14 @@ def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
         raise RuntimeError(f"sequence {sequence.id}: lag or limit is wrong")
     epoch = table.epoch[slot]
     samples = sum(int(flight.sample[flight.epochs == epoch].sum()) for flight in scheduler.in_flight)
-    if length + samples != known:
+    if length + samples != known - spread:
         raise RuntimeError(
-            f"sequence {sequence.id}: {length} tokens and {samples} samples in flight are not {known} known tokens"
+            f"sequence {sequence.id}: {length} tokens and {samples} samples in flight are not {known} - {spread} tokens"
+        )
+    drafts = sum(
+        int(flight.drafts[flight.epochs == epoch].sum()) for flight in scheduler.in_flight if flight.drafts is not None
+    )
+    if spread != drafts:
+        raise RuntimeError(
+            f"sequence {sequence.id}: its counters spread by {spread}, its drafts in flight are {drafts}"
         )

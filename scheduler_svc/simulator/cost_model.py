@@ -15,13 +15,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from roster_common.wrong_values import wrong_values
 from roster_protos import plan_pb2
 
+Column = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.integer[Any]]
 SHIPPED = Path(__file__).parent / "costs"
 
 
@@ -40,20 +44,25 @@ class StepWork:
 
     @classmethod
     def of_plan(cls, plan: plan_pb2.Plan) -> StepWork:
-        """Returns the work of a plan's extents."""
+        """Returns the work of a plan's extents. Rows whose start only the runner knows read no context here."""
         packed = plan.extent_starts
         sequences = len(packed) // 4
         if plan.extent_counts == _ones(sequences):
             return cls(sequences, sequences, _sum(packed) + sequences, 0.0)
-        starts = np.frombuffer(packed, "<i4")
+        starts = np.maximum(np.frombuffer(packed, "<i4"), 0)
         counts = np.frombuffer(plan.extent_counts, "<i4").astype(np.int64)
+        drafts = np.frombuffer(plan.extent_drafts, np.uint8) if plan.extent_drafts else np.zeros(sequences, np.uint8)
+        return cls.of_run(starts, counts, drafts)
+
+    @classmethod
+    def of_run(cls, starts: Numbers, counts: Column, drafted: Numbers) -> StepWork:
+        """Returns the work of rows of these columns [R], none with an unknown start.
+
+        A row that verifies `drafted` tokens reads its KV once, so it has no prefill pairs.
+        """
         pairs = counts * starts + counts * (counts + 1) / 2
-        return cls(
-            int(counts.sum()),
-            sequences,
-            int((starts + counts).sum()),
-            float(pairs[counts > 1].sum()),
-        )
+        prompts = (counts > 1) & (drafted == 0)
+        return cls(int(counts.sum()), len(starts), int((starts + counts).sum()), float(pairs[prompts].sum()))
 
 
 def _sum(packed: bytes) -> int:

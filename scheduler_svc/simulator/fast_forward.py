@@ -61,6 +61,8 @@ def possible_fast_forward(engine: Engine) -> FastForward | None:
 def _most_turns(scheduler: Scheduler, queue: Queue, policy: PolicyGuard) -> int:
     """Returns the number of turns that may be taken at once: those with nothing but a result and the next plan."""
     table = scheduler.table
+    if scheduler.drafting.max_drafts:
+        return 0
     may_join = bool(queue) and (bool(table.free) or policy.displaces)
     if table.stops or may_join or scheduler.leaving or scheduler.pool.num_pending:
         return 0

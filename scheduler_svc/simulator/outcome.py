@@ -30,6 +30,9 @@ class Counters:
     preemptions: int
     cached_tokens: int
     policy_failures: int
+    decode_rows: int
+    drafted_tokens: int
+    accepted_tokens: int
     virtual_s: float
     engine_s: float
     wall_s: float

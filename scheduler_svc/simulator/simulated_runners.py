@@ -19,6 +19,7 @@ from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.fast_forward import FastForward
+from scheduler_svc.simulator.simulated_drafts import Run, SimulatedDrafts
 from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 
@@ -26,6 +27,8 @@ MOST_RESULTS = 4096
 """Maximum number of cached results. Steps in which the same rows sample share one result, which is never modified."""
 STOP_TOKEN = 1
 """Ends a sequence whose `max_tokens` exceeds the trace's output length."""
+DRAFTER = "simulated"
+"""Name of what drafts."""
 _TOKEN = 2
 _TOKENS = np.full(8192, _TOKEN, "<i4").tobytes()
 _STATUSES = bytes(8192)
@@ -36,7 +39,8 @@ class SimulatedRunners:
 
     `stops` maps the ids of requests that end before their `max_tokens` to their output lengths, at which the runner
     samples `STOP_TOKEN`. `noise` returns the factor by which a step's time differs from the model. `reports_early`:
-    results say by how much their plan was early, as those of a real runner do.
+    results say by how much their plan was early, as those of a real runner do. `drafts`: what drafts up to `max_drafts`
+    tokens of a row; None for nothing.
     """
 
     def __init__(
@@ -48,7 +52,10 @@ class SimulatedRunners:
         stops: dict[str, int],
         noise: Callable[[], float] | None,
         reports_early: bool = False,
+        drafts: SimulatedDrafts | None = None,
+        max_drafts: int = 0,
     ) -> None:
+        self._drafts = drafts
         self._reports_early = reports_early
         self._step_seconds = cost.timer()
         self._link_s = cost.link_s
@@ -60,7 +67,7 @@ class SimulatedRunners:
         self._free_at = [0.0] * (count + 1)
         self._serial = 0
         self._results: dict[bytes, plan_pb2.Result] = {}
-        hellos = {session: _hello(session, shape, cost) for session in range(1, count + 1)}
+        hellos = {session: _hello(session, shape, cost, max_drafts) for session in range(1, count + 1)}
         self._joining: list[RunnerEvent] = [Joined(session, hello) for session, hello in hellos.items()]
         self.tallies = StepTallies()
 
@@ -120,14 +127,14 @@ class SimulatedRunners:
         link_s = self._link_s
         arrival_s = self._clock.now_s + link_s
         for session, number, plan in self._sent:
-            work = StepWork.of_plan(plan)
+            work, result = self._compute(session, plan)
             seconds = self._seconds(work)
             early_s = self._free_at[session] - arrival_s
             end_at = max(self._free_at[session], arrival_s) + seconds
             self._free_at[session] = end_at
             self.tallies.add(work, seconds)
             self._serial += 1
-            event = GotResult(session, number, self._result(session, plan))
+            event = GotResult(session, number, result)
             if self._reports_early:
                 event = _with_timings(event, early_s, seconds)
             heapq.heappush(self._done, (end_at + link_s, self._serial, event))
@@ -174,6 +181,28 @@ class SimulatedRunners:
         seconds = self._step_seconds(work)
         return seconds if self._noise is None else seconds * self._noise()
 
+    def _compute(self, session: int, plan: plan_pb2.Plan) -> tuple[StepWork, plan_pb2.Result]:
+        """Returns the work of the plan and its result."""
+        if self._drafts is None:
+            return StepWork.of_plan(plan), self._result(session, plan)
+        run = self._drafts.run(session, plan)
+        work = StepWork.of_run(run.starts, run.counts, run.drafted)
+        if not plan.extent_drafts:
+            result = self._result_of(plan.extent_flags)
+        else:
+            result = plan_pb2.Result(
+                statuses=_column(_STATUSES, len(run.slots)),
+                token_counts=run.token_counts.astype(np.uint8).tobytes(),
+                tokens=_column(_TOKENS, 4 * int(run.token_counts.sum())),
+                drafted=plan.extent_drafts,
+            )
+        if self._stops is not None:
+            tokens = self._stops.tokens_of_run(session, plan, run, result.tokens)
+            result = plan_pb2.Result(
+                statuses=result.statuses, token_counts=result.token_counts, tokens=tokens, drafted=result.drafted
+            )
+        return work, result
+
     def _result(self, session: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
         result = self._result_of(plan.extent_flags)
         if self._stops is None:
@@ -202,16 +231,29 @@ class StopPositions:
 
     def tokens(self, session: int, plan: plan_pb2.Plan, tokens: bytes) -> bytes:
         """Returns `tokens` of the plan's sampling rows, int32, with stop tokens inserted."""
-        positions = self._positions[session]
-        for admission in plan.admissions:
-            request_id = engine_pb2.SequenceContext.FromString(admission.context).submit.request_id
-            output = self._output_tokens.get(request_id)
-            positions[admission.slot] = -1 if output is None else admission.prompt_len + output - 1
+        positions = self._admit(session, plan)
         sample = np.frombuffer(plan.extent_flags, np.uint8) == 1
         slots = np.frombuffer(plan.extent_slots, "<i4")[sample]
         starts, counts = np.frombuffer(plan.extent_starts, "<i4"), np.frombuffer(plan.extent_counts, "<i4")
         stopped = positions[slots] == (starts + counts)[sample]
         return np.where(stopped, np.int32(STOP_TOKEN), np.frombuffer(tokens, "<i4")).astype("<i4").tobytes()
+
+    def tokens_of_run(self, session: int, plan: plan_pb2.Plan, run: Run, tokens: bytes) -> bytes:
+        """Returns `tokens` of all rows, int32, with stop tokens inserted; a row may have several tokens."""
+        place = self._admit(session, plan)[run.slots] - run.first
+        stopped = ((place >= 0) & (place < run.token_counts)).nonzero()[0]
+        column = np.frombuffer(tokens, "<i4").copy()
+        column[(run.token_counts.cumsum() - run.token_counts + place)[stopped]] = STOP_TOKEN
+        return column.tobytes()
+
+    def _admit(self, session: int, plan: plan_pb2.Plan) -> npt.NDArray[np.int64]:
+        """Takes note of the plan's admissions; returns the position of each slot's stop token, -1 for none."""
+        positions = self._positions[session]
+        for admission in plan.admissions:
+            request_id = engine_pb2.SequenceContext.FromString(admission.context).submit.request_id
+            output = self._output_tokens.get(request_id)
+            positions[admission.slot] = -1 if output is None else admission.prompt_len + output - 1
+        return positions
 
 
 def _with_timings(event: GotResult, early_s: float, seconds: float) -> GotResult:
@@ -228,7 +270,7 @@ def _column(data: bytes, size: int) -> bytes:
     return data[:size] if size <= len(data) else (data * -(-size // len(data)))[:size]
 
 
-def _hello(session: int, shape: RunnerShape, cost: CostModel) -> plan_pb2.Hello:
+def _hello(session: int, shape: RunnerShape, cost: CostModel, max_drafts: int) -> plan_pb2.Hello:
     return plan_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         runner_id=f"simulated-{session}",
@@ -240,7 +282,9 @@ def _hello(session: int, shape: RunnerShape, cost: CostModel) -> plan_pb2.Hello:
         tile_tokens=cost.tile_tokens,
         max_depth=3,
         model=plan_pb2.Model(name="simulated", vocab_size=shape.vocab_size, context_length=shape.kv_tokens),
-        step_costs=_step_costs(shape, cost),
+        step_costs=(*_step_costs(shape, cost), *_verify_costs(shape, cost, max_drafts)),
+        max_drafts=max_drafts,
+        drafter=DRAFTER if max_drafts else "",
     )
 
 
@@ -258,3 +302,13 @@ def _step_costs(shape: RunnerShape, cost: CostModel) -> Iterator[plan_pb2.StepCo
             yield plan_pb2.StepCost(
                 decode_rows=rows, context=rows * 1024, prompt_positions=count, prompt_start=start, step_ns=ns
             )
+
+
+def _verify_costs(shape: RunnerShape, cost: CostModel, max_drafts: int) -> Iterator[plan_pb2.StepCost]:
+    """Yields what a runner with a drafter would measure at start, besides."""
+    seconds = cost.timer()
+    for rows in sorted({1, min(8, shape.slots), min(64, shape.slots), shape.slots}):
+        for drafts in sorted({draft for draft in (1, 3, 5, 7) if draft < max_drafts} | {max_drafts} - {0}):
+            if (positions := rows * (1 + drafts)) <= shape.step_tokens:
+                ns = round(1e9 * seconds(StepWork(positions, rows, rows * 256 + positions, 0.0)))
+                yield plan_pb2.StepCost(decode_rows=rows, context=rows * 256, drafts=drafts, step_ns=ns)

@@ -27,6 +27,7 @@ from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
 from scheduler_svc.simulator.fast_forward import fast_forward, possible_fast_forward
 from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
+from scheduler_svc.simulator.simulated_drafts import SimulatedDrafts
 from scheduler_svc.simulator.simulated_front import WORKER, SimulatedFront, early_stops
 from scheduler_svc.simulator.simulated_runners import SimulatedRunners
 from scheduler_svc.simulator.trace import Trace
@@ -74,6 +75,11 @@ class Setup:
     """Seconds that the engine's thread takes per plan."""
     spread: float = 0.0
     """Standard deviation of the logarithm of a step's time around the cost model."""
+    max_drafts: int = 0
+    """Maximum number of tokens that a row drafts; 0: the runners have no drafter."""
+    acceptance: tuple[float, ...] = (0.7,)
+    """Share of the drafts that are right where all before them in the row are, by place from the first; the last one
+    counts for all later places. A trace may have others for single requests."""
     seed: int = 0
     fast_forwards: bool = True
     """Take equal turns at once (see `fast_forward`); the outcome does not depend on it."""
@@ -118,7 +124,7 @@ class Simulation:
         on_step: StepObserver | None = None,
         on_progress: ProgressObserver | None = None,
     ) -> None:
-        """`on_step` receives every completed step. Raises UnknownPolicy or WrongParameters."""
+        """`on_step` receives every completed step. Raises UnknownPolicy, WrongParameters or WrongAcceptance."""
         self.setup = setup
         self._on_progress = on_progress
         self.clock = VirtualClock()
@@ -133,6 +139,8 @@ class Simulation:
             early_stops(trace),
             (lambda: rng.lognormvariate(0.0, setup.spread)) if setup.spread else None,
             reports_early=setup.profile is not None,
+            drafts=_drafts(trace, setup),
+            max_drafts=setup.max_drafts,
         )
         self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
         if on_step is not None:
@@ -213,7 +221,8 @@ class Simulation:
         self.clock.now_s = max(self.clock.now_s, due_at)
 
     def _counters(self, wall_s: float) -> Counters:
-        engine, tallies = self.engine, self.runners.tallies
+        engine, tallies, measured = self.engine, self.runners.tallies, self.engine.requests.measurements
+        measured.count()
         schedulers = engine.pool.schedulers.values()
         return Counters(
             plans=tallies.steps,
@@ -225,10 +234,21 @@ class Simulation:
             preemptions=engine.requests.totals.preemptions + sum(s.preemptions for s in schedulers),
             cached_tokens=engine.requests.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
             policy_failures=engine.policy.failures,
+            decode_rows=measured.decode_rows,
+            drafted_tokens=measured.drafts.drafted_tokens,
+            accepted_tokens=measured.drafts.accepted_tokens,
             virtual_s=self.clock.now_s,
             engine_s=self.engine_time.total_s,
             wall_s=wall_s,
         )
+
+
+def _drafts(trace: Trace, setup: Setup) -> SimulatedDrafts | None:
+    """Returns the runners' drafter. Raises WrongAcceptance."""
+    if not setup.max_drafts:
+        return None
+    own = {str(index): request.acceptance for index, request in enumerate(trace.requests) if request.acceptance}
+    return SimulatedDrafts(setup.runners, setup.shape.slots, setup.max_drafts, setup.acceptance, setup.seed, own)
 
 
 def simulate(

@@ -1,8 +1,8 @@
 """Traces of request arrivals, prompt lengths and output lengths, read from CSV and optionally rescaled.
 
 The columns are those of bench/traces/README.md, `arrival_s,prompt_tokens,output_tokens[,prefix_hash_ids]`, and
-optionally `tenant`, `priority`, `ttft_target_ms`, `itl_target_ms` and `max_tokens`. Files ending in .gz are
-decompressed.
+optionally `tenant`, `priority`, `ttft_target_ms`, `itl_target_ms`, `max_tokens` and `acceptance`. Files ending
+in .gz are decompressed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HASH_BLOCK_TOKENS = 512
 """Tokens per hash id of a trace, before any division of lengths."""
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("prefix_hash_ids", "tenant", "priority", "ttft_target_ms", "itl_target_ms", "max_tokens")
+OPTIONAL = ("prefix_hash_ids", "tenant", "priority", "ttft_target_ms", "itl_target_ms", "max_tokens", "acceptance")
 
 
 class TraceError(ValueError):
@@ -33,6 +33,7 @@ class TraceRequest:
     """One request. It ends after exactly `output_tokens`; `max_tokens` is the limit that its client set.
 
     `prefix_hash_ids` identify the prompt's blocks of `Trace.hash_block_tokens` tokens; the last one may be partial.
+    `acceptance`: shares of its drafts that are right (`Setup.acceptance`); empty for the usual ones.
     """
 
     arrival_s: float
@@ -44,6 +45,7 @@ class TraceRequest:
     ttft_target_ms: int | None = None
     itl_target_ms: int | None = None
     max_tokens: int | None = None
+    acceptance: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -151,6 +153,7 @@ def _request(row: dict[str, str]) -> TraceRequest:
         ttft_target_ms=_optional_whole(row, "ttft_target_ms", 1),
         itl_target_ms=_optional_whole(row, "itl_target_ms", 1),
         max_tokens=max_tokens,
+        acceptance=_shares(row, "acceptance"),
     )
 
 
@@ -178,3 +181,14 @@ def _seconds(row: dict[str, str], name: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} is {text!r}: it must be a number of seconds of at least 0")
     return value
+
+
+def _shares(row: dict[str, str], name: str) -> tuple[float, ...]:
+    text = row.get(name) or ""
+    try:
+        shares = tuple(float(part) for part in text.split())
+    except ValueError:
+        shares = (math.nan,)
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f"{name} is {text!r}: it must be shares from 0 to 1, separated by spaces")
+    return shares

@@ -10,6 +10,7 @@ ratio of the observed steps to it: a machine may be busier, or a card hotter, th
 
 A step's time is the runner's own (`Timings`) where its results have it. By how much the steps take longer as the
 scheduler sees them is a distribution of its own (`ErrorTail`), which includes launch, link and the scheduler's delays.
+Steps that verify drafts have a model of their own on top of this one (`VerifyTimes`) and never change these weights.
 Observations are only noted when results arrive, and used when a policy asks: one that does not pays nothing.
 """
 
@@ -22,11 +23,13 @@ from operator import mul
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.error_tail import ErrorTail
 from scheduler_svc.step_times.least_squares import RunningSums, solve
 from scheduler_svc.step_times.recent_steps import RecentSteps
+from scheduler_svc.step_times.verify_times import VerifyTimes
 
 _SCALE = (1.0, 1.0, 1e-3, 1e-2, 1e-5, 1e-6)
 """Factors that scale the inputs to about 1."""
@@ -39,6 +42,9 @@ _SEED_WEIGHT = 2
 """Observed steps that one measured step outweighs."""
 _DECODE_SAMPLE, _MIXED_SAMPLE = 16, 2
 """One of this many decode steps, and steps with prompts, is observed; all with prompts until the model predicts."""
+_UNDRAFTED_SAMPLE = 4
+"""One of this many decode steps is compared with those that have drafts while none has any, if the runner has a
+drafter."""
 _SEED_SHARE = 0.5
 """Weight of the measured steps, relative to that of the observed ones. A service whose steps are all alike says nothing
 about others, and a budget from such a fit would keep them alike."""
@@ -68,8 +74,14 @@ Inputs = tuple[float, float, float, float, float, float]
 class StepTimeModel:
     """Step times of one runner. Policies read it as `StepTimes`."""
 
-    def __init__(self, tile_tokens: int = 1, on_gpu: bool = False, costs: Sequence[plan_pb2.StepCost] = ()) -> None:
-        """`costs`: steps that the runner measured at start. `tile_tokens`: as in Hello."""
+    def __init__(
+        self,
+        tile_tokens: int = 1,
+        on_gpu: bool = False,
+        costs: Sequence[plan_pb2.StepCost] = (),
+        max_drafts: int = 0,
+    ) -> None:
+        """`costs`: steps that the runner measured at start. `tile_tokens`, `max_drafts`: as in Hello."""
         self.on_gpu = on_gpu
         self._largest_prefill = 0  # prompt positions of one step, measured or observed
         self._tile = max(1, tile_tokens)
@@ -90,12 +102,18 @@ class StepTimeModel:
         """Prompt positions of a step from which larger ones save little time per position."""
         self.on_fit: Callable[[], None] = lambda: None
         """Called when the model has been fitted to further steps."""
-        self._seed_with(costs)
+        self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu)
+        """Times of decode steps with drafts, and without them if the runner has a drafter."""
+        self._first_weights: list[float] = []
+        self._drafts = self._drafted_last = max_drafts > 0
+        self._noted_decode: deque[tuple[Any, int, int, int, float, float | None]] = deque(maxlen=_MOST_NOTED)
+        self._seed_with([cost for cost in costs if not cost.drafts])
+        self.verifying.seed(costs)
 
     @classmethod
     def of(cls, hello: plan_pb2.Hello) -> StepTimeModel:
         """Returns the model of the runner that `hello` describes."""
-        return cls(hello.tile_tokens, hello.device.startswith("cuda"), hello.step_costs)
+        return cls(hello.tile_tokens, hello.device.startswith("cuda"), hello.step_costs, hello.max_drafts)
 
     def _seed_with(self, costs: Sequence[plan_pb2.StepCost]) -> None:
         for cost in costs:
@@ -122,9 +140,19 @@ class StepTimeModel:
     # ------------------------------------------------------------------ observations
 
     def note(
-        self, starts: Any, counts: Any, num_decode: int, step_s: float, runner_s: float, waited: bool = False
+        self,
+        starts: Any,
+        counts: Any,
+        num_decode: int,
+        step_s: float,
+        runner_s: float,
+        waited: bool = False,
+        drafted: Any = None,
     ) -> None:
         """Notes a step whose rows, decoding ones first, have these starts and counts (int32 [R] each).
+
+        A decoding row with a count above 1 verifies up to count - 1 drafts; `drafted` (int32 [R]): drafts that each row
+        verified, None if no row had any to verify.
 
         `step_s`: its seconds as the scheduler sees them; 0 or less if unknown. `runner_s`: as the runner measured them;
         0 if it did not. `waited`: the runner had no plan before this one, so that `step_s` includes its way; it then
@@ -138,10 +166,28 @@ class StepTimeModel:
                 return
         else:
             self._decode_ticks += 1
+            if self._drafts and self._note_decode(starts, counts, step_s, runner_s, waited, drafted):
+                return
             if self._decode_ticks % _DECODE_SAMPLE:
                 return
         if step_s > 0 and (runner_s > 0 or not waited):
             self._noted.append((starts, counts, num_decode, step_s, runner_s))
+
+    def _note_decode(
+        self, starts: Any, counts: Any, step_s: float, runner_s: float, waited: bool, drafted: Any
+    ) -> bool:
+        """Notes a decode step, or skips it, of a runner with a drafter; returns whether it was to verify drafts."""
+        rows = len(starts)
+        planned = int(np.add.reduce(counts)) - rows if drafted is not None else 0
+        if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE and not self._drafted_last:
+            return False
+        self._drafted_last = planned > 0
+        if runner_s > 0 or step_s > 0:
+            delay_s = step_s - runner_s if runner_s > 0 and step_s > 0 and not waited else None
+            verified = int(np.add.reduce(drafted)) if planned else 0
+            most = int(counts.max()) - 1 if planned else 0
+            self._noted_decode.append((starts, planned, verified, most, runner_s or step_s, delay_s))
+        return planned > 0
 
     def _observe(self) -> None:
         """Uses the noted steps."""
@@ -162,6 +208,10 @@ class StepTimeModel:
             sums.add([x / seconds for x in inputs], 1.0)
             if self._decode.count + self._mixed.count - self._fitted >= _REFIT_EVERY:
                 self._fit()
+        while self._noted_decode:
+            starts, planned, verified, most, seconds, delay_s = self._noted_decode.popleft()
+            context = int(np.add.reduce(starts))
+            self.verifying.note(len(starts), context, seconds, delay_s, planned, verified, most)
 
     def _fit(self) -> None:
         self._fitted = self._decode.count + self._mixed.count
@@ -174,13 +224,18 @@ class StepTimeModel:
 
     # ------------------------------------------------------------------ what the timing of plans reads
 
-    def expected_s(self, starts: Any, counts: Any, num_decode: int) -> float:
+    def expected_s(self, starts: Any, counts: Any, num_decode: int, drafts: bool = False) -> float:
         """Returns the time of the planned step with these rows, as `note` takes them; 0 if nothing is known.
 
         Decode steps take as long as the last ones of as many rows: the runner's choice of kernels depends on their
-        number. Steps with prompts differ too much from one another for that: the model predicts them.
+        number. Steps with prompts differ too much from one another for that: the model predicts them, and those that
+        verify `drafts`.
         """
         rows, prefills = len(starts), num_decode < len(starts)
+        if drafts and not prefills:
+            self._observe()
+            planned, most = int(np.add.reduce(counts)) - rows, int(counts.max()) - 1
+            return self.verifying.planned_s(rows, int(np.add.reduce(starts)), planned, most)
         if not prefills and (recent_s := self.recent.median_s(rows, False)):
             return recent_s
         if self.known:
@@ -193,6 +248,10 @@ class StepTimeModel:
     def known(self) -> bool:
         """Whether it predicts: the runner has measured its steps, or enough have been observed, some with prompts."""
         self._observe()
+        return self._predicts
+
+    @property
+    def _predicts(self) -> bool:
         observed = self._decode.count + self._mixed.count
         return bool(self._seed.count) or (observed >= _KNOWN_AFTER and self._mixed.count >= _REFIT_EVERY)
 
@@ -221,6 +280,28 @@ class StepTimeModel:
         self._observe()
         pairs = prefill_tokens * (start + prefill_tokens / 2)
         return self._predicted(self._inputs(prefill_tokens, decode_rows, context, pairs))
+
+    def verify_s(self, rows: int, drafts: float, context: int) -> float:
+        """Returns the predicted time of a decode step of `rows` rows that verifies `drafts` drafts in all, in seconds;
+        0 if nothing is known.
+
+        On a GPU, where a step is one graph, all rows cost as much as the one with the most drafts: `drafts` are the
+        rows times those. In a mixture of experts, more positions read more experts; measured and observed times hold
+        that.
+        """
+        self._observe()
+        seconds = self.verifying.seconds(rows, drafts, context)
+        return seconds if self.verifying.known else 0.0
+
+    def lacks_undrafted(self, rows: int) -> bool:
+        """Returns `VerifyTimes.lacks_undrafted` after the observations so far."""
+        self._observe()
+        return self.verifying.lacks_undrafted(rows)
+
+    def verify_curve(self, rows: int, context: int) -> npt.NDArray[np.float64]:
+        """Returns `VerifyTimes.curve` after the observations so far."""
+        self._observe()
+        return self.verifying.curve(rows, context)
 
     @property
     def overhead_s(self) -> float:
@@ -266,6 +347,19 @@ class StepTimeModel:
             tokens = max(left, _positive_root(per_pair / 2, per_token, rest)) if rest > 0 else left
         whole_tiles = (tokens + decode_rows) // self._tile * self._tile - decode_rows
         return min(whole_tiles if whole_tiles > 0 else tokens, 2 * self._largest_prefill)
+
+    def _decode_s(self, rows: int, context: int) -> float:
+        """Returns the seconds of a decode step by the first weights, to which ratios can refer for ever; 0 before the
+        model predicts."""
+        if not self._first_weights:
+            if not self._predicts:
+                return 0.0
+            self._first_weights = self._weights
+        return self._predicted(self._inputs(0, rows, context, 0.0), self._first_weights)
+
+    def _position_s(self, context: int) -> float:
+        """Returns the predicted seconds of one more position that reads `context` KV positions."""
+        return self._weights[2] * _SCALE[2] + self._weights[5] * _SCALE[5] * context
 
     def _predicted(self, inputs: Inputs, weights: list[float] | None = None) -> float:
         return sum(map(mul, inputs, weights or self._weights))

@@ -60,7 +60,9 @@ def test_what_a_client_sees(tmp_path: Path) -> None:
 
 def test_only_decode_steps_behind_one_of_the_same_rows_count() -> None:
     sizes = [(2, 9), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2)]
-    rows = [[*size, 70, 80, *[10 * step + i for i in range(5)], step, 1, 2, 3] for step, size in enumerate(sizes)]
+    rows = [
+        [*size, 70, 80, *[10 * step + i for i in range(5)], step, 1, 2, 3, 0, 0, 0] for step, size in enumerate(sizes)
+    ]
     steps = StepRecord.of([*rows, [1, 2, 3]])  # the last one was cut off
     assert steps.full_decode(2).idle.tolist() == [2, 3, 6]
     assert steps.between(10, 31).rows.tolist() == [2, 2, 2]
@@ -68,13 +70,22 @@ def test_only_decode_steps_behind_one_of_the_same_rows_count() -> None:
 
 
 def test_steps_of_both_kinds_are_sampled_over_the_whole_load() -> None:
-    rows = [[2, 2 + step % 2 * 100, 1000 + step, step, 0, 0, 0, 0, 0, 0, 0, 2 * MS, MS] for step in range(4001)]
+    rows = [
+        [2, 2 + step % 2 * 100, 1000 + step, step, 0, 0, 0, 0, 0, 0, 0, 2 * MS, MS, 0, 0, 0] for step in range(4001)
+    ]
     sampled = [report.timed_step(line) for line in report.sampled_steps(StepRecord.of(rows))]
     tokens, pairs = [step.work.tokens for step in sampled], [step.work.prefill_pairs for step in sampled]
     assert tokens == [102] * report.SAMPLED_STEPS + [2] * report.SAMPLED_STEPS
     assert min(pairs) <= 2 and max(pairs) >= 3999
     assert all(step.seconds == 0.003 and step.work.context_tokens == 1000 + step.work.prefill_pairs for step in sampled)
     assert len(report.sampled_steps(StepRecord.of(rows[:5]))) == 4
+    verifying = [2, 8, 1000, 0, 0, 0, 0, 0, 0, 0, 0, 3 * MS, MS, 6, 5, 4]
+    steps = StepRecord.of([*rows[:5], verifying])
+    assert steps.mixed.tolist() == [False, True, False, True, False, False]
+    assert report.sampled_steps(steps) == report.sampled_steps(StepRecord.of(rows[:5])), "no costs of plain steps"
+    numbers = report.step_numbers(steps, 1)
+    assert (numbers["drafted"], numbers["accepted"], numbers["verify_step_ms"]["p50"]) == (5, 4, 4)
+    assert numbers["decode_step_ms"]["p99"] == 3 and numbers["mixed_steps"] == 2
 
 
 def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:

@@ -29,10 +29,10 @@ SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RUNNERS = ("runner", "runner-2", "runner-3")
 RUNNER = {
     "device": "hash", "slots": 32, "kv_tokens": 8192, "max_step_tokens": 256, "silence_s": 1.0,
-    "test_backend": {"step_ms": 8, "eos_probability": EOS_PROBABILITY},
+    "test_backend": {"step_ms": 8, "eos_probability": EOS_PROBABILITY, "draft_wrong": 0.25},
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
-"""Settings of the third runner: its sequences preempt each other, and large requests do not fit."""
+"""Settings of the third runner: its sequences preempt each other, and large requests do not fit. It drafts nothing."""
 SCHEDULER = {
     "retention_s": 5, "attach_s": 5, "flush_ms": 5, "runner_timeout_s": 5, "front_workers": 2, "drain_s": 0.5,
 }  # fmt: skip
@@ -43,7 +43,7 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     print(f"seed {SEED}")
     begin = time.monotonic()
     roster = RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER, runners=3)
-    roster.change("runner-3", **SMALL)
+    roster.change("runner-3", test_backend={"draft_wrong": None}, **SMALL)
     with roster:
         load = Load(roster, NUM_REQUESTS, concurrency=32, seed=SEED, large=0.1)
         havoc = Havoc(roster, load, SEED, RUNNERS)
@@ -61,6 +61,7 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     # A request isolated on two runners just as each is killed is refused as the cause: rare, and no wrong answer.
     assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused
+    assert outcome.accepted > NUM_REQUESTS / 4, "hardly any draft was accepted"
     kinds = {what.partition(" ")[0] for what in outcome.troubles}
     assert kinds == {"runner", "scheduler", "front", "mask", "policy"} or NUM_REQUESTS < 300, outcome.troubles
     report(outcome, time.monotonic() - begin)
@@ -81,6 +82,8 @@ def report(outcome: Outcome, seconds: float) -> None:
     result = {
         "requests": NUM_REQUESTS,
         "completed": outcome.completed,
+        "drafted_tokens": outcome.drafted,
+        "accepted_tokens": outcome.accepted,
         "cancelled": outcome.cancelled,
         "refused_as_poison": len(outcome.refused),
         "cut_short_by_a_drain": outcome.cut_short,

@@ -20,7 +20,13 @@ INTERVAL = "4s"
 LOADED_S = 60.0
 CLIENTS = 12
 SCHEDULER = {"max_waiting_requests": 6}
-RUNNER = {"device": "hash", "slots": 4, "test_backend": {"step_ms": 5, "eos_probability": 0}, "kv_tokens": 512}
+RUNNER = {
+    "device": "hash",
+    "draft": "ngram",
+    "slots": 4,
+    "test_backend": {"step_ms": 5, "eos_probability": 0},
+    "kv_tokens": 512,
+}
 CONFIG = """
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}
 rule_files: ["{rules}"]

@@ -15,12 +15,20 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from roster_client.client.errors import RosterError
+from roster_client.client.events import Completion, Usage
+from roster_client.client.requests import Options
 from roster_client.client.sync_client import SyncRosterClient
 from tests.support.metrics_scrape import scrape, value
 from tests.support.processes import RosterProcesses, roster_processes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8")
-RUNNER = {"device": "hash", "test_backend": {"step_ms": 5, "eos_probability": 0}, "slots": 2}
+RUNNER = {
+    "device": "hash",
+    "draft": "ngram",
+    "max_drafts": 3,
+    "test_backend": {"step_ms": 5, "eos_probability": 0},
+    "slots": 2,
+}
 REQUESTS, TOKENS = 6, 40
 
 
@@ -83,6 +91,26 @@ def test_refusals_are_counted_by_reason(roster: RosterProcesses) -> None:
     name = "roster_refusals_total"
     assert value(after, name, reason="id_in_use") - value(before, name, reason="id_in_use") == 1
     assert value(after, name) - value(before, name) == 1
+
+
+def test_a_request_is_told_what_was_drafted_and_may_refuse_drafts(roster: RosterProcesses) -> None:
+    """Every byte occurs in the prompt, so something is drafted, though the hash model hardly ever quotes."""
+
+    def answer(options: Options) -> tuple[Completion, Usage, int, int]:
+        before = scrape(roster.metrics_address)
+        with SyncRosterClient(roster.address) as client:
+            completion = client.generate(list(range(256)), **options).completion()
+        after = scrape(roster.metrics_address)
+        kinds = ("roster_drafted_tokens_total", "roster_accepted_tokens_total")
+        drafted, accepted = (int(value(after, name) - value(before, name)) for name in kinds)
+        assert completion.usage is not None
+        return completion, completion.usage, drafted, accepted
+
+    completion, usage, drafted, accepted = answer({"seed": 1, "max_tokens": TOKENS})
+    assert 0 < usage.drafted_tokens <= drafted and usage.accepted_tokens <= accepted < drafted
+    refusing, usage, drafted, accepted = answer({"seed": 1, "max_tokens": TOKENS, "speculate": False})
+    assert (usage.drafted_tokens, usage.accepted_tokens, drafted, accepted) == (0, 0, 0, 0)
+    assert len(completion.token_ids) == TOKENS and refusing.token_ids == completion.token_ids
 
 
 def test_other_paths_are_not_found(roster: RosterProcesses) -> None:

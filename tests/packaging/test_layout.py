@@ -17,16 +17,16 @@ EXEMPT = {"scheduler_svc/policies"}
 
 ORDER = {
     "scheduler_svc": (
-        "settings link step_times policy policies model kv plan drafting queue metrics scheduler requests runners constrained "
-        "constrained/schema constrained/process kv_events failure reports engine simulator simulator/calibration "
-        "simulator/report front/base front/text front/request front/tracing front/stream front/rpc front/auth "
-        "front/gateway front operation ."
+        "settings link step_times policy policies model kv plan drafting queue metrics scheduler requests runners "
+        "constrained constrained/schema constrained/process kv_events failure reports engine simulator "
+        "simulator/calibration simulator/report front/base front/text front/request front/tracing front/stream "
+        "front/rpc front/auth front/gateway front operation ."
     ),
     "runner_svc": (
         "weights weights/blocks interface/products interface settings gguf hub model/folder model/quantization "
-        "model/families model/tokenizer model model/checkpoint catalog drafting sampling cuda cuda/fp8 cuda/int4 cuda/products "
-        "cuda/experts attention decoder transformers_decoder transformers_decoder/gpu timings batch backends gpu "
-        "execution link startup ."
+        "model/families model/tokenizer model model/checkpoint catalog drafting sampling cuda cuda/fp8 cuda/int4 "
+        "cuda/products cuda/experts attention decoder transformers_decoder transformers_decoder/gpu timings batch "
+        "backends gpu execution link startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "

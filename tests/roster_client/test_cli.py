@@ -23,13 +23,17 @@ def roster(*arguments: str, stdin: str = "") -> Result:
 
 
 def test_generate_prints_the_answer_and_statistics(server: ScriptedServer) -> None:
-    result = roster("generate", "-s", server.target, "--tenant", "acme", "-m", "9", "-t", "0", "hello big world")
+    result = roster(
+        "generate", "-s", server.target, "--tenant", "acme", "-m", "9", "-t", "0", "--no-speculate", "hello big world"
+    )
     assert result.exit_code == ExitCode.OK, result.output
     assert result.stdout == "hello big world \n"
     assert "3 + 3 tokens" in result.stderr and "first token after" in result.stderr
     (request,) = server.requests
     assert request.prompt == pb.Prompt(user_message="hello big world")
     assert request.stop.max_tokens == 9 and request.sampling.HasField("temperature")
+    assert "1 of 2 drafts accepted" in " ".join(result.stderr.split()), "on a second line of a terminal"
+    assert request.HasField("speculate") and not request.speculate
     assert server.metadata[0]["roster-tenant"] == "acme"
 
 
@@ -69,7 +73,9 @@ def test_json(server: ScriptedServer) -> None:
         "index": 0, "text": "a bb 🙂 ", "token_ids": [1, 2, 1], "finish_reason": "length", "stop_string": None,
         "stop_token_id": None,
     }  # fmt: skip
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1}
+    assert answer["usage"] == {
+        "prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1, "drafted_tokens": 2, "accepted_tokens": 1
+    }  # fmt: skip
     assert list(server.requests[0].stop.strings) == ["x", "yy"] and result.stderr == ""
 
 

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.backend_factory import build_backend
 from tests.support.fake_scheduler import FakeScheduler
+from tests.support.host_backend import no_progress
 from tests.support.in_this_process import Ended, run_runner
 from tests.support.plans import SAMPLE, admission, plan
 
@@ -97,11 +101,28 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which requires a GPU"),
         (["--device", "hash", "--kv-cache-dtype", "fp8_e4m3"], "set kv_cache_dtype to 'auto'"),
         (["--device", "hash", "--quantization", "int4"], "has no weights: set quantization to 'none'"),
+        (
+            ["--device", "null", "--draft", "ngram"],
+            "draft is 'ngram', but the test backend 'null' verifies nothing: set",
+        ),
+        (
+            ["--draft", "model:/tiny"],
+            "setting draft: 'model:/tiny' is a draft model, which this version of Roster can't",
+        ),
+        (["--draft", "eagle:/x"], "is EAGLE's draft layer, which"),
+        (["--draft", "medusa"], "is Medusa's heads, which"),
+        (["--draft", "n-gram"], "there is no drafter 'n-gram': set it to 'ngram', or to '' for no drafts"),
+        (["--max-drafts", "16"], "max_drafts: Input should be less than or equal to 15"),
         (["--model", "/nope", "--link", "127.0.0.1:5"], "setting link: '127.0.0.1:5' is not an endpoint; write tcp://"),
     ],
 )
 def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], sentence: str) -> None:
     assert_refused(run_runner(*flags), sentence)
+
+
+def test_a_gpu_verifies_no_drafts_yet() -> None:
+    with pytest.raises(UnusableSettings, match="draft is 'ngram', but a GPU can't verify drafts yet: set draft to ''"):
+        build_backend(RunnerSettings(draft="ngram"), "cuda", no_progress)
 
 
 def test_the_process_reports_it_and_exits() -> None:

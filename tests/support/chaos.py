@@ -44,6 +44,10 @@ class Outcome:
     cancelled: int = 0
     refused: list[str] = field(default_factory=list)
     """Messages of requests refused as poison: two runners were lost while each computed only that request."""
+    drafted: int = 0
+    """Tokens that were drafted, as far as answers tell."""
+    accepted: int = 0
+    """Those of them that were accepted."""
     cut_short: int = 0
     """Answers ended by a scheduler's drain; each request was sent once more."""
     too_large: int = 0
@@ -115,6 +119,9 @@ class Load:
             self.outcome.refused.append(str(error))
             return None
         spec.check(completion, prompts)
+        if completion.usage is not None:
+            self.outcome.drafted += completion.usage.drafted_tokens
+            self.outcome.accepted += completion.usage.accepted_tokens
         reasons = {choice.finish.reason for choice in completion.choices if choice.finish is not None}
         if FinishReason.UNAVAILABLE in reasons:
             assert self.outcome.troubles["scheduler drained"], completion

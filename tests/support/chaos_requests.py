@@ -92,6 +92,8 @@ class RequestSpec:
     """Tokens after which the request is cancelled; None: never."""
     cancel_by_id: bool
     """Whether to cancel with a separate call while the stream stays open; otherwise the client closes the stream."""
+    speculate: bool
+    """Whether runners may draft its tokens."""
 
     @classmethod
     def of(cls, number: int, seed: int, large: float = 0.0) -> RequestSpec:
@@ -112,6 +114,7 @@ class RequestSpec:
             in_session=rng.random() < 0.5,
             cancel_after=rng.randrange(1, 20) if rng.random() < 0.1 else None,
             cancel_by_id=rng.random() < 0.5,
+            speculate=rng.random() < 0.9,
         )
         if rng.random() < large:
             spec = replace(spec, prompt=[*spec.prompt, *(rng.randrange(256) for _ in range(LONG))])
@@ -153,6 +156,8 @@ class RequestSpec:
             options["logprobs"] = self.logprobs
         if self.prompt_logprobs is not None:
             options["prompt_logprobs"] = self.prompt_logprobs
+        if not self.speculate:
+            options["speculate"] = False
         if self.stop is not None:
             options["stop"] = [self.stop]
         if self.constraint is not None:
@@ -170,6 +175,8 @@ class RequestSpec:
         finishes = [choice.finish for choice in completion.choices]
         if not any(finish and finish.reason is FinishReason.UNAVAILABLE for finish in finishes):
             self._check_prompt(completion, prompts)
+        usage = completion.usage
+        assert usage is None or usage.accepted_tokens <= usage.drafted_tokens * self.speculate, f"{self}: {usage}"
         for expected, choice in zip(self.expected, completion.choices, strict=True):
             told = f"{self}, expected {expected}: {choice}"
             assert choice.token_ids == expected[: len(choice.token_ids)], told

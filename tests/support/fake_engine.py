@@ -177,6 +177,8 @@ class FakeEngine:
             num_tokens=len(sequence.tokens),
             cached_tokens=3,
             queue_s=0.0,
+            drafted_tokens=4,
+            accepted_tokens=2,
         )
         return sequence.end
 

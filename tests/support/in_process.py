@@ -25,6 +25,7 @@ from tests.support.fake_links import FakeFront, FakeRunners
 from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named
 from tests.support.scored_streams import ScoredStream
+from tests.support.scripted_drafts import Script, follow_script
 
 
 @dataclass
@@ -117,6 +118,8 @@ class Stack:
         self._tick_s = 0.0
         self.fate: Fate = lives
         """Decides when mask processes die."""
+        self.drafts: Script | None = None
+        """Decides how many tokens rows draft on runners that have a drafter, in place of the policy."""
         self.front, self.runners = FakeFront(), FakeRunners()
         self.engine = self._new_engine()
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
@@ -167,6 +170,8 @@ class Stack:
         old = copy.copy(self)
         old.requests, old.streams, old.scored = copy.deepcopy((self.requests, self.streams, self.scored))
         old._attaching = set(self._attaching)
+        for session in old.runners.runners:
+            old.runners.finish(session)
         self.front, self.runners = FakeFront(), FakeRunners()
         self.runners.early = old.runners.early
         self.runners.runners, old.runners.runners = old.runners.runners, {}
@@ -218,6 +223,9 @@ class Stack:
     def step(self) -> None:
         """Runs one engine step and takes in the messages that it published."""
         self.now_s += self._tick_s
+        if self.drafts is not None:
+            for scheduler in self.engine.pool.schedulers.values():
+                follow_script(scheduler, self.drafts)
         self.engine.step()
         messages, self.front.messages = self.front.messages, []
         for _, message in messages:

@@ -1,7 +1,7 @@
 """Disturbs each pair of request features by each event: the answer must equal that of an undisturbed run.
 
 Compared are each choice's tokens, text, log-probabilities with alternatives and finish; the usage; and each
-connection's prompt information.
+connection's prompt information. In most disturbed runs the runners draft; in an undisturbed one they never do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from roster_client.client.errors import UnavailableError
 from roster_client.client.events import Completion
 from roster_protos import inference_pb2 as pb
 from scheduler_svc.front.text.tokenizer import ModelText
+from tests.support.drafters import LateHash, drafting_backend
 from tests.support.penalised_backend import PenalisedBackend
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.virtual_client import VirtualService, VirtualStream
 
 FEATURES = ("structured", "logprobs", "prompt_logprobs", "choices", "penalties", "stop", "seed", "min_tokens")
@@ -36,16 +38,44 @@ class Case:
     features: frozenset[str]
     event: str
     at: float
+    drafts: int | None
+    """Seed of what is drafted; None: nothing."""
 
     def __str__(self) -> str:
-        return f"{'+'.join(sorted(self.features))}, {self.event} at {self.at}"
+        return f"{'+'.join(sorted(self.features))}, {self.event} at {self.at}, drafts {self.drafts}"
 
 
-def backend() -> PenalisedBackend:
+SIZES = {
+    "num_slots": SLOTS, "block_size": 4, "num_blocks": 96, "max_step_tokens": 16, "context_length": 256,
+    "eos_probability": 1 / 40,
+}  # fmt: skip
+
+
+class LatePenalisedBackend(PenalisedBackend, LateHash):
+    """A penalised backend that overlaps."""
+
+
+def backend(drafts: random.Random | None = None) -> PenalisedBackend:
     """Returns a backend so small that a prompt takes three steps."""
-    return PenalisedBackend(
-        num_slots=SLOTS, block_size=4, num_blocks=96, max_step_tokens=16, context_length=256, eos_probability=1 / 40
-    )
+    if drafts is None:
+        return PenalisedBackend(**SIZES)
+    return drafting_backend(drafts.choice((PenalisedBackend, LatePenalisedBackend)), drafts, wrong=0.2, **SIZES)
+
+
+class PairService(VirtualService):
+    """The service, whose runners draft if there is a `seed` for it."""
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__(_text(), depth=2, prefix_sharing=True, retention_s=60, retention_requests=8)
+        self._rng = random.Random(seed) if seed is not None else None
+        if self._rng is not None:
+            self.drafts = RandomDrafts(self._rng)
+        for _ in range(2):
+            self.add()
+
+    def add(self) -> None:
+        """Adds a runner."""
+        self.add_runner(backend(self._rng))
 
 
 @cache
@@ -60,30 +90,30 @@ def _running(service: VirtualService) -> list[int]:
     return [session for session, s in service.engine.pool.schedulers.items() if s.table.num_running]
 
 
-def runner_dies(service: VirtualService, stream: VirtualStream) -> None:
+def runner_dies(service: PairService, stream: VirtualStream) -> None:
     """Kills a runner that computes the request and adds another."""
     service.runners.kill(_running(service)[0])
-    service.add_runner(backend())
+    service.add()
 
 
-def scheduler_dies(service: VirtualService, stream: VirtualStream) -> None:
+def scheduler_dies(service: PairService, stream: VirtualStream) -> None:
     """Kills the scheduler and its front workers; the next scheduler takes over from the runners' snapshots."""
     service.restart_scheduler()
 
 
-def preempted(service: VirtualService, stream: VirtualStream) -> None:
+def preempted(service: PairService, stream: VirtualStream) -> None:
     """Preempts all running sequences while rows are in flight."""
     for scheduler in service.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
             scheduler._preempt(sequence, service.engine.requests.queue)
 
 
-def attached(service: VirtualService, stream: VirtualStream) -> None:
+def attached(service: PairService, stream: VirtualStream) -> None:
     """Attaches another call to the stream."""
     stream.attach()
 
 
-def preempted_and_attached(service: VirtualService, stream: VirtualStream) -> None:
+def preempted_and_attached(service: PairService, stream: VirtualStream) -> None:
     """Preempts, then attaches once the prompt has been computed again."""
     preempted(service, stream)
     for _ in range(5):
@@ -92,7 +122,7 @@ def preempted_and_attached(service: VirtualService, stream: VirtualStream) -> No
         stream.attach()
 
 
-def scheduler_and_runner_die(service: VirtualService, stream: VirtualStream) -> None:
+def scheduler_and_runner_die(service: PairService, stream: VirtualStream) -> None:
     """Kills the scheduler, then the runner before the recovered sequences have made much progress."""
     service.restart_scheduler()
     service.whole_turn(*service.runners.runners, most_plans=1)
@@ -100,7 +130,12 @@ def scheduler_and_runner_die(service: VirtualService, stream: VirtualStream) -> 
         runner_dies(service, stream)
 
 
-EVENTS: dict[str, Callable[[VirtualService, VirtualStream], None]] = {
+def nothing(service: PairService, stream: VirtualStream) -> None:
+    """Leaves everything to the drafts."""
+
+
+EVENTS: dict[str, Callable[[PairService, VirtualStream], None]] = {
+    "nothing": nothing,
     "runner": runner_dies,
     "scheduler": scheduler_dies,
     "preemption": preempted,
@@ -115,7 +150,8 @@ MOMENTS = (0.1, 0.45, 0.8)
 def all_cases() -> list[Case]:
     """Returns each feature alone, each pair, and all features together, with each event and moment."""
     together = [*combinations(FEATURES, 1), *combinations(FEATURES, 2), FEATURES]
-    return [Case(frozenset(some), event, at) for some in together for event in EVENTS for at in MOMENTS]
+    made = [(frozenset(some), event, at) for some in together for event in EVENTS for at in MOMENTS]
+    return [Case(*case, None if number % 4 == 2 else number) for number, case in enumerate(made)]
 
 
 def some_cases(count: int) -> list[Case]:
@@ -123,7 +159,7 @@ def some_cases(count: int) -> list[Case]:
     cases = all_cases()
     spread = [cases[int((index + 0.5) * len(cases) / count)] for index in range(count)]
     lost = [("structured", "logprobs"), ("prompt_logprobs", "choices"), FEATURES]
-    return spread + [Case(frozenset(some), event, MOMENTS[1]) for some in lost for event in EVENTS]
+    return spread + [Case(frozenset(some), event, MOMENTS[1], 7) for some in lost for event in EVENTS]
 
 
 # ------------------------------------------------------------------ the request
@@ -177,11 +213,15 @@ class Run:
         }
 
 
-def run(request: pb.GenerateRequest, features: frozenset[str], event: str = "", at_turn: int = 0) -> Run:
+def run(
+    request: pb.GenerateRequest,
+    features: frozenset[str],
+    event: str = "",
+    at_turn: int = 0,
+    drafts: int | None = None,
+) -> Run:
     """Runs the request on two runners that have its prompt cached, with an event at a turn."""
-    service = VirtualService(_text(), depth=2, prefix_sharing=True, retention_s=60, retention_requests=8)
-    for _ in range(2):
-        service.add_runner(backend())
+    service = PairService(drafts)
     service.step()
     warm = pb.GenerateRequest(request_id="warm", prompt=request.prompt, n=4)
     warm.stop.max_tokens = 2
@@ -235,7 +275,8 @@ def undisturbed(features: frozenset[str]) -> tuple[pb.GenerateRequest, Run]:
 def differences(case: Case) -> list[str]:
     """Returns the differences between the disturbed and the undisturbed answer; there must be none."""
     request, expected = undisturbed(case.features)
-    found = run(request, case.features, case.event, max(2, round(case.at * expected.turns)))
+    turns = expected.turns * (1 if case.drafts is None else 0.6)
+    found = run(request, case.features, case.event, max(2, round(case.at * turns)), case.drafts)
     first, second = expected.answer(), found.answer()
     told = [f"{case}: {key}: {second[key]} for {first[key]}" for key in first if first[key] != second[key]]
     told += [f"{case}: a connection reported {prompt}" for prompt in found.prompts if prompt != expected.prompts[0]]

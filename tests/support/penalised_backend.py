@@ -16,13 +16,12 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 class PenalisedBackend(HashBackend):
     """A token counted on the wrong side of the prompt's end changes the output."""
 
-    def _pick(self, batch: StepBatch, row: int, context_hash: int, *rest: Any) -> int:
-        params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])
+    def _pick(self, batch: StepBatch, row: int, position: int, context_hash: int, *rest: Any) -> int:
+        params, state = batch.params[row], batch.states[row]
+        known = self.host_slots.tokens[state.slot]  # with the drafts
         penalties = [float(params[name]) for name in _PENALTIES]
         if penalties != [1.0, 0.0, 0.0]:
-            for number, tokens in enumerate(
-                (state.tokens[: state.prompt_len], state.tokens[state.prompt_len : position])
-            ):
+            for number, tokens in enumerate((known[: state.prompt_len], known[state.prompt_len : position])):
                 counts = np.bincount(tokens, minlength=1).tolist()
                 context_hash ^= mix64(hash((number, *counts, *penalties)) & (2**64 - 1))
-        return super()._pick(batch, row, context_hash, *rest)
+        return super()._pick(batch, row, position, context_hash, *rest)

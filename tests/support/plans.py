@@ -48,8 +48,12 @@ def plan(
     appends: Sequence[tuple[int, int, int]] = (),
     copies: Sequence[tuple[int, int]] = (),
     extents: Sequence[tuple[int, int, int, int]] = (),
+    drafts: Sequence[int] = (),
 ) -> plan_pb2.Plan:
-    """`appends` are (slot, index, block), `copies` (source, target), `extents` (slot, start, count, flags)."""
+    """`appends` are (slot, index, block), `copies` (source, target), `extents` (slot, start, count, flags).
+
+    `drafts`: the number of each row, or nothing.
+    """
     return plan_pb2.Plan(
         releases=int32s(releases),
         admissions=admissions,
@@ -62,6 +66,7 @@ def plan(
         extent_starts=int32s(start for _, start, _, _ in extents),
         extent_counts=int32s(count for _, _, count, _ in extents),
         extent_flags=bytes(flags for _, _, _, flags in extents),
+        extent_drafts=bytes(drafts),
     )
 
 

@@ -6,6 +6,7 @@ position out of range may ever reach the backend.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,11 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.step import StepBatch, StepOutput
+from tests.support.drafters import LyingDrafter
 from tests.support.plans import admission, plan, sampling
 
 SLOTS, BLOCKS, BLOCK_SIZE, STEP_TOKENS, CONTEXT, VOCAB = 4, 12, 4, 16, 40, 259
+MAX_DRAFTS = 3
 
 ODD = (-1, 0, 1, 2, 3, SLOTS - 1, SLOTS, BLOCKS, BLOCKS + 1, BLOCK_SIZE, CONTEXT, 1000, 2**31 - 1, -(2**31))
 ODD_NUMBERS = (0.0, -1.0, float("nan"), float("inf"), 1e38, 1e-45)
@@ -42,6 +45,8 @@ class GuardedBackend(HashBackend):
             max_step_tokens=STEP_TOKENS,
             context_length=CONTEXT,
             vocab_size=VOCAB,
+            drafter=LyingDrafter(random.Random(7), VOCAB),
+            max_drafts=MAX_DRAFTS,
         )
         self.violations: list[str] = []
 
@@ -51,14 +56,18 @@ class GuardedBackend(HashBackend):
 
     def step(self, batch: StepBatch) -> StepOutput:
         self._require("slots", batch.slots, 0, SLOTS - 1)
-        self._require("starts", batch.starts, 0, CONTEXT - 1)
-        self._require("ends", batch.ends, 1, CONTEXT)
-        inputs = self.host_slots.gathered(batch)
-        self._require("tokens", inputs.tokens, 0, VOCAB - 1)
-        self._require("slot mapping", inputs.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
-        for row, end in enumerate(batch.ends):
-            self._require("blocks", inputs.block_tables[row][: -(-int(end) // BLOCK_SIZE)], 1, BLOCKS)
+        self._require("starts", batch.starts, -1, CONTEXT - 1)
+        self._require("drafts", batch.drafts, 0, MAX_DRAFTS)
         return super().step(batch)
+
+    def _write_kv(self, batch: StepBatch) -> None:
+        self._require("gathered starts", batch.starts, 0, CONTEXT - 1)
+        self._require("ends", batch.ends, 1, CONTEXT)
+        self._require("tokens", batch.tokens, 0, VOCAB - 1)
+        self._require("slot mapping", batch.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
+        for row, end in enumerate(batch.ends):
+            self._require("blocks", batch.block_tables[row][: -(-int(end) // BLOCK_SIZE)], 1, BLOCKS)
+        super()._write_kv(batch)
 
     def _require(self, name: str, values: NDArray[Any], least: int, most: int) -> None:
         if len(values) and not (values.min() >= least and values.max() <= most):
@@ -126,14 +135,28 @@ class PlanFuzzer:
                 appends.append((slot, blocks[slot], self._integer(1, BLOCKS)))
                 blocks[slot] += 1
         copies = [(self._integer(1, BLOCKS), self._integer(1, BLOCKS)) for _ in range(self._integer(0, 8) // 7)]
-        extents = []
+        extents, drafts = [], []
+        drafting = self._integer(0, 2) > 0
         for slot in known:
+            room = min(blocks[slot] * BLOCK_SIZE, CONTEXT - 1) - known[slot]
+            if computed[slot] == known[slot] - 1 and room >= 0 and self._integer(0, 2):
+                drafts.append(self._integer(0, min(room, MAX_DRAFTS)) if drafting else 0)
+                extents.append((slot, -1, 1 + drafts[-1], SAMPLE_FLAG))
+                continue
             count = min(known[slot], blocks[slot] * BLOCK_SIZE) - computed[slot]
             if count > 0 and self._integer(0, 4):
                 count = min(count, self._integer(1, 8))
                 sample = SAMPLE_FLAG if computed[slot] + count == known[slot] and known[slot] < CONTEXT else 0
                 extents.append((slot, computed[slot], count, sample))
-        made = plan(releases=releases, admissions=admissions, appends=appends, copies=copies, extents=extents)
+                drafts.append(0)
+        made = plan(
+            releases=releases,
+            admissions=admissions,
+            appends=appends,
+            copies=copies,
+            extents=extents,
+            drafts=drafts if drafting else (),
+        )
         for _ in range(max(0, self._integer(0, 5) - 3)):
             self._spoil(made)
         return made

@@ -20,7 +20,7 @@ import numpy as np
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.hash_backend import HashBackend
-from runner_svc.interface.step import StepBatch, StepOutput
+from runner_svc.interface.step import StepBatch
 from scheduler_svc.model.refusal import EngineRefusal
 from scheduler_svc.model.sequence import Request
 from scheduler_svc.plan.plan_draft import pack
@@ -41,14 +41,13 @@ _FAILS = 1 << 40
 class FailingBackend(HashBackend):
     """Hash backend on which a row whose seed encodes a token number fails at that token."""
 
-    def _draw(self, batch: StepBatch, rows: Any, picked: list[int], *held: Any) -> StepOutput:
-        super()._draw(batch, rows, picked, *held)
-        finite = np.ones(len(picked), np.bool_)
-        for index, row in enumerate(rows.tolist()):
+    def _finite(self, batch: StepBatch, rows: Any, positions: Any) -> Any:
+        finite = np.ones(len(rows), np.bool_)
+        for index, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
             seed = int(batch.params[row]["seed"])
-            generated = int(batch.ends[row]) - batch.states[row].prompt_len
+            generated = position - batch.states[row].prompt_len
             finite[index] = not (_FAILS <= seed < 2 * _FAILS and generated >= seed - _FAILS)
-        return StepOutput.sampled(len(batch.slots), rows, np.array(picked, np.int32), finite)
+        return finite
 
 
 class World:

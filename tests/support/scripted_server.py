@@ -35,9 +35,9 @@ def word_answer(request: pb.GenerateRequest, context: grpc.ServicerContext) -> I
             ]
         )
     finishes = [pb.Finish(index=i, reason=pb.FINISH_REASON_LENGTH, num_tokens=len(words)) for i in range(n)]
-    yield pb.GenerateResponse(
-        finishes=finishes, usage=pb.Usage(prompt_tokens=len(words), completion_tokens=n * len(words), cached_tokens=1)
-    )
+    usage = pb.Usage(prompt_tokens=len(words), completion_tokens=n * len(words), cached_tokens=1)
+    usage.drafted_tokens, usage.accepted_tokens = 2, 1
+    yield pb.GenerateResponse(finishes=finishes, usage=usage)
 
 
 def prompt_text(prompt: pb.Prompt) -> str:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from roster_client.bench.load.target import Answer, RequestFailed, Take, status_of
-from roster_client.bench.load.token_session import ENDINGS, TokenSession
+from roster_client.bench.load.token_session import ENDINGS, TokenSession, answer_of
 from roster_client.bench.load.workload import LoadRequest
 from roster_client.client.async_client import EventStream, RosterClient
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
@@ -42,13 +42,16 @@ class GrpcTarget:
         calls: Calls = Calls.SESSION,
         sessions: int = 1,
         ignore_eos: bool = True,
+        speculate: bool | None = None,
         credentials: Credentials = IN_THE_CLEAR,
     ) -> None:
-        """`sessions`: number of streams per tenant, used in turn by new requests."""
+        """`sessions`: number of streams per tenant, used in turn by new requests. `speculate`: whether the server may
+        draft tokens; None: its default."""
         self._address = address
         self._calls = calls
         self._num_sessions = sessions
         self._ignore_eos = ignore_eos
+        self._speculate = speculate
         self._credentials = credentials
         self._clients: dict[str, RosterClient] = {}
         self._sessions: dict[str, Iterator[TokenSession]] = {}
@@ -73,6 +76,8 @@ class GrpcTarget:
         message.sampling.temperature = 0.0
         message.stop.max_tokens = request.output_tokens
         message.stop.ignore_eos = self._ignore_eos
+        if self._speculate is not None:
+            message.speculate = self._speculate
         if request.ttft_target_s is not None:
             message.ttft_target_ms = round(request.ttft_target_s * 1000)
         if request.itl_target_s is not None:
@@ -127,5 +132,5 @@ async def _read(stream: EventStream, take: Take) -> Answer:
         elif isinstance(event, Finish) and event.reason in ENDINGS:
             raise RequestFailed(ENDINGS[event.reason], event.message or f"ended: {event.reason.name.lower()}")
         elif isinstance(event, Usage):
-            answer = Answer(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
+            answer = answer_of(event)
     return answer

@@ -110,6 +110,8 @@ class LoadRun:
                 message_s=tuple(times_s),
                 message_tokens=counted(counts, output_tokens),
                 cached_tokens=answer.cached_tokens,
+                drafted_tokens=answer.drafted_tokens,
+                accepted_tokens=answer.accepted_tokens,
                 tenant=request.tenant,
                 ttft_target_s=request.ttft_target_s,
                 itl_target_s=request.itl_target_s,

@@ -19,11 +19,13 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request's token counts from the server. `cached_tokens` is None if it does not report them."""
+    """A request's token counts from the server; those that it does not report are None."""
 
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
 
 
 class RequestFailed(Exception):

@@ -10,7 +10,7 @@ import itertools
 from roster_client.bench.load.target import Answer, RequestFailed, Take, status_of
 from roster_client.bench.records.record import Status
 from roster_client.client.errors import RosterError, from_status
-from roster_client.client.events import FinishReason
+from roster_client.client.events import FinishReason, Usage
 from roster_client.client.whole_answers import PendingRequest, WholeAnswers
 from roster_protos import inference_pb2 as pb
 
@@ -51,6 +51,17 @@ class TokenSession(WholeAnswers[_Counted]):
                 _take_event(one, event)
 
 
+def answer_of(usage: pb.Usage | Usage) -> Answer:
+    """Returns the token counts of a request that has ended."""
+    return Answer(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        usage.drafted_tokens,
+        usage.accepted_tokens,
+    )
+
+
 def _take_event(one: _Counted, event: pb.SessionEvent) -> None:
     match event.WhichOneof("event"):
         case "finish":
@@ -58,8 +69,7 @@ def _take_event(one: _Counted, event: pb.SessionEvent) -> None:
             if reason in ENDINGS:
                 one.fail(RequestFailed(ENDINGS[reason], event.finish.message or f"ended: {reason.name.lower()}"))
         case "usage":
-            usage = event.usage
-            one.end(Answer(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens))
+            one.end(answer_of(event.usage))
         case "refused":
             refused = event.refused
             one.fail(from_status(refused.code, refused.message, refused.details))

@@ -36,6 +36,10 @@ def _latency(group: str, pick: Callable[[Summary], Distribution | None]) -> list
     return [Metric(group, name, _milliseconds(pick, name), key=name in ("p50", "p99")) for name in PERCENTILES]
 
 
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else NOTHING
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("requests", "served / sent", lambda s: f"{s.ok:,} / {s.requests:,}", key=True),
     Metric("requests", "seconds", lambda s: f"{s.seconds:,.1f}", key=True),
@@ -51,6 +55,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("goodput", "share within targets", lambda s: f"{s.good_share:.1%}", key=True),
     Metric("service", "mean batch fill", lambda s: NOTHING if s.batch_fill is None else f"{s.batch_fill:.0%}"),
     Metric("service", "prompt tokens from cache", lambda s: f"{s.cached_tokens / max(1, s.prompt_tokens):.1%}"),
+    Metric("service", "drafts accepted", lambda s: _share(s.accepted_tokens, s.drafted_tokens)),
     Metric("service", "fairness (Jain)", lambda s: f"{s.fairness:.3f}" if s.tenants > 1 else NOTHING),
     Metric("client", "lag p99, ms", _milliseconds(lambda s: s.client.lag, "p99")),
     Metric("client", "event loop p99, ms", lambda s: f"{s.client.loop.p99_s * 1e3:.1f}" if s.client.loop else NOTHING),

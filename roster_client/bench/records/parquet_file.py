@@ -97,4 +97,6 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("ttft_target_s", seconds),
         ("itl_target_s", seconds),
         ("error", text),
+        ("drafted_tokens", tokens),
+        ("accepted_tokens", tokens),
     ]

@@ -60,6 +60,10 @@ class RequestRecord:
     """The request's own targets override those of the report."""
     itl_target_s: float | None = None
     error: str = ""
+    drafted_tokens: int | None = None
+    """Tokens that were drafted and verified; None if the server does not report them."""
+    accepted_tokens: int | None = None
+    """Those of them that were accepted."""
 
     @property
     def ok(self) -> bool:

@@ -100,6 +100,8 @@ class Summary:
     output_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     output_tokens_per_s: float
     """Output tokens of completed requests over `seconds`."""
     total_tokens_per_s: float
@@ -147,6 +149,8 @@ def summarize(run: Run, targets: Targets | None = None) -> Summary:
         output_tokens=output_tokens,
         prompt_tokens=prompt_tokens,
         cached_tokens=sum(request.cached_tokens or 0 for request in served),
+        drafted_tokens=sum(request.drafted_tokens or 0 for request in served),
+        accepted_tokens=sum(request.accepted_tokens or 0 for request in served),
         output_tokens_per_s=output_tokens / seconds,
         total_tokens_per_s=(output_tokens + prompt_tokens) / seconds,
         good=good,

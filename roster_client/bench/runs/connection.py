@@ -38,6 +38,8 @@ class Connection:
     api_key: str = ""
     tokenizer: Path | None = None
     ignore_eos: bool = True
+    speculate: bool | None = None
+    """Whether a Roster server may draft tokens; None: its default."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     credentials: Credentials = IN_THE_CLEAR
 
@@ -61,6 +63,7 @@ async def _grpc(given: Connection) -> Connected:
         calls=given.calls,
         sessions=given.sessions,
         ignore_eos=given.ignore_eos,
+        speculate=given.speculate,
         credentials=given.credentials,
     )
     async with target:

@@ -23,6 +23,8 @@ def connection_from(options: RunOptions) -> Connection:
     except ValueError:
         raise ValueError(f"--calls must be `session` or `generate`, not {options.calls!r}") from None
     extra_body = _json_object(options.extra_body)
+    if options.no_speculate and options.openai:
+        raise ValueError("--no-speculate needs a Roster server: OpenAI's API has no such field; give --server instead")
     local = DEFAULT_ADMIN if options.server == DEFAULT_SERVER and not options.openai else ""
     return Connection(
         server=options.server,
@@ -37,6 +39,7 @@ def connection_from(options: RunOptions) -> Connection:
         api_key=options.api_key,
         tokenizer=options.tokenizer,
         ignore_eos=not options.natural_ends,
+        speculate=False if options.no_speculate else None,
         extra_body=extra_body,
         credentials=credentials(),
     )

@@ -55,6 +55,7 @@ Timeout = Annotated[
     float | None, typer.Option("--timeout", min=0.001, help="Seconds after which a request is abandoned.")
 ]
 NaturalEnds = Annotated[bool, typer.Option("--natural-ends", help="Let the model stop before the requested length.")]
+NoSpeculate = Annotated[bool, typer.Option("--no-speculate", help="Forbid the server to draft tokens (gRPC).")]
 TtftTarget = Annotated[float, typer.Option("--ttft-target-ms", min=0, help="TTFT target of goodput.")]
 ItlTarget = Annotated[float, typer.Option("--itl-target-ms", min=0, help="Goodput's target of a request's mean ITL.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of arrivals, jitter and lengths.")]
@@ -94,6 +95,7 @@ class RunOptions:
     warmup: Warmup = 4
     timeout: Timeout = None
     natural_ends: NaturalEnds = False
+    no_speculate: NoSpeculate = False
     ttft_target_ms: TtftTarget = 1000
     itl_target_ms: ItlTarget = 100
     seed: Seed = 0

@@ -76,6 +76,9 @@ class AnswerWriter:
         if response.HasField("usage"):
             for index, choice in enumerate(self._choices):
                 complete = self._complete(index, choice, response.usage.cached_tokens)
+                if index == 0:  # they are counted for all choices together
+                    complete.spec_draft_tokens = response.usage.drafted_tokens
+                    complete.spec_accepted_tokens = response.usage.accepted_tokens
                 await self._write(vllm.GenerateResponse(complete=complete))
 
     async def _take(self, delta: inference_pb2.Delta) -> None:

@@ -89,6 +89,7 @@ class ValidRequest:
             grammar=self.grammar,
             open_ended=not body.stop.HasField("max_tokens"),
             grammar_kind=self.grammar_kind,
+            no_speculation=body.HasField("speculate") and not body.speculate,
         )
         if body.sampling.HasField("seed"):
             submit.seed = body.sampling.seed

@@ -51,7 +51,9 @@ class ChoiceStream:
         "_stream",
         "_text",
         "_waiting",
+        "accepted_tokens",
         "cached_tokens",
+        "drafted_tokens",
         "eager",
         "finish_pending",
         "has_ended",
@@ -81,7 +83,7 @@ class ChoiceStream:
         self.logprobs = None if top is None else LogprobColumns(top)
         self.has_ended = False
         self.num_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens = self.drafted_tokens = self.accepted_tokens = 0
 
     def accepted(self) -> None:
         """Starts the choice of a new request. Its last received token may complete a stop string."""
@@ -184,6 +186,7 @@ class ChoiceStream:
     def _end(self, end: engine_pb2.End) -> None:
         self.has_ended = True
         self.cached_tokens = end.cached_tokens
+        self.drafted_tokens, self.accepted_tokens = end.drafted_tokens, end.accepted_tokens
         if self._finish is None:
             self._text.finish()
             self._finished(_finish_of(end), end.num_tokens)

@@ -279,6 +279,8 @@ class RequestStream:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=self.choices[0].cached_tokens,
+            drafted_tokens=sum(choice.drafted_tokens for choice in self.choices),
+            accepted_tokens=sum(choice.accepted_tokens for choice in self.choices),
         )
         self._close()
         self._release()

@@ -112,6 +112,9 @@ def _attributes(trace: RequestTrace) -> dict[str, AttributeValue]:
     if trace.ends:
         attributes["gen_ai.response.finish_reasons"] = [_reason(end.reason) for end in trace.ends]
         attributes["gen_ai.usage.cache_read.input_tokens"] = trace.ends[0].cached_tokens
+        if drafted := sum(end.drafted_tokens for end in trace.ends):
+            attributes["roster.usage.drafted_tokens"] = drafted
+            attributes["roster.usage.accepted_tokens"] = sum(end.accepted_tokens for end in trace.ends)
     if trace.first_token_ns is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = (trace.first_token_ns - trace.begin_ns) / 1e9
     if trace.tenant:

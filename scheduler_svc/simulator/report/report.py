@@ -44,9 +44,10 @@ class Report:
     goodput: good requests per second; targets in the trace take precedence over `Targets`. fairness: Jain's index over
     tenants of the mean rate of output tokens per request, from arrival to end; 1 means equal rates, 1/n that one of n
     tenants gets everything. prefix_hit_rate: share of prompt tokens that came from the cache. batch_fill: mean rows per
-    step, divided by the slots. runner_busy: share of time for which runners compute. engine_us_per_plan and engine_busy
-    are wall time of the real engine on this machine, for its turns one by one; an engine_busy above 1 means that it
-    could not keep up with these runners.
+    step, divided by the slots. accepted_per_step: accepted drafts per step; tokens_per_row: tokens that a decoding row
+    gets in a step, 1 without drafts. runner_busy: share of time for which runners compute. engine_us_per_plan and
+    engine_busy are wall time of the real engine on this machine, for its turns one by one; an engine_busy above 1 means
+    that it could not keep up with these runners.
     """
 
     policy: str
@@ -68,6 +69,10 @@ class Report:
     plans: int
     runner_busy: float
     policy_failures: int
+    drafted_tokens: int
+    accepted_tokens: int
+    accepted_per_step: float
+    tokens_per_row: float
     engine_us_per_plan: float
     engine_busy: float
     wall_s: float
@@ -103,6 +108,10 @@ def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
         plans=counters.plans,
         runner_busy=counters.busy_s / counters.virtual_s / counters.runners,
         policy_failures=counters.policy_failures,
+        drafted_tokens=counters.drafted_tokens,
+        accepted_tokens=counters.accepted_tokens,
+        accepted_per_step=counters.accepted_tokens / max(1, counters.plans),
+        tokens_per_row=1 + counters.accepted_tokens / max(1, counters.decode_rows),
         engine_us_per_plan=counters.engine_s / max(1, counters.plans) * 1e6,
         engine_busy=counters.engine_s / counters.virtual_s,
         wall_s=counters.wall_s,

@@ -15,7 +15,8 @@ def report_table(title: str, reports: Sequence[Report]) -> Table:
     table.add_column("")
     for one in reports:
         table.add_column(one.policy, justify="right")
-    for name, cell in _ROWS:
+    drafts = _DRAFTS if any(one.drafted_tokens for one in reports) else ()
+    for name, cell in (*_ROWS, *drafts):
         table.add_row(name, *[cell(one) for one in reports])
     return table
 
@@ -58,3 +59,9 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("engine, µs of wall time per plan", lambda r: f"{r.engine_us_per_plan:,.0f}"),
     ("engine busy (wall / virtual)", lambda r: f"{r.engine_busy:.2%}"),
 )
+_DRAFTS: tuple[tuple[str, Callable[[Report], str]], ...] = (
+    ("drafts accepted", lambda r: f"{r.accepted_tokens / max(1, r.drafted_tokens):.1%} of {r.drafted_tokens:,}"),
+    ("accepted drafts per step", lambda r: f"{r.accepted_per_step:.2f}"),
+    ("tokens per decoding row and step", lambda r: f"{r.tokens_per_row:.2f}"),
+)
+"""Rows of the table if a simulation drafted anything."""

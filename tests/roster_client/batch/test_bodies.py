@@ -47,7 +47,7 @@ def test_sampling_fields_arrive() -> None:
         "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.25, "repetition_penalty": 2, "presence_penalty": 1,
         "frequency_penalty": -1, "seed": -1, "logit_bias": {"5": -100, "6": 1.5}, "n": 3, "min_tokens": 2,
         "stop": "end", "stop_token_ids": [9], "priority": -5, "cache_salt": "s", "ignore_eos": True,
-        "include_stop_str_in_output": True, "skip_special_tokens": False, "max_tokens": 7,
+        "include_stop_str_in_output": True, "skip_special_tokens": False, "max_tokens": 7, "speculate": False,
     }  # fmt: skip
     for request in (chat(**values), completion(**values)):
         sampling, stop = request.sampling, request.stop
@@ -57,6 +57,7 @@ def test_sampling_fields_arrive() -> None:
         assert dict(sampling.logit_bias) == {5: -100, 6: 1.5} and request.n == 3
         assert (stop.max_tokens, stop.min_tokens, list(stop.strings), list(stop.token_ids)) == (7, 2, ["end"], [9])
         assert (request.priority, request.cache_salt, stop.ignore_eos) == (-5, "s", True)
+        assert request.HasField("speculate") and not request.speculate
         assert stop.include_stop_string and not request.output.skip_special_tokens
     assert list(chat(stop=["a", "b"]).stop.strings) == ["a", "b"]
 
@@ -135,7 +136,8 @@ def test_what_changes_nothing_is_taken_and_everything_else_is_refused_by_name() 
     [
         ("temperature", "1"), ("temperature", True), ("n", 1.5), ("n", -1), ("max_tokens", 2**32), ("seed", 0.5),
         ("seed", 2**64), ("stop", 5), ("stop", [5]), ("logit_bias", {"x": 1}), ("logit_bias", [1]), ("priority", 101),
-        ("ignore_eos", 1), ("regex", {}), ("cache_salt", "\ud800"), ("stop_token_ids", 5), ("model", 5),
+        ("ignore_eos", 1), ("speculate", "no"), ("regex", {}), ("cache_salt", "\ud800"),
+        ("stop_token_ids", 5), ("model", 5),
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_type_are_refused_by_name(name: str, value: object) -> None:

@@ -79,7 +79,7 @@ async def test_generate_streams_typed_events(server: ScriptedServer, connect: An
         Delta(0, 1, (2,), "bb "),
         Delta(0, 2, (3,), "ccc "),
         Finish(0, FinishReason.LENGTH, 3),
-        Usage(3, 3, 1),
+        Usage(3, 3, 1, 2, 1),
     ]
     assert (stream.request_id, stream.received) == ("mine", [3])
     prompt, stop = pb.Prompt(user_message="a bb ccc"), pb.StopConditions(max_tokens=3)
@@ -92,7 +92,7 @@ async def test_completion_of_n_choices(server: ScriptedServer, connect: Any) -> 
     completion = await completion_of(connect(server.target).generate(" ".join(words), n=3))
     assert [choice.text for choice in completion.choices] == [" ".join(words) + " "] * 3
     assert all(choice.token_ids == [len(word) for word in words] for choice in completion.choices)
-    assert completion.usage == Usage(20, 60, 1)
+    assert completion.usage == Usage(20, 60, 1, 2, 1)
 
 
 async def test_received_tokens_continue(server: ScriptedServer, connect: Any) -> None:

@@ -56,7 +56,7 @@ def test_every_kind_of_event() -> None:
         prompt=pb.PromptInfo(token_ids=[4, 5], logprobs=pb.Logprobs(sampled=[-2])),
         deltas=[pb.Delta(token_ids=[1, 4], text="ab", logprobs=logprobs)],
         finishes=[pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string="", num_tokens=2)],
-        usage=pb.Usage(prompt_tokens=2, completion_tokens=2, cached_tokens=1),
+        usage=pb.Usage(prompt_tokens=2, completion_tokens=2, cached_tokens=1, drafted_tokens=5, accepted_tokens=1),
     )
     assembler = Assembler()
     started, delta, finish, usage = assembler.events(response)
@@ -65,7 +65,7 @@ def test_every_kind_of_event() -> None:
     assert delta.logprobs == (TokenLogprobs(-0.5, ((1, -0.5), (2, -2))), TokenLogprobs(-1, ((3, -0.25), (4, -1))))
     # A matched empty stop string differs from no match.
     assert finish == Finish(0, FinishReason.STOP, 2, stop_string="", stop_token_id=None)
-    assert usage == Usage(2, 2, 1)
+    assert usage == Usage(2, 2, 1, 5, 1)
     completion = assembler.completion
     assert (completion.request_id, completion.text, completion.usage) == ("r", "ab", usage)
     assert completion.choices[0].finish == finish and completion.choices[0].logprobs == list(delta.logprobs)

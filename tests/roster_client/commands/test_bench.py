@@ -107,6 +107,8 @@ def test_wrong_options_are_reported_before_anything_is_sent(tmp_path: Path) -> N
     trace = trace_file(tmp_path, 3)
     assert "either --trace, or" in refused("serve")
     assert "both --prompt and --output" in refused("offline", "--prompt", 5)
+    openai = ("serve", "--openai", "http://127.0.0.1:1/v1", "--trace", trace, "--no-speculate")
+    assert "--no-speculate needs a Roster server" in refused(*openai)
     assert "not a length distribution" in refused("offline", "--prompt", "x", "--output", 5)
     assert "pass --trace or --rate" in refused("serve", "--prompt", 5, "--output", 5)
     assert "omit --rate-scale" in refused("serve", "--trace", trace, "--sweep", "1", "--jitter", 3)

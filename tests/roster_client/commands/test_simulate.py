@@ -48,6 +48,12 @@ def test_one_policy(files: tuple[str, str], tmp_path: Path) -> None:
         assert words in result.stdout
     (report,) = json.loads(out.read_text())["reports"]
     assert report["policy"] == "auto" and report["requests"] == 4 and report["ttft"]["p50"] > 0
+    assert "draft" not in result.stdout and report["tokens_per_row"] == 1
+    drafting = ("--max-drafts", "3", "--acceptance", "1,0.5")
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], *drafting, "--json", str(out))
+    assert "accepted drafts per step" in result.stdout
+    (drafts,) = json.loads(out.read_text())["reports"]
+    assert 0 < drafts["accepted_tokens"] <= drafts["drafted_tokens"] and drafts["plans"] < report["plans"]
 
 
 def test_policies_compared_with_a_plot(files: tuple[str, str], tmp_path: Path) -> None:
@@ -127,6 +133,7 @@ def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path
         (["--parameters", '{"x": 1}'], "does not accept these parameters"),
         (["--cost", "h100-none"], "there is no cost model 'h100-none': give a JSON file, or one of cpu-smollm2, h200-"),
         (["--rate-scale", "0"], "choose a number above 0"),
+        (["--acceptance", "0.5,2"], "--acceptance must be a share from 0 to 1, or several separated by commas"),
         (["--plot", "plot.gif"], "a plot's file must end in .png, .svg, .pdf"),
         (["--slots", "300"], "max_step_tokens (256) must be at least its slots (300)"),
     ],

@@ -96,7 +96,7 @@ def test_live_frames_fit_the_terminal(width: int, height: int) -> None:
     assert "policy s" in text and "slot 1" in text and "#1" in text and "batch 1/3" in text
 
 
-def test_the_demo_compares_both_policies_and_stops_everything(tmp_path: Path) -> None:
+def test_the_demo_compares_policies_and_drafts_and_stops_everything(tmp_path: Path) -> None:
     record = tmp_path / "demo.jsonl"
     with roster_command(
         "demo", "--device", "hash", "--record", str(record), ROSTER_TEST_BACKEND='{"step_ms": 5}'
@@ -105,11 +105,13 @@ def test_the_demo_compares_both_policies_and_stops_everything(tmp_path: Path) ->
         started = command.descendants()
         assert command.exit_status() == ExitCode.OK, command.output
         assert_gone(started)
-    rows = {name: re.findall(rf"│ {name} +│ +(\d+) │", command.output) for name in ("fcfs", "static")}
-    assert rows["fcfs"] == rows["static"] and len(rows["fcfs"]) == 1, command.output
+    rows = {
+        name: re.findall(rf"│ {name} +│ +(\d+) │", command.output) for name in ("fcfs", "static", r"fcfs \+ drafts")
+    }
+    assert len({tuple(found) for found in rows.values()}) == 1 == len(rows["fcfs"]), command.output
     assert "8 of 8 answers are the same" in command.lines[-1]
     for number in range(1, 9):
-        assert len([line for line in command.lines if line.startswith(f"  #{number} done")]) == 2
+        assert len([line for line in command.lines if line.startswith(f"  #{number} done")]) == 3
         # In both rosters; a briefly slow reader may miss a step.
         assert any(re.search(rf"joined #{number}\b", line) for line in command.lines)
     runs = read_recordings(record)

@@ -19,6 +19,7 @@ from roster_client.timeline.recording import (
     recording_writer,
     step_of,
 )
+from roster_client.timeline.trace_events import trace_events
 from roster_protos import admin_pb2
 from tests.support.recordings import drawn
 
@@ -96,7 +97,7 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         assert writer is None
 
 
-def test_a_step_from_a_report_of_the_service() -> None:
+def test_a_step_from_a_report_of_the_service(tmp_path: Path) -> None:
     reference = admin_pb2.SequenceRef(request_id="q", index=2, slot=1)
     report = admin_pb2.WatchStepsResponse(
         number=9,
@@ -109,10 +110,30 @@ def test_a_step_from_a_report_of_the_service() -> None:
         rows=[
             admin_pb2.StepRow(sequence=reference, start=5, count=1, kind=admin_pb2.ROW_KIND_PREFILL),
             admin_pb2.StepRow(sequence=admin_pb2.SequenceRef(request_id="p"), count=1, kind=admin_pb2.ROW_KIND_DECODE),
+            admin_pb2.StepRow(
+                sequence=admin_pb2.SequenceRef(request_id="d", slot=3),
+                count=8,
+                drafts=7,
+                drafted=4,
+                accepted=2,
+                kind=admin_pb2.ROW_KIND_DECODE,
+            ),
         ],
         left=[admin_pb2.Leave(sequence=reference, reason="stop")],
     )
     step = step_of(report)
     assert (step.step, step.begin_s, step.end_s, step.policy, step.slots, step.waiting) == (9, 2, 2.5, "fair", 4, 3)
-    assert step.rows == (Row(1, "q/2", RowKind.PREFILL, 1), Row(0, "p", RowKind.DECODE, 1))
+    drafting = Row(3, "d", RowKind.DECODE, 5, drafted=4, accepted=2)
+    assert step.rows == (Row(1, "q/2", RowKind.PREFILL, 1), Row(0, "p", RowKind.DECODE, 1), drafting)
     assert step.left == (Leave(1, "q/2", "stop"),)
+    text = io.StringIO()
+    writer = RecordingWriter(text)
+    writer.begin("drafts")
+    writer.step(step)
+    assert text.getvalue().count("drafted") == 1, "rows without drafts do not name them"
+    path = tmp_path / "drafts.jsonl"
+    path.write_text(text.getvalue())
+    (recording,) = read_recordings(path)
+    assert recording.steps == [step]
+    (event,) = [event for event in trace_events([recording]) if event["name"] == "d decode"]
+    assert (event["args"]["tokens"], event["args"]["drafted"], event["args"]["accepted"]) == (5, 4, 2)

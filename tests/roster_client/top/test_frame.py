@@ -58,6 +58,22 @@ def test_bars_show_the_progress_of_each_sequence() -> None:
         assert words in text, text
 
 
+def test_drafts_are_shown_where_there_is_a_drafter() -> None:
+    now = look([row(0, DECODE, generated=1, max_tokens=9, drafted_tokens=8, accepted_tokens=6)])
+    before = admin_pb2.WatchRosterResponse()
+    before.CopyFrom(now)
+    now.time_s, now.status.runners[0].drafter, now.status.runners[0].max_drafts = 9, "ngram", 7
+    now.status.totals.MergeFrom(admin_pb2.Totals(drafted_tokens=40, accepted_tokens=10, decode_rows=20))
+    out = io.StringIO()
+    console = Console(file=out, width=80, color_system=None)
+    console.print(frame(load_between(before, now), 24))
+    console.print(status_view(now.status))
+    text = " ".join(out.getvalue().split())
+    for words in ("drafts 25%, 1.50 a row", "75% of drafts", "10 of 40 drafted tokens accepted", "drafts┃", "ngram"):
+        assert words in text, text
+    assert "drafts" not in "".join(drawn(before, 80, 24)[:6])
+
+
 @pytest.mark.parametrize(("width", "height"), [(140, 44), (80, 24), (70, 18)])
 @pytest.mark.parametrize("menu", [None, Menu(POLICIES), Menu(MANY)])
 def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> None:

@@ -58,6 +58,16 @@ def test_the_load_between_two_snapshots() -> None:
     assert load.itl == Latency(None, None)
     same = load_between(now, now)
     assert (same.window_s, same.sampled_per_s, same.busy_share) == (0, 0, 0)
+    assert (load.accepted_share, load.tokens_per_row) == (None, 1)
+
+
+def test_drafts_between_two_snapshots() -> None:
+    before, now = look(10), look(14)
+    before.status.totals.MergeFrom(admin_pb2.Totals(drafted_tokens=100, accepted_tokens=90, decode_rows=50))
+    now.status.totals.MergeFrom(admin_pb2.Totals(drafted_tokens=300, accepted_tokens=140, decode_rows=150))
+    load = load_between(before, now)
+    assert (load.accepted_share, load.tokens_per_row) == (0.25, 1.5)
+    assert as_json(load)["accepted_share"] == 0.25
 
 
 def test_the_window_is_bounded_and_ends_with_a_restart() -> None:

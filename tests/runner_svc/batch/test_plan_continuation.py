@@ -16,7 +16,15 @@ from runner_svc.interface.step import StepOutput
 from tests.support.plans import SAMPLE, admission, plan
 from tests.support.thoroughness import count
 
-LIMITS = Limits(num_slots=6, num_blocks=200, block_size=4, max_step_tokens=64, context_length=60, vocab_size=100)
+LIMITS = Limits(
+    num_slots=6,
+    num_blocks=200,
+    block_size=4,
+    max_step_tokens=64,
+    context_length=60,
+    vocab_size=100,
+    max_drafts=3,
+)
 
 
 class Whole(BatchState):
@@ -61,10 +69,12 @@ class Pair:
         compare(fast, slow)
         return fast, slow
 
-    def record(self, applied: tuple[AppliedPlan, AppliedPlan], failing: set[int]) -> list[int]:
+    def record(
+        self, applied: tuple[AppliedPlan, AppliedPlan], failing: set[int], accepted: dict[int, int] | None = None
+    ) -> list[int]:
         """Records a token for each row, except rows of slots in `failing`, which are not finite.
 
-        Returns the slots of failed rows.
+        `accepted`: accepted drafts by slot, if the plan has drafts. Returns the slots of failed rows.
         """
         outputs = []
         for state, each in zip((self.fast, self.slow), applied, strict=True):
@@ -72,8 +82,13 @@ class Pair:
                 return []
             rows = np.flatnonzero(each.batch.sample)
             finite = ~np.isin(each.batch.slots[rows], list(failing))
-            tokens = (each.batch.ends[rows] % 7).astype(np.int32)
-            output = StepOutput.sampled(len(each.batch.slots), rows, tokens, finite)
+            if accepted is None:
+                tokens = (each.batch.slots[rows] + 7).astype(np.int32)
+                output = StepOutput.sampled(len(each.batch.slots), rows, tokens, finite)
+            else:
+                counts = np.array([1 + accepted[slot] for slot in each.batch.slots.tolist()], np.uint8) * finite
+                draws = np.arange(4 * len(rows), dtype=np.int32).reshape(len(rows), 4)
+                output = StepOutput.verified(rows, draws, counts, (~finite).astype(np.uint8), each.batch.drafts)
             state.record(each, output)
             outputs.append(output)
         np.testing.assert_array_equal(outputs[0].statuses, outputs[1].statuses)
@@ -110,8 +125,11 @@ class Scheduling:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._next_block = 0
-        self.lengths: dict[int, int] = {}  # tokens by slot
+        self.lengths: dict[int, int] = {}  # tokens by slot, upper bounds
         self._tables: dict[int, int] = {}
+        self._unanswered: dict[int, list[int]] = {}  # drafts of the rows in flight, by slot
+        self._admitted = 0
+        self._sequences: dict[int, int] = {}
 
     def block(self) -> int:
         self._next_block = self._next_block % LIMITS.num_blocks + 1
@@ -130,22 +148,41 @@ class Scheduling:
             admissions.append(admission(slot, [self._rng.randrange(100) for _ in range(length)], blocks))
             extents.append((slot, 0, length, SAMPLE))
             self.lengths[slot], self._tables[slot] = length + 1, len(blocks)
+            self._admitted += 1
+            self._sequences[slot], self._unanswered[slot] = self._admitted, [0]
         return plan(releases=leaving, admissions=admissions, extents=extents)
 
-    def decoding(self, slots: list[int]) -> plan_pb2.Plan:
-        """Returns a plan that decodes a position of each slot, with the blocks that they need."""
-        appends, extents = [], []
+    def decoding(self, slots: list[int], drafting: bool = False) -> plan_pb2.Plan:
+        """Returns a plan that decodes a position of each slot, and drafts if asked, with the blocks that they need."""
+        appends, extents, counts = [], [], []
         for slot in slots:
-            start = self.lengths[slot] - 1
-            if start == self._tables[slot] * LIMITS.block_size:
+            drafts = self._rng.randint(0, min(3, LIMITS.context_length - 1 - self.lengths[slot])) if drafting else 0
+            start, open_ended = self.lengths[slot] - 1, drafts > 0 or sum(self._unanswered[slot]) > 0
+            while start + drafts >= self._tables[slot] * LIMITS.block_size:
                 appends.append((slot, self._tables[slot], self.block()))
                 self._tables[slot] += 1
-            extents.append((slot, start, 1, SAMPLE))
-            self.lengths[slot] += 1
-        return plan(appends=appends, extents=extents)
+            extents.append((slot, -1 if open_ended else start, 1 + drafts, SAMPLE))
+            self.lengths[slot] += 1 + drafts
+            self._unanswered[slot].append(drafts)
+            counts.append(drafts)
+        return plan(appends=appends, extents=extents, drafts=counts if drafting else ())
+
+    def flight(self, asked: plan_pb2.Plan) -> list[tuple[int, int]]:
+        """Returns slot and sequence of each row of a plan just made, for `answer`."""
+        return [(slot, self._sequences[slot]) for slot in np.frombuffer(asked.extent_slots, "<i4").tolist()]
+
+    def answer(self, flight: list[tuple[int, int]], asked: plan_pb2.Plan) -> dict[int, int] | None:
+        """Returns the drafts that each slot accepts, at random, or None if the plan has none; corrects the bounds."""
+        accepted = {}
+        for (slot, sequence), drafts in zip(flight, asked.extent_drafts or bytes(len(flight)), strict=True):
+            accepted[slot] = self._rng.randint(0, drafts)
+            if self._sequences.get(slot) == sequence:
+                self._unanswered[slot].pop(0)
+                self.lengths[slot] -= drafts - accepted[slot]
+        return accepted if asked.extent_drafts else None
 
     def drop(self, slot: int) -> None:
-        del self.lengths[slot], self._tables[slot]
+        del self.lengths[slot], self._tables[slot], self._unanswered[slot], self._sequences[slot]
 
     def spoilt(self, asked: plan_pb2.Plan) -> plan_pb2.Plan:
         """Returns a copy with one wrong number, or sometimes a column of the wrong length."""
@@ -167,14 +204,14 @@ def test_the_slots_equal_those_of_the_reference(run: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     both, scheduling = Pair(), Scheduling(rng)
-    under_way: list[tuple[AppliedPlan, AppliedPlan]] = []
+    under_way: list[tuple[tuple[AppliedPlan, AppliedPlan], list[tuple[int, int]], plan_pb2.Plan]] = []
     failed: set[int] = set()
     for _ in range(120):
         in_context = [slot for slot, length in scheduling.lengths.items() if length < LIMITS.context_length]
         if not in_context or rng.random() < (0.3 if failed else 0.06):
             asked, failed = scheduling.coming_and_going(failed), set()
-        elif rng.random() < 0.05:
-            asked = scheduling.decoding(rng.sample(in_context, rng.randint(1, len(in_context))))
+        elif rng.random() < 0.1:
+            asked = scheduling.decoding(rng.sample(in_context, rng.randint(1, len(in_context))), rng.random() < 0.5)
         else:
             asked = scheduling.decoding(in_context)
         if rng.random() < 0.1 and asked.extent_slots:
@@ -183,10 +220,11 @@ def test_the_slots_equal_those_of_the_reference(run: int) -> None:
                 return  # the wrong plan was valid by chance, so the later plans no longer fit
         applied = both.apply(asked)
         assert applied is not None
-        under_way.append(applied)
+        under_way.append((applied, scheduling.flight(asked), asked))
         if len(under_way) == 2:
             failing = {rng.randrange(LIMITS.num_slots)} if rng.random() < 0.03 else set()
-            failed.update(both.record(under_way.pop(0), failing))
+            done, flight, sent = under_way.pop(0)
+            failed.update(both.record(done, failing, scheduling.answer(flight, sent)))
     assert both.fast.followed > 20
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
@@ -13,7 +14,8 @@ from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.startup import step_costs
-from runner_svc.startup.step_costs import Step, measured_step_costs, steps_to_measure
+from runner_svc.startup.step_costs import Step, kept_step_costs, measured_step_costs, steps_to_measure
+from runner_svc.timings.start_timings import StartTimings
 from tests.support.host_backend import host_backend
 from tests.support.plans import SAMPLE, admission, ints, plan
 from tests.support.tiny_models import make_tiny_model
@@ -62,6 +64,42 @@ def test_all_kinds_of_steps_are_measured_and_answers_do_not_change(
     assert list(runner.hello().step_costs) == costs
 
 
+class Repeats:
+    """Proposes the tokens of 32 positions before, except for the last `missing` ones."""
+
+    name = "repeats"
+
+    def __init__(self, missing: int) -> None:
+        self._missing = missing
+
+    def propose(
+        self,
+        tokens: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        counters: NDArray[np.int32],
+        most: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        proposals = np.stack([tokens[s, c - 32 : c - 32 + most.max()] for s, c in zip(slots, counters, strict=True)])
+        proposals[:, most.max() - self._missing :] = -1
+        return proposals
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_steps_that_verify_are_measured_where_all_drafts_were_verified(missing: int) -> None:
+    """A drafter that proposes less makes no cost: its step did less than the cost would say."""
+    drafter = Repeats(missing)
+    backend = HashBackend(num_slots=8, num_blocks=400, context_length=600, drafter=drafter, max_drafts=7)
+    runner = Runner(backend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_costs, "CPU_SECONDS", 60.0)
+        costs = measured_step_costs(runner, on_gpu=False)
+    verified = [(cost.decode_rows, cost.drafts) for cost in costs if cost.drafts]
+    assert verified == ([(1, 7), (8, 7), (1, 4), (8, 4)] if not missing else [])
+    assert (costs[0].decode_rows, costs[0].drafts) == (1, 0) and any(cost.prompt_positions for cost in costs)
+    kept = kept_step_costs(StartTimings(step_costs=[[8, 2048, 0, 0, 7, 5]]))
+    assert kept == [plan_pb2.StepCost(decode_rows=8, context=2048, drafts=7, step_ns=5)]
+
+
 class Slow(HashBackend):
     """Takes its time, by a clock that only it moves."""
 
@@ -107,8 +145,11 @@ def test_only_steps_that_fit_are_measured(slots: int, blocks: int, step_tokens: 
     hello.model.context_length = 4000
     steps = steps_to_measure(hello)
     assert len(steps) == len(set(steps)) and (not steps) == (blocks == 1)
-    for step in steps:
-        assert step.rows + step.positions <= step_tokens and step.rows + bool(step.positions) <= slots
+    hello.max_drafts = 15
+    for step in steps + steps_to_measure(hello):
+        assert (
+            step.rows * (1 + step.drafts) + step.positions <= step_tokens and step.rows + bool(step.positions) <= slots
+        )
         assert step.start + step.positions < 4000
     if slots == 256:
         assert {Step(1, 256), Step(256, 228), Step(64, 960, 960)} & set(steps)

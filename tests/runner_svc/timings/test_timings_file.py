@@ -28,7 +28,7 @@ def measured() -> StartTimings:
     return StartTimings(
         SizeTimings({1: {"own": 0.5, "cuBLAS": 0.25}, 2: {"own": 0.5, "cuBLAS": 1.0}}, [2]),
         SizeTimings({64: {"cuBLAS": 0.125}}, []),
-        [[1, 256, 0, 0, 4_000_000], [0, 0, 64, 0, 6_000_000]],
+        [[1, 256, 0, 0, 0, 4_000_000], [0, 0, 64, 0, 0, 6_000_000]],
     )
 
 
@@ -67,9 +67,9 @@ def test_only_news_are_written_and_over_the_old(tmp_path: Path) -> None:
     TimingsFile(tmp_path, KEY).keep()
     assert path.stat().st_ino == before
     again = TimingsFile(tmp_path, KEY, reuse=False)
-    again.timings.step_costs = [[1, 256, 0, 0, 1]]
+    again.timings.step_costs = [[1, 256, 0, 0, 0, 1]]
     again.keep()
-    assert opened(tmp_path)[0] == StartTimings(step_costs=[[1, 256, 0, 0, 1]])
+    assert opened(tmp_path)[0] == StartTimings(step_costs=[[1, 256, 0, 0, 0, 1]])
 
 
 def test_runners_that_start_at_once_read_whole_files(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_runners_that_start_at_once_read_whole_files(tmp_path: Path) -> None:
         for turn in range(20):
             file = TimingsFile(tmp_path, KEY)
             assert len(file.timings.step_costs or []) in (0, 500)
-            file.timings.step_costs = [[number, turn, 0, 0, 1 + place] for place in range(500)]
+            file.timings.step_costs = [[number, turn, 0, 0, 0, 1 + place] for place in range(500)]
             file.keep()
 
     with capture_logs() as lines, ThreadPoolExecutor(3) as runners:
@@ -98,7 +98,7 @@ def test_other_users_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None
 def test_a_full_disk_is_a_warning_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = kept(tmp_path).path
     again = TimingsFile(tmp_path, KEY, reuse=False)
-    again.timings.step_costs = [[1, 256, 0, 0, 1]]
+    again.timings.step_costs = [[1, 256, 0, 0, 0, 1]]
     with monkeypatch.context() as patch, capture_logs() as lines:
         patch.setattr(Path, "replace", lambda *paths: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         again.keep()
@@ -135,9 +135,9 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         changed(lambda content: content["timings"]["mixed"].update(sizes=[True])),
         changed(lambda content: content["timings"].update(mixed=[])),
         changed(lambda content: content["timings"]["step_costs"][0].pop()),
-        changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 0]])),
-        changed(lambda content: content["timings"].update(step_costs=[[1, 1 << 32, 0, 0, 1]])),
-        changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 1 << 64]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 0, 0]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 1 << 32, 0, 0, 0, 1]])),
+        changed(lambda content: content["timings"].update(step_costs=[[1, 256, 0, 0, 0, 1 << 64]])),
     ],
 )
 def test_a_damaged_file_is_a_warning_and_is_replaced(damage: Callable[[str], str], tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import VictimChoice, available_policies
 from scheduler_svc.settings.tenant_limits import TenantLimits
 from tests.support.constraints import CONSTRAINTS, allowed_after
+from tests.support.drafters import LateHash, drafting_backend
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 24
@@ -31,15 +33,18 @@ STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
 STOP_IDS = [IM_END_ID, 7, 8, 9, 10, 11]
 
 
-def make_backend(num_blocks: int = NUM_BLOCKS) -> HashBackend:
-    return HashBackend(
-        num_slots=3,
-        block_size=BLOCK_SIZE,
-        num_blocks=num_blocks,
-        max_step_tokens=10,
-        context_length=128,
-        eos_probability=EOS_PROBABILITY,
-    )
+SIZES = {
+    "num_slots": 3, "block_size": BLOCK_SIZE, "max_step_tokens": 10, "context_length": 128,
+    "eos_probability": EOS_PROBABILITY,
+}  # fmt: skip
+
+
+def make_backend(num_blocks: int = NUM_BLOCKS, drafts: random.Random | None = None) -> HashBackend:
+    """Returns a hash backend that drafts if there are `drafts`, and may then overlap."""
+    if drafts is None:
+        return HashBackend(num_blocks=num_blocks, **SIZES)
+    kind = drafts.choice((HashBackend, LateHash))
+    return drafting_backend(kind, drafts, wrong=drafts.choice((0.1, 0.4)), num_blocks=num_blocks, **SIZES)
 
 
 MODEL = make_backend().model
@@ -58,6 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
         running=st.sampled_from([None, 1]),
         victim=st.sampled_from(list(VictimChoice)),
         timed=st.booleans(),
+        drafts=st.one_of(st.none(), st.randoms(use_true_random=False)),
     )
     def start(
         self,
@@ -69,7 +75,10 @@ class EngineMachine(RuleBasedStateMachine):
         running: int | None,
         victim: VictimChoice,
         timed: bool,
+        drafts: random.Random | None,
     ) -> None:
+        """`drafts`: draws what most runners draft; None: no runner has a drafter."""
+        self.drafts = drafts
         self.stack = Stack(
             depth=None if timed else depth,
             profile=PROFILES[depth - 1],
@@ -79,6 +88,8 @@ class EngineMachine(RuleBasedStateMachine):
             isolate_tenants=isolated,
             tenant_limits={"a": TenantLimits(running=running)},
         )
+        if drafts is not None:
+            self.stack.drafts = RandomDrafts(drafts)
         if timed:
             self.stack.time_plans(depth)
         self.cancelled: set[int] = set()
@@ -91,7 +102,8 @@ class EngineMachine(RuleBasedStateMachine):
     def _add_runner(self) -> None:
         """Every third one is larger: all of them can hold each request, but they are of two size classes."""
         larger = self.stack._sessions % 3 == 2
-        self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS))
+        drafts = self.drafts if self.drafts is not None and self.drafts.random() < 0.8 else None
+        self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS, drafts))
         self.stack.add_runner(self.backends[-1])
 
     @rule(
@@ -112,6 +124,8 @@ class EngineMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, None, None, 1]),
         prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
         constraint=st.sampled_from([None] * 8 + CONSTRAINTS),
+        min_tokens=st.sampled_from([0, 0, 3, 8]),
+        speculates=st.sampled_from([True, True, True, False]),
     )
     def submit(
         self,
@@ -129,8 +143,12 @@ class EngineMachine(RuleBasedStateMachine):
         logprobs: int | None,
         prompt_logprobs: int | None,
         constraint: tuple[str, str] | None,
+        min_tokens: int,
+        speculates: bool,
     ) -> None:
         sampling = plan_pb2.Sampling(temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
+        if constraint is None:
+            sampling.min_tokens = min_tokens
         if logprobs is not None:
             sampling.logprobs = logprobs
         if prompt_logprobs is not None:
@@ -140,6 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
             "tenant": tenant,
             "keep_ms": keep_ms,
             "priority": priority,
+            "no_speculation": not speculates,
         }
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
@@ -250,6 +269,8 @@ class EngineMachine(RuleBasedStateMachine):
             expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
             assert stream.end is not None, "a sequence that never ended"
             assert stream.tokens == expected[: len(stream.tokens)]
+            may_draft = not (request.submit.no_speculation or request.allowed)
+            assert stream.end.accepted_tokens <= stream.end.drafted_tokens * may_draft
             if stream.end.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) or stream.end.stop_string:
                 assert request.handle in self.cancelled or request.submit.HasField("timeout_ms")
             else:

@@ -17,6 +17,7 @@ import torch
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.catalog.source import model_folder
 from runner_svc.hub.packaged import DEFAULT_MODEL
 from runner_svc.interface.backend import OverlappingBackend
@@ -26,11 +27,13 @@ from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
+from tests.support.drafters import let_draft
 from tests.support.in_process import Stack, Submitted
 from tests.support.parity import Parity, Precision
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.tested_backend import TESTED, TESTED_AND_HOST, ModelBackend, TestedBackend, reference
 from tests.support.tested_device import NEEDS_DEVICE
-from tests.support.thoroughness import choice, count
+from tests.support.thoroughness import FULL, choice, count
 from tests.support.tiny_models import NUM_TOKENS
 
 FAMILIES_IN_CI = ("llama-dynamic", "mistral", "gemma3", "qwen3-moe")
@@ -106,9 +109,17 @@ def load(
     )
 
 
+def draft(stack: Stack, backend: ModelBackend, rng: random.Random) -> None:
+    """Lets rows draft random numbers of tokens, if the backend can; in CI in a part of the runs."""
+    if isinstance(backend, TorchBackend) and rng.random() < (1 if FULL else 0.4):
+        let_draft(backend, rng)
+        stack.drafts = RandomDrafts(rng)
+
+
 def serve(backend: ModelBackend, rng: random.Random, setup: Setup) -> tuple[Stack, int]:
     """Serves all requests over this backend's pool; returns the stack and its number of preemptions."""
     stack = Stack(depth=setup.depth, policy_parameters={"step_tokens": setup.step_tokens})
+    draft(stack, backend, rng)
     session = stack.add_runner(backend)
     for _ in range(setup.num_requests):
         prompt = [rng.randrange(backend.model.vocab_size) for _ in range(rng.randint(1, 24))]
@@ -177,7 +188,9 @@ def test_shared_prefixes_give_the_tokens_of_generate(
     cached = []
     for sharing in (True, False):
         stack = Stack(prefix_sharing=sharing, policy_parameters={"step_tokens": 20})
-        session = stack.add_runner(load(device, folder, 40 * device.block_size(4), block_size=4))
+        backend = load(device, folder, 40 * device.block_size(4), block_size=4)
+        draft(stack, backend, rng)
+        session = stack.add_runner(backend)
         for prompt in prompts:
             stack.submit(prompt, 8)
             for _ in range(rng.randrange(4)):
@@ -200,6 +213,7 @@ def test_constrained_rows_take_the_likeliest_of_what_is_allowed(
     stops = {"temperature": 0, "top_p": 1, "repetition_penalty": 1, "stop_ids": pack([IM_END_ID])}
     stack = Stack(depth=3, policy_parameters={"step_tokens": 24})
     backend = load(device, folder, 3 * POOL_TOKENS // 2, 16)
+    draft(stack, backend, rng)
     session = stack.add_runner(backend)
     stack.step()
     for index in range(device.count(24, in_ci=12)):
@@ -226,7 +240,9 @@ def test_streams_go_on_when_schedulers_restart_and_runners_are_lost(
     folder = device.make_model("llama", tmp_path / "tiny", rng.randrange(1000))
     parity = Parity(reference(folder, device.tiny), device.tiny)
     stack = Stack(depth=3, policy_parameters={"step_tokens": 24})
-    stack.add_runner(load(device, folder, 2 * POOL_TOKENS, 16))
+    backends = [load(device, folder, 2 * POOL_TOKENS, 16) for _ in range(2)]
+    draft(stack, backends[0], rng)
+    stack.add_runner(backends[0])
     for _ in range(device.count(24, in_ci=12)):
         stack.submit([rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 24))], MAX_TOKENS)
     for trouble in ("scheduler", "runner", "scheduler"):
@@ -236,7 +252,7 @@ def test_streams_go_on_when_schedulers_restart_and_runners_are_lost(
             stack.restart_scheduler()
         else:
             stack.runners.kill(next(iter(stack.runners.runners)), Loss.LEFT)
-            stack.add_runner(load(device, folder, 2 * POOL_TOKENS, 16))
+            stack.add_runner(backends[1])  # which has no drafter
     stack.run(rng)
     compare(stack, parity, MAX_TOKENS)
     stack.assert_clean()

@@ -81,9 +81,11 @@ def test_streams_go_on_over_restarts_at_any_moment(seed: int, sharing: bool) -> 
 def test_what_runs_is_not_computed_again() -> None:
     stack = Stack()
     stack.add_runner(backend())
-    request = stack.submit([1, 2, 3] * 20, 100, seed=3, sampling=sampling(1.0))
+    request = stack.submit([1, 2, 3] * 20, 100, seed=3, sampling=sampling(1.0), no_speculation=True)
     advance(stack, 12)
     stack.restart_scheduler()
+    advance(stack, 3)
+    assert [known.speculates for known in stack.engine.requests.book.live()] == [False]
     advance_until_idle(stack)
     assert_whole([request])
     assert stack.engine.requests.totals.requests == 0, "it was sent again"

@@ -30,6 +30,8 @@ NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", count(25, in_ci=12)))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 
 POLICIES = available_policies()
+DRAFTING = float(os.environ.get("ROSTER_TEST_DRAFTING", "0.7"))
+"""Share of the walks in which runners draft."""
 
 
 def _request(rng: random.Random) -> dict[str, Any]:
@@ -53,6 +55,8 @@ def _request(rng: random.Random) -> dict[str, Any]:
         "logprobs": 1 if all_at_once else rng.choice([None, None, None, 1]),
         "prompt_logprobs": 1 if all_at_once else rng.choice([None, None, None, 0, 2]),
         "constraint": rng.choice(CONSTRAINTS if all_at_once else [None] * 8 + CONSTRAINTS),
+        "min_tokens": rng.choice([0, 0, 3, 8]),
+        "speculates": rng.random() < 0.8,
     }
 
 
@@ -113,6 +117,7 @@ def walk(seed: int) -> None:
         running=rng.choice([None, 1]),
         victim=rng.choice(list(VictimChoice)),
         timed=rng.random() < 0.5,
+        drafts=random.Random(seed) if rng.random() < DRAFTING else None,
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):

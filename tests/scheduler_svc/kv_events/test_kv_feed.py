@@ -15,9 +15,11 @@ from scheduler_svc.kv.block_hashes import root_hash
 from scheduler_svc.kv_events import kv_feed
 from scheduler_svc.kv_events.kv_feed import LINGER_S
 from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
+from tests.support.drafters import drafting_backend
 from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack
 from tests.support.kv_follower import KvFollower, ready_blocks
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.sharing import NO_EOS, OUTPUT, SIZE, Service, prompt, service
 
 
@@ -63,11 +65,14 @@ def known(subscription: Subscription) -> set[int]:
     return set(subscription.follower.blocks)
 
 
-def backend(num_blocks: int = 24) -> HashBackend:
-    return HashBackend(
+def backend(rng: random.Random) -> HashBackend:
+    """Returns a backend that drafts."""
+    return drafting_backend(
+        HashBackend,
+        rng,
         num_slots=4,
         block_size=SIZE,
-        num_blocks=num_blocks,
+        num_blocks=24,
         max_step_tokens=64,
         context_length=1024,
         eos_probability=NO_EOS,
@@ -91,12 +96,13 @@ def test_stored_when_ready_and_removed_when_evicted() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
-    """Prefixes are shared, evicted, cancelled and flushed; runners die and connect."""
+    """Prefixes are shared, evicted, cancelled and flushed; runners die and connect, and rows draft."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     stack = Stack()
+    stack.drafts = RandomDrafts(rng)
     for _ in range(2):
-        stack.add_runner(backend())
+        stack.add_runner(backend(rng))
     subscription = Subscription(stack)
     stack.step()
     stems = [prompt(rng.randrange(1, 6) * SIZE, seed=number) for number in range(4)]
@@ -110,7 +116,7 @@ def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
             stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
         if rng.random() < 0.02 and len(stack.runners.runners) == 2:
             stack.runners.kill(rng.choice(list(stack.runners.runners)))
-            stack.add_runner(backend())
+            stack.add_runner(backend(rng))
         if rng.random() < 0.05:
             subscription.end()
             subscription = Subscription(stack, 900 + turn, subscription.follower)

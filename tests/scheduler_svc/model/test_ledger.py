@@ -1,7 +1,8 @@
-"""Invented tenants do not fill the ledger."""
+"""The accounts of tenants."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from scheduler_svc.model import ledger as ledger_module
@@ -18,3 +19,12 @@ def test_tenants_beyond_the_bound_share_an_account(monkeypatch: pytest.MonkeyPat
     assert len({ledger.index_of(f"tenant-{number}") for number in range(100)}) == 4
     assert ledger.account("tenant-1").prompt_tokens == 7
     assert ledger.account("tenant-50") == ledger.account("never seen") == Account(prompt_tokens=2 * 97)
+
+
+def test_a_row_with_several_tokens_is_charged_for_each() -> None:
+    """As many tokens as rows: those of a row that drafted, beside a row whose sequence has left."""
+    ledger = Ledger()
+    tenants = np.array([ledger.index_of(tenant) for tenant in ("a", "b", "a")])
+    ledger.charge_sampled(tenants, np.array([1, 1, 0]), once=False)
+    ledger.charge_sampled(tenants, np.array([0, 1, 2]), once=True)
+    assert [ledger.account(tenant).sampled_tokens for tenant in "ab"] == [3, 3]

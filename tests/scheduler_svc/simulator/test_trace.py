@@ -33,14 +33,14 @@ def test_shipped_traces(name: str) -> None:
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_text("arrival_s,prompt_tokens,output_tokens,prefix_hash_ids,tenant,max_tokens\n" + text)
+    path.write_text("arrival_s,prompt_tokens,output_tokens,prefix_hash_ids,tenant,max_tokens,acceptance\n" + text)
     return path
 
 
 def test_all_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", "0,513,2,7 8,a,\n1.5,1,3,,,9\n")
+    path = write(tmp_path / "t.csv", "0,513,2,7 8,a,,0.5 0.25\n1.5,1,3,,,9,\n")
     assert read_trace(path).requests == (
-        TraceRequest(0.0, 513, 2, (7, 8), "a"),
+        TraceRequest(0.0, 513, 2, (7, 8), "a", acceptance=(0.5, 0.25)),
         TraceRequest(1.5, 1, 3, max_tokens=9),
     )
     packed = tmp_path / "t.csv.gz"
@@ -62,6 +62,8 @@ def test_all_columns(tmp_path: Path) -> None:
         ("0,513,1,7,,\n", "1 prefix_hash_ids for 2 blocks"),
         ("0,5,1,x,,\n", "line 2: "),
         ("0,5,10,,,9\n", "max_tokens 9 is below output_tokens 10"),
+        ("0,5,1,,,,0.5 2\n", "acceptance is '0.5 2'"),
+        ("0,5,1,,,,high\n", "acceptance is 'high'"),
         ("1,5,1,,,\n0,5,1,,,\n", "line 3: arrival_s 0.0 is before the row above"),
     ],
 )

@@ -129,7 +129,7 @@ def test_tokens_of_messages_add_up_to_the_servers_total(
 async def test_a_measured_run_has_its_facts() -> None:
     async def act(number: int, take: Callable[[int], None]) -> Answer:
         take(1)
-        return Answer(5, 3, cached_tokens=2)
+        return Answer(5, 3, cached_tokens=2, drafted_tokens=4, accepted_tokens=1)
 
     workload = Workload("w", "all at once", None, tuple(load([0, 0])), {"seed": 4}, ("said",))
     system = SystemUnderLoad("x", FakeTarget(act), "m", "a card", {"slots": 8})
@@ -139,7 +139,8 @@ async def test_a_measured_run_has_its_facts() -> None:
     assert header.settings == {"seed": 4, "slots": 8} and header.notes == ["said"]
     assert header.token_counts == TokenCounts.SPREAD.value
     assert len(run.requests) == 2, "warm-up is not recorded"
-    assert [request.cached_tokens for request in run.requests] == [2, 2]
+    counts = [(request.cached_tokens, request.drafted_tokens, request.accepted_tokens) for request in run.requests]
+    assert counts == [(2, 4, 1), (2, 4, 1)]
 
 
 async def test_an_interrupted_run_keeps_what_has_ended() -> None:

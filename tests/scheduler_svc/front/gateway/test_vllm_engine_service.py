@@ -64,10 +64,12 @@ async def refusal(stub: vllm_grpc.VllmEngineStub, request: vllm.GenerateRequest)
     return refused.value.code(), refused.value.details() or ""
 
 
-async def test_streams_deltas_and_one_complete_a_choice(stub: vllm_grpc.VllmEngineStub) -> None:
-    chunks, completes = await in_pieces_async(
-        lambda: gathered(stub, asked(n=3, logprobs=2)), lambda answer: answer[0], least=4
-    )
+async def test_streams_deltas_and_one_complete_a_choice(stack: FrontStack, stub: vllm_grpc.VllmEngineStub) -> None:
+    async def more_slowly() -> tuple[list[vllm.GenerateStreamChunk], list[vllm.GenerateComplete]]:
+        stack.engine.step_s = min(0.1, 2 * stack.engine.step_s)
+        return await gathered(stub, asked(n=3, logprobs=2))
+
+    chunks, completes = await in_pieces_async(more_slowly, lambda answer: answer[0], least=4)
     for index in range(3):
         own = [chunk for chunk in chunks if chunk.index == index]
         assert [token for chunk in own for token in chunk.token_ids] == echo(30)
@@ -83,6 +85,8 @@ async def test_streams_deltas_and_one_complete_a_choice(stub: vllm_grpc.VllmEngi
     for complete in completes:
         assert (complete.finish_reason, complete.prompt_tokens, complete.completion_tokens) == ("length", 27, 30)
         assert complete.cached_tokens == 3
+        drafts = (complete.spec_draft_tokens, complete.spec_accepted_tokens)
+        assert drafts == ((4 * len(completes), 2 * len(completes)) if complete.index == 0 else (0, 0))
         assert not complete.output_ids and not complete.HasField("output_logprobs")
 
 

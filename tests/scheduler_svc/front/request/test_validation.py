@@ -303,6 +303,7 @@ def test_the_submit_carries_everything() -> None:
         put("ttft_target_ms", 100),
         put("itl_target_ms", 10),
         put("timeout_ms", 1000),
+        put("speculate", False),
     )
     submit = valid.to_submit(77, "tenant")
     assert (submit.handle, submit.tenant, submit.request_id) == (77, "tenant", "r1")
@@ -312,7 +313,9 @@ def test_the_submit_carries_everything() -> None:
     assert (submit.n, submit.max_tokens, submit.priority, submit.keep_ms) == (1, 9, -5, 0)
     assert submit.HasField("seed") and submit.seed == 0
     assert (submit.ttft_target_ms, submit.itl_target_ms, submit.timeout_ms) == (100, 10, 1000)
+    assert submit.no_speculation and not accept(put("speculate", True)).to_submit(1, "").no_speculation
     bare = accept().to_submit(1, "")
+    assert not bare.no_speculation
     assert not any(bare.HasField(name) for name in ("seed", "ttft_target_ms", "itl_target_ms", "timeout_ms"))
 
 
@@ -336,6 +339,8 @@ def test_the_digest_ignores_the_id_and_nothing_else() -> None:
         put("received_token_ids", [1]),
         put("output.logprobs", 0),
         put("timeout_ms", 5),
+        put("speculate", False),
+        put("speculate", True),
         forward,
     ]
     assert len({base, *(digest(request(change)) for change in changes)}) == len(changes) + 1

@@ -42,6 +42,7 @@ async def test_every_cursor_of_an_ended_request() -> None:
         ids = itertools.count()
 
         async def ask() -> tuple[str, dict[int, str], Gathered]:
+            stack.engine.step_s = min(0.1, 2 * stack.engine.step_s)
             asked = request(text, 60, request_id=f"ended {next(ids)}", output=pb.OutputOptions(logprobs=1))
             return asked.request_id, *await _boundaries(stack, asked)
 

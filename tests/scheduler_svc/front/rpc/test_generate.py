@@ -48,7 +48,11 @@ async def test_streams_arrive_whole_with_one_finish_and_one_usage() -> None:
             assert gathered.finishes[0].reason == pb.FINISH_REASON_LENGTH
             assert len(gathered.request_id) == 32
             assert gathered.usage == pb.Usage(
-                prompt_tokens=len(text.encode()), completion_tokens=length, cached_tokens=3
+                prompt_tokens=len(text.encode()),
+                completion_tokens=length,
+                cached_tokens=3,
+                drafted_tokens=4,
+                accepted_tokens=2,
             )
         await _forgotten(stack)
 
@@ -150,7 +154,7 @@ async def test_disconnect_reaches_the_engine_at_once(after: int) -> None:
         cancelled_at = time.monotonic()
         call.cancel()
         await _heard(stack.engine, "disconnect")
-        assert time.monotonic() - cancelled_at < 0.5
+        assert time.monotonic() - cancelled_at < 4, "the stream's own end is 8 s away"
         await _forgotten(stack)
 
 

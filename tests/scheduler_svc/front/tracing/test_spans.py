@@ -75,7 +75,7 @@ def seconds(span: ReadableSpan) -> tuple[float, float]:
 
 def test_a_request_in_its_callers_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
     trace = begun(tracing, ("traceparent", PARENT), ("other", "x"))
-    lived(trace, (engine_pb2.End(reason=STOP, cached_tokens=2), 17))
+    lived(trace, (engine_pb2.End(reason=STOP, cached_tokens=2, drafted_tokens=7, accepted_tokens=3), 17))
     spans = by_name(exporter)
     assert set(spans) == {"chat smollm2", "prepare", "queue", "prefill", "decode"}
     root = spans["chat smollm2"]
@@ -106,6 +106,8 @@ def test_a_request_in_its_callers_trace(tracing: Tracing, exporter: InMemorySpan
         "gen_ai.usage.input_tokens": 3,
         "gen_ai.usage.output_tokens": 17,
         "gen_ai.usage.cache_read.input_tokens": 2,
+        "roster.usage.drafted_tokens": 7,
+        "roster.usage.accepted_tokens": 3,
         "roster.tenant": "acme",
     }
 

@@ -1,0 +1,1 @@
+"""What drafts gain: acceptance by position, and tokens a second against the same run without drafts."""

@@ -1,0 +1,193 @@
+"""Applies the result of a plan with rows whose first position only the runner knows, because of drafts.
+
+Such a row brings several tokens: the drafts that equal the model's draws, and the draw after them. They are cut behind
+the first one that ends the sequence, so that nothing behind an end reaches a stream, the log or the cache. The upper
+bounds in the slot table, `known` and `planned`, are then lowered by the drafts that were not accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_protos import plan_pb2
+from scheduler_svc.model.sequence import End, FinishReason, Phase, Sequence
+from scheduler_svc.plan.applied_result import OK, AppliedResult, MalformedResult, end_of, failure
+from scheduler_svc.plan.in_flight import InFlight
+from scheduler_svc.plan.plan_draft import Column
+from scheduler_svc.plan.slot_table import IntColumn, SlotTable
+
+_NO_IDS = np.zeros(0, np.uint64)
+_NO_IDS.setflags(write=False)
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The columns of a result, checked against its plan; one entry per row, except `tokens`."""
+
+    statuses: npt.NDArray[np.uint8]
+    counts: Column
+    """Tokens that the runner kept."""
+    firsts: Column
+    """Index of each row's first token."""
+    tokens: Column
+    most: Column
+    """Tokens that the runner was allowed to draft."""
+    drafted: Column
+    """Those that it drafted and verified."""
+
+
+def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
+    """Applies `result`, received at `now_s`, to the counters of the rows of `flight`, whose `drafts` are not None.
+
+    Raises MalformedResult, changing nothing.
+    """
+    columns = _checked(flight, result)
+    live = table.epoch[flight.slots] == flight.epochs
+    kept = columns.counts * live
+    ends = _cut(table, flight, columns, kept)
+    rows = kept.nonzero()[0]
+    tokens, firsts = _runs(columns, rows, kept)
+    applied = AppliedResult(flight, np.repeat(rows, kept[rows]), tokens, _NO_IDS, ends, now_s=now_s)
+    applied.previous_at = np.full(len(tokens), now_s)
+    applied.previous_at[firsts] = table.last_token_at[flight.slots[rows]]
+    _advance(table, flight, columns, rows, kept, applied)
+    table.computed[flight.slots[live & ~flight.sample]] = flight.ends[live & ~flight.sample]
+    _apply_others(columns, live, kept, applied)
+    applied.sequence_ids = flight.batch_rows.sequence_ids[applied.rows]
+    applied.drafted, applied.accepted = columns.drafted, np.maximum(columns.counts - 1, 0)
+    for logprobs in result.logprobs:
+        _split(logprobs, columns, kept, applied)
+    applied.prompt_logprobs = [(flight.sequences[logprobs.row], logprobs) for logprobs in result.prompt_logprobs]
+    return applied
+
+
+def _checked(flight: InFlight, result: plan_pb2.Result) -> _Columns:
+    """Returns the columns of the result. Raises MalformedResult if they do not fit the plan."""
+    statuses, counted = np.frombuffer(result.statuses, np.uint8), np.frombuffer(result.token_counts, np.uint8)
+    num_rows = len(flight.flags)
+    most = np.zeros(num_rows, np.int32) if flight.drafts is None else flight.drafts
+    verified = np.frombuffer(result.drafted, np.uint8) if flight.num_drafts else np.zeros(num_rows, np.uint8)
+    if {len(statuses), len(counted), len(verified)} != {num_rows} or int(counted.sum()) * 4 != len(result.tokens):
+        raise MalformedResult(f"result of plan {flight.number}: the columns do not fit {num_rows} rows")
+    counts, drafted = counted.astype(np.int32), verified.astype(np.int32)
+    sampled = flight.sample & (statuses == OK)
+    if not ((counts > 0) == sampled).all() or (counts > 1 + drafted).any() or (drafted > most).any():
+        raise MalformedResult(f"result of plan {flight.number}: tokens, drafts and sampling rows do not match")
+    for logprobs in (*result.logprobs, *result.prompt_logprobs):
+        if logprobs.row >= num_rows:
+            raise MalformedResult(
+                f"result of plan {flight.number}: log-probabilities for a row that is not in the plan"
+            )
+    for logprobs in result.logprobs:
+        if len(logprobs.values) != 4 * counts[logprobs.row]:
+            raise MalformedResult(
+                f"result of plan {flight.number}: log-probabilities for tokens that a row does not have"
+            )
+    return _Columns(
+        statuses, counts, np.cumsum(counts, dtype=np.int32) - counts, np.frombuffer(result.tokens, "<i4"), most, drafted
+    )
+
+
+def _cut(table: SlotTable, flight: InFlight, columns: _Columns, kept: Column) -> list[tuple[Sequence, End]]:
+    """Cuts `kept`, the number of tokens of each live row, behind the first token that ends the sequence; returns the
+    ends."""
+    slots, sequences = flight.slots, flight.sequences
+    ends: dict[int, End] = {}
+    rows = kept.nonzero()[0]
+    if flight.fills:
+        np.minimum(kept, table.limit[slots] - table.length[slots], out=kept, where=kept > 0)
+    if table.stops and (places := table.stops.places(columns.tokens)):
+        row_of_token = np.repeat(flight.batch_rows.rows, columns.counts)
+        for place in places:
+            row, token = int(row_of_token[place]), int(columns.tokens[place])
+            count = place - int(columns.firsts[row]) + 1
+            if count <= kept[row] and row not in ends and token in sequences[row].request.stop_ids:
+                kept[row], ends[row] = count, End(FinishReason.STOP, stop_token_id=token)
+    if flight.fills:
+        full = rows[(table.length[slots[rows]] + kept[rows] >= table.limit[slots[rows]]).nonzero()[0]]
+        for row in full.tolist():
+            ends.setdefault(row, End(FinishReason.LENGTH))
+    return [(sequences[row], ends[row]) for row in sorted(ends)]
+
+
+def _runs(columns: _Columns, rows: IntColumn, kept: Column) -> tuple[Column, IntColumn]:
+    """Returns the kept tokens of these rows, each row's in order, and the index of each row's first one among them."""
+    counts = kept[rows]
+    firsts = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    if total == len(columns.tokens):
+        return columns.tokens, firsts
+    return columns.tokens[np.repeat(columns.firsts[rows] - firsts, counts) + np.arange(total)], firsts
+
+
+def _advance(
+    table: SlotTable, flight: InFlight, columns: _Columns, rows: IntColumn, kept: Column, applied: AppliedResult
+) -> None:
+    """Appends the tokens of these live rows and advances their counters."""
+    slots, counts, drafts = flight.slots[rows], kept[rows], columns.most[rows]
+    lengths = table.length[slots] + counts
+    unused = 1 + drafts - columns.counts[rows]
+    table.known[slots] -= unused
+    table.planned[slots] -= unused
+    table.spread[slots] -= drafts
+    table.computed[slots] = lengths - 1
+    table.drafted[slots] += columns.drafted[rows]
+    table.accepted[slots] += np.minimum(columns.counts[rows] - 1, counts)
+    table.last_token_at[slots] = applied.now_s
+    table.append_runs(slots, applied.tokens, counts, lengths)
+
+
+def _apply_others(columns: _Columns, live: npt.NDArray[np.bool_], kept: Column, applied: AppliedResult) -> None:
+    """Applies stale and failed rows, and sets `kept` of stale ones whose sequences wait."""
+    flight, late = applied.flight, []
+    for row in (~live | (columns.statuses != OK)).nonzero()[0].tolist():
+        sequence: Sequence = flight.sequences[row]
+        if sequence.phase is Phase.FINISHED:
+            applied.dropped_rows += 1
+            continue
+        sequence.stale -= not live[row]
+        if columns.statuses[row] != OK:
+            applied.ends.append((sequence, failure(int(columns.statuses[row]))))
+        elif columns.counts[row]:
+            kept[row] = _append_late(sequence, columns, row, applied)
+            late.append(row)
+    if late:
+        rows = np.array(late)
+        applied.tokens = np.concatenate((applied.tokens, _runs(columns, rows, kept)[0]))
+        applied.rows = np.concatenate((applied.rows, np.repeat(rows, kept[rows])))
+
+
+def _append_late(sequence: Sequence, columns: _Columns, row: int, applied: AppliedResult) -> int:
+    """Appends the tokens of a row planned before the preemption to a waiting sequence, up to its end; returns their
+    number."""
+    first, count, end, kept = int(columns.firsts[row]), int(columns.counts[row]), None, 0
+    while kept < count and end is None:
+        token = int(columns.tokens[first + kept])
+        sequence.log.append(token)
+        end, kept = end_of(sequence, token), kept + 1
+    if end is not None:
+        applied.ends.append((sequence, end))
+    sequence.drafted_tokens += int(columns.drafted[row])
+    sequence.accepted_tokens += min(count - 1, kept)
+    return kept
+
+
+def _split(logprobs: plan_pb2.RowLogprobs, columns: _Columns, kept: Column, applied: AppliedResult) -> None:
+    """Adds the log-probabilities of one row, one message for each of its tokens that were kept."""
+    row = logprobs.row
+    if not kept[row]:
+        return
+    first = int((applied.rows == row).argmax())
+    size = len(logprobs.top_ids) // int(columns.counts[row])
+    for index in range(int(kept[row])):
+        alone = plan_pb2.RowLogprobs(
+            row=row,
+            values=logprobs.values[4 * index : 4 * index + 4],
+            top=logprobs.top,
+            top_ids=logprobs.top_ids[size * index : size * (index + 1)],
+            top_values=logprobs.top_values[size * index : size * (index + 1)],
+        )
+        applied.logprobs.append((first + index, alone))

@@ -1,0 +1,194 @@
+"""Sequences whose runs of drafted tokens are in flight when something happens to their scheduler, runner or slot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from roster_protos import plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from runner_svc.interface.step import StepBatch
+from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from tests.support.drafters import LateHash, drafting_backend
+from tests.support.in_process import Stack, Submitted
+from tests.support.lockstep import advance, advance_until_idle
+from tests.support.plans import ints
+from tests.support.policies import policy_named
+from tests.support.scripted_drafts import Always
+from tests.support.thoroughness import choice
+
+SIZES = {
+    "num_slots": 4, "block_size": 4, "num_blocks": 64, "max_step_tokens": 40, "context_length": 256,
+    "eos_probability": 0.0,
+}  # fmt: skip
+WRONG = choice([0.5, 0.0, 1.0], in_ci=[0.5])
+"""Probability that a draft is wrong; at 1 all that a run computes beyond its first position is wrong."""
+
+
+def backend(wrong: float, kind: type[HashBackend] = LateHash) -> HashBackend:
+    return drafting_backend(kind, random.Random(5), wrong=wrong, lies=False, max_drafts=7, **SIZES)
+
+
+def stack_of(wrong: float, runners: int = 1, **settings: object) -> Stack:
+    """Returns a stack in which every row drafts as much as it may."""
+    stack = Stack(**{"depth": 3, "prefix_sharing": True, **settings})
+    stack.drafts = Always(7)
+    for _ in range(runners):
+        stack.add_runner(backend(wrong))
+    stack.step()
+    return stack
+
+
+def assert_whole(*requests: Submitted) -> None:
+    for request in requests:
+        assert request.refused is None
+        for index, stream in enumerate(request.streams):
+            assert stream.end is not None and stream.end.reason == FinishReason.LENGTH
+            assert stream.tokens == request.expected(index, 0.0)
+
+
+def taken_over(stack: Stack) -> None:
+    stack.restart_scheduler()
+
+
+def preempted(stack: Stack) -> None:
+    for scheduler in stack.engine.pool.schedulers.values():
+        for sequence in scheduler.table.running():
+            scheduler._preempt(sequence, stack.engine.requests.queue)
+
+
+def drained(stack: Stack) -> None:
+    stack.add_runner(backend(0.5))
+    stack.runners.leave(min(stack.runners.runners))
+
+
+def lost(stack: Stack) -> None:
+    stack.runners.kill(min(stack.runners.runners), Loss.LEFT)
+    stack.add_runner(backend(0.5))
+
+
+def silent(stack: Stack) -> None:
+    """The same runner comes back, with what it holds."""
+    session = min(stack.runners.runners)
+    stack.runners.connect(90, stack.runners.kill(session, Loss.LEFT), former=session)
+
+
+def swapped(stack: Stack) -> None:
+    stack.engine.change_policy(policy_named("orca"))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("happens", [taken_over, preempted, drained, lost, silent, swapped])
+def test_the_streams_and_the_cached_blocks_are_right_afterwards(happens: Callable[[Stack], None], wrong: float) -> None:
+    """Later requests begin with the text so far, and hit the blocks that the runs have filled, and no others."""
+    for turns in choice(range(2, 6), in_ci=[4]):
+        stack = stack_of(wrong)
+        prompt = [turns, 1, 2, 3, 4, 5]
+        first = stack.submit(prompt, 60)
+        twins = stack.submit(prompt, 40, n=2, seed=3, sampling=sampling(temperature=1.0))
+        advance(stack, turns)
+        happens(stack)
+        for _ in range(3):
+            advance(stack, 3)
+            text = prompt + first.streams[0].tokens
+            later = [stack.submit(text[: len(text) - cut], 9) for cut in range(2)]
+            advance(stack, 2)
+        advance_until_idle(stack)
+        assert_whole(first, twins, *later)
+        stack.assert_clean()
+
+
+def sampling(**fields: Any) -> plan_pb2.Sampling:
+    return plan_pb2.Sampling(**{"temperature": 0, "top_p": 1, "repetition_penalty": 1, **fields})
+
+
+@pytest.mark.parametrize("wrong", choice([0.5, 0.0, 1.0], in_ci=[0.5, 1.0]))
+def test_a_text_whose_runs_were_rejected_is_hit_where_it_is_right(wrong: float) -> None:
+    stack = stack_of(wrong)
+    first = stack.submit([1, 2, 3, 4, 5, 6], 50)
+    advance_until_idle(stack)
+    text = [1, 2, 3, 4, 5, 6, *first.streams[0].tokens]
+    later = [stack.submit([*text[:length], 250], 12) for length in range(7, 57, 3)]
+    advance_until_idle(stack)
+    assert_whole(first, *later)
+    (scheduler,) = stack.engine.pool.schedulers.values()
+    assert scheduler.cached_tokens >= sum((min(length, 55) // 4) * 4 for length in range(7, 57, 3))
+
+
+def test_a_snapshot_after_a_run_has_the_counter_and_not_its_bound() -> None:
+    """Nothing of it is computed again, and what it computed beyond its first wrong draft counts as nothing."""
+    stack = stack_of(1.0)
+    request = stack.submit([1, 2, 3, 4, 5, 6], 60)
+    advance(stack, 6)
+    runner = stack.runners.runners[1]
+    stack.runners.finish(1)
+    (resident,) = runner.snapshot().sequences
+    tokens = ints(resident.tokens)
+    assert tokens == [1, 2, 3, 4, 5, 6, *request.expected(0, 0.0)][: len(tokens)]
+    assert resident.computed == len(tokens) - 1 < 4 * len(ints(resident.blocks)) - 4
+    stack.restart_scheduler()
+    advance_until_idle(stack)
+    assert_whole(request)
+    (scheduler,) = stack.engine.pool.schedulers.values()
+    assert scheduler.prefill_tokens == 0 and stack.engine.requests.totals.requests == 0
+
+
+class LosesPrecision(LateHash):
+    """In sequences with a prompt of three tokens, the logits of tokens from the fourteenth on are not finite."""
+
+    def _finite(self, batch: StepBatch, rows: Any, positions: Any) -> NDArray[np.bool_]:
+        lengths = np.array([batch.states[row].prompt_len for row in rows.tolist()])
+        return (positions < 13) | (lengths != 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_sequence_fails_at_the_same_token_as_without_drafts(wrong: float, restarts: bool) -> None:
+    """Also if the scheduler dies with the status unheard: its successor must not wait for a row that never comes."""
+    for turns in choice(range(1, 9), in_ci=[3, 5]):
+        stack = Stack(depth=3)
+        stack.drafts = Always(7)
+        stack.add_runner(backend(wrong, LosesPrecision))
+        stack.step()
+        request = stack.submit([1, 2, 3], 40)
+        other = stack.submit([4, 5, 6, 7], 20)
+        advance(stack, turns)
+        if restarts:
+            stack.step()
+            while stack.runners.execute(max(stack.runners.runners)):
+                pass
+            stack.restart_scheduler()
+        advance_until_idle(stack)
+        (stream,) = request.streams
+        assert stream.end is not None and stream.end.reason == FinishReason.ERROR
+        assert stream.tokens == expected_tokens([1, 2, 3], 10, eos_probability=0.0)
+        assert_whole(other)
+        stack.assert_clean()
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_ends_within_runs_are_those_without_drafts(wrong: float) -> None:
+    """Each request stops at another of its own tokens, from the first to the last, and none computes anything after."""
+    stack = stack_of(wrong)
+    text = expected_tokens([9, 8, 7], 30, eos_probability=0.0)
+    requests = [
+        stack.submit([9, 8, 7], 30, sampling=sampling(stop_ids=pack([token, IM_END_ID]), min_tokens=least))
+        for least in (0, 5)
+        for token in text[::4]
+    ]
+    advance_until_idle(stack)
+    for request in requests:
+        (stream,) = request.streams
+        expected = request.expected(0, 0.0)
+        assert stream.tokens == expected and stream.end is not None
+        assert (stream.end.reason == FinishReason.STOP) == (len(expected) < 30 or expected[-1] in (text[28],))
+    assert stack.engine.requests.totals.sampled_tokens == sum(len(r.streams[0].tokens) for r in requests)
+    stack.assert_clean()

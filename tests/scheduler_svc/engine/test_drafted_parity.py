@@ -1,0 +1,114 @@
+"""Greedy output of real models equals transformers' through the whole engine while rows draft, wrongly and rightly.
+
+Pools are so small that sequences are preempted in mid-run; the scheduler restarts, and a runner is lost.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runner_svc.backends.torch_backend import TorchBackend
+from scheduler_svc.link.runner_events import Loss
+from tests.support.host_backend import no_progress
+from tests.support.in_process import Stack
+from tests.support.parity import FLOAT32, Parity, expected_tokens
+from tests.support.random_drafts import drafts_of, random_lengths
+from tests.support.tested_backend import poison, reference
+from tests.support.thoroughness import choice, count
+from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
+
+MAX_TOKENS, MOST = 30, 5
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows": ("gemma3", {}),
+    "RoPE by length": ("llama-longrope", {}),
+    "experts": ("qwen3-moe", {}),
+    "transformers": ("mistral", {"decoder": "transformers"}),
+}
+
+
+class Recalls:
+    """Proposes how one of `texts` goes on, each token wrong with probability 1/4."""
+
+    name = "recalls"
+
+    def __init__(self, rng: random.Random, texts: list[list[int]]) -> None:
+        self._rng, self._texts = rng, texts
+
+    def propose(
+        self,
+        tokens: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        counters: NDArray[np.int32],
+        most: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        proposals = np.full((len(slots), int(most.max())), -1, np.int32)
+        for row, (slot, counter, limit) in enumerate(
+            zip(slots.tolist(), counters.tolist(), most.tolist(), strict=True)
+        ):
+            known = tokens[slot, :counter].tolist()
+            text = next((text for text in self._texts if text[:counter] == known), [])[counter : counter + limit]
+            wrong = [self._rng.randrange(NUM_TOKENS) if self._rng.random() < 0.25 else token for token in text]
+            proposals[row, : len(wrong)] = wrong
+        return proposals
+
+
+@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows"]))
+def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    family, options = KINDS[kind]
+    folder = make_tiny_model(family, tmp_path / "tiny", rng.randrange(1000))
+    parity = Parity(reference(folder, FLOAT32), FLOAT32)
+    stem = [rng.randrange(NUM_TOKENS) for _ in range(20)]
+    prompts = [
+        stem[: rng.choice([0, 20])] + [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 9))]
+        for _ in range(count(24, in_ci=10))
+    ]
+    answers = expected_tokens(parity.model, prompts, MAX_TOKENS)
+    texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def load() -> TorchBackend:
+        backend = TorchBackend.load(
+            str(folder),
+            cache_folder=folder / "unused",
+            progress=no_progress,
+            num_blocks=40,
+            block_size=4,
+            num_slots=6,
+            max_step_tokens=64,
+            drafter=Recalls(rng, texts),
+            max_drafts=MOST,
+            **options,
+        )
+        poison(backend.cache.data)
+        return backend
+
+    stack = Stack(depth=rng.randint(2, 3), policy_parameters={"step_tokens": 24}, prefix_sharing=True)
+    session = stack.add_runner(load())
+    with drafts_of(random_lengths(rng, MOST)):
+        for number, prompt in enumerate(prompts):
+            stack.submit(prompt, MAX_TOKENS)
+            for _ in range(rng.randrange(5)):
+                stack.turn(rng)
+            if number == len(prompts) // 3:
+                stack.restart_scheduler()
+            elif number == len(prompts) // 2:
+                stack.runners.kill(next(iter(stack.runners.runners)), Loss.LEFT)
+                session = stack.add_runner(load())
+        stack.run(rng)
+    stack.assert_clean()
+    requests = list(stack.requests.values())
+    parity.check(prompts, [request.streams[0].tokens for request in requests], MAX_TOKENS)
+    parity.assert_few_ties()
+    totals = stack.engine.pool.schedulers[session]
+    ends = [request.streams[0].end for request in requests]
+    accepted = sum(end.accepted_tokens for end in ends if end is not None)
+    print(f"{totals.preemptions} preemptions, {accepted} accepted")
+    assert accepted > len(requests)
