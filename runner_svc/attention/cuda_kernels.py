@@ -188,8 +188,8 @@ class DecodeVariant:
 
     @property
     def min_cost(self) -> int:
-        """Least cost of a block's range: one tile per team, and more than merging."""
-        return max(self.teams, self.end_cost + 1)
+        """Least cost of a block's range: one tile per warp, and more than merging."""
+        return max(self.warps, self.end_cost + 1)
 
     @property
     def defines(self) -> dict[str, int | str]:
