@@ -81,6 +81,37 @@ __device__ __forceinline__ Merged merge_blocks(const Partial& partial, Split spl
     return merged;
 }
 
+#if POSITIONS > 1
+// Quads that a thread merges at once: with more queries than threads, one after the other would wait for memory longer.
+constexpr int kQuadsAtOnce = 2;
+
+// The same for quads that are a block's threads apart, from `quad` on; those beyond `quads` are not to be used.
+__device__ __forceinline__ void merge_blocks(
+    Merged (&merged)[kQuadsAtOnce], const Partial& partial, Split split, int quad, int quads) {
+    for (int block = split.first_block(); block <= split.last_block; block += kMergeBatch) {
+        float2 stats[kQuadsAtOnce][kMergeBatch];
+        float4 sums[kQuadsAtOnce][kMergeBatch];
+#pragma unroll
+        for (int n = 0; n < kQuadsAtOnce; n++) {
+            int own = min(quad + n * WARPS * 32, quads - 1);
+#pragma unroll
+            for (int i = 0; i < kMergeBatch; i++) {
+                int source = min(block + i, split.last_block);
+                int slot = source == split.first_block() ? split.first_slot : 2 * source;
+                long long query = static_cast<long long>(slot) * kUnitQueries + own / kQuads;
+                stats[n][i] = __ldcg(partial.stats + query);
+                sums[n][i] = __ldcg(reinterpret_cast<const float4*>(partial.sums + query * HEAD_DIM) + own % kQuads);
+                if (block + i > split.last_block) {
+                    stats[n][i] = make_float2(kLowest, 0.0f), sums[n][i] = make_float4(0, 0, 0, 0);
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < kQuadsAtOnce; n++) merged[n].add(stats[n], sums[n]);
+    }
+}
+#endif
+
 // Elements from those of first_head(unit), at a row's first position, to a quad of a unit's queries.
 __device__ __forceinline__ long long quad_offset(int unit, int quad, long long stride) {
 #if POSITIONS > 1
@@ -124,8 +155,22 @@ __device__ __forceinline__ void finish_segment(
     __syncthreads();
     if (!*is_last) return;
     __threadfence();
+#if POSITIONS > 1
+    for (int first = threadIdx.x; first < quads; first += kQuadsAtOnce * WARPS * 32) {
+        Merged merged[kQuadsAtOnce];
+        merge_blocks(merged, partial, split, first, quads);
+#pragma unroll
+        for (int n = 0; n < kQuadsAtOnce; n++) {
+            int quad = first + n * WARPS * 32;
+            if (quad >= quads) continue;
+            Scalar* place = target + quad_offset(unit, quad, output_stride);
+            merged[n].write(place, value_unit, unit_sinks, head_of(unit, quad / kQuads));
+        }
+    }
+#else
     for (int quad = threadIdx.x; quad < quads; quad += WARPS * 32) {
         Scalar* place = target + quad_offset(unit, quad, output_stride);
         merge_blocks(partial, split, quad).write(place, value_unit, unit_sinks, head_of(unit, quad / kQuads));
     }
+#endif
 }

@@ -1,7 +1,8 @@
 // Which keys the queries of a row see.
 //
-// Without POSITIONS a row has one position, and the plan has its keys. With POSITIONS a row has up to that many adjacent
-// positions, and where they begin is known on the device only: the plan has bounds, which cover the keys of all cases.
+// Without POSITIONS a row has one position, and the plan has its keys. With POSITIONS a row has up to that many
+// adjacent positions, and only the device knows where they begin: the plan has bounds, which cover the keys of all
+// cases.
 #pragma once
 
 #include "decode_line.cuh"
@@ -68,7 +69,8 @@ struct Sight {
 // Location of a tile's keys and values.
 struct Tile {
     unsigned source;  // (position in the cache) * KV_HEADS + key-value head
-    unsigned bounds;  // first visible position in the tile | (last visible position + 1) << 8 | whether this step writes to it << 16
+    // First visible position in the tile | (last visible position + 1) << 8 | whether this step writes to it << 16.
+    unsigned bounds;
 };
 
 // Finds tile `flat` of the line, which is at or after `row`, and stores its row in `row`.

@@ -8,8 +8,8 @@ constexpr int kMergePitch = HEAD_DIM + 4;
 // The running maximum is raised only if a score exceeds it by more than this many powers of two.
 constexpr float kSlack = 8.0f;
 
-// Scales the scores of the tile at `position` and masks those of keys that a query does not see; `query` is the warp's
-// first among those of the key-value head.
+// Scales the scores of the tile at `position` and masks those of keys that a query does not see; `query` is the first of
+// the warp's among those of the key-value head.
 __device__ __forceinline__ void scale_and_mask(
     float (&scores)[kColumnTiles][4], float scale, float soft_cap, const Sight& sight, int position, int query, int lane) {
     int key = lane >> 2;

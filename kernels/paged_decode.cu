@@ -2,27 +2,28 @@
 // launch.
 //
 // The unit of work is a tile: 16 positions of one row for one unit, which is a key-value head with up to
-// SHARERS * COLUMNS of its queries (a query is a query head at a position). The tiles of a step form one line (row, unit, tile), which the plan cuts into ranges of equal cost, one
-// per thread block: the load is balanced for any lengths. The part of a range that belongs to one (row, unit) is a
-// segment. A segment that covers its whole (row, unit) writes the output. Other segments store partial sums, and the
-// last block to arrive merges them, so that no second launch is needed. Everything that changes between steps is in the
-// plan (runner_svc/attention/decode_plan.py), so that the launch can be replayed in a CUDA graph.
+// SHARERS * COLUMNS of its queries (a query is a query head at a position). The tiles of a step form one line (row,
+// unit, tile), which the plan cuts into ranges of equal cost, one per thread block: the load is balanced for any
+// lengths. The part of a range that belongs to one (row, unit) is a segment. A segment that covers its whole (row, unit)
+// writes the output. Other segments store partial sums, and the last block to arrive merges them, so that no second
+// launch is needed. Everything that changes between steps is in the plan (runner_svc/attention/decode_plan.py), so that
+// the launch can be replayed in a CUDA graph.
 //
 // Each warp processes every WARPS-th tile of the range through its own ring in shared memory, filled by cp.async: the
-// loop has no block-wide barrier. Keys are the matrix product's 16 rows and queries its 8 columns
-// (scores^T = K Q^T, output^T = V^T P^T), so that groups of up to 8 queries waste no accumulators. If a unit has more
-// queries than a warp has registers for, a team of SHARERS warps shares a ring: all of them see each tile, each for its
-// own queries, and meet once per tile. The running maximum
-// is raised only when a score exceeds it by more than kSlack, so most tiles need neither shuffles nor rescaling.
+// loop has no block-wide barrier. Keys are the matrix product's 16 rows and queries its 8 columns (scores^T = K Q^T,
+// output^T = V^T P^T), so that groups of up to 8 queries waste no accumulators. The running maximum is raised only when
+// a score exceeds it by more than kSlack, so most tiles need neither shuffles nor rescaling. If a unit has more queries
+// than a warp has registers for, a team of SHARERS warps shares a ring: all of them see each tile, each for its own
+// queries, and meet once per tile.
 //
 // Keys and values of a layer are [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or e4m3 (cached.cuh). Positions
 // outside a row's range are masked before the softmax, and their values are never read (0 * NaN would be NaN). A row of
 // length 0 gives zeros.
 //
 // With POSITIONS (verify steps), a row's queries are at up to that many adjacent positions, of which only the device
-// knows the first and the number: `known` and `drafted` (decode_sight.cuh). The plan covers the keys of all cases, and a
-// tile without a visible key reads nothing and adds nothing. Queries that are absent see what the last one that is
-// present sees; their outputs have no meaning. 0 is decode: a position whose keys are in the plan.
+// knows the first and the number: `known` and `drafted` (decode_sight.cuh). The plan covers the keys of all cases, and
+// a tile without a visible key reads nothing and adds nothing. Queries that are absent see what the last one that is
+// present sees; their outputs have no meaning. 0 is decode: one position, whose keys are in the plan.
 //
 // The line is in decode_line.cuh, copies in decode_ring.cuh, products in decode_products.cuh, the softmax in
 // decode_softmax.cuh, merging in decode_merge.cuh.
@@ -33,7 +34,7 @@
 
 // plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores; `soft_cap` is used if
 // SOFT_CAP is set; `sinks`, by query head and in log2 units, if SINKS is set; `cache_scales` [2, KV_HEADS] are the units
-// of an FP8 cache's keys and values. With POSITIONS, a row has that many adjacent rows of queries and output; for
+// of an FP8 cache's keys and values. With POSITIONS, a row has that many adjacent rows of queries and of output; for
 // `known`, `drafted` and `window` see Counters.
 //
 // With BESIDE_PREFILL the next kernel is a paged_prefill_hopper that runs on the multiprocessors without work in the

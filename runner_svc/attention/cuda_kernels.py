@@ -16,7 +16,7 @@ _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
 # More stages for the small tiles of an FP8 cache only slow down short rows.
 _MAX_FP8_STAGES = 4
-# A team has fewer tiles in flight than as many lone warps with fewer stages each.
+# Warps that share a ring need more stages to have as many tiles in flight.
 _MAX_SHARED_STAGES = 8
 # A block alone on its multiprocessor takes 86 ns per tile (heads of 128) and 2.3 us for the end of a (row, unit), when
 # its warps wait for each other with no copy in flight. The cost is the quotient.
@@ -188,8 +188,8 @@ class DecodeVariant:
 
     @property
     def min_cost(self) -> int:
-        """Least cost of a block's range: one tile per team, and more than merging."""
-        return max(self.teams, self.end_cost + 1)
+        """Least cost of a block's range: one tile per warp, and more than merging."""
+        return max(self.warps, self.end_cost + 1)
 
     @property
     def defines(self) -> dict[str, int | str]:

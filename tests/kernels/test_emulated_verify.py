@@ -107,6 +107,16 @@ def test_kinds(kind: AttentionCase, positions: int, arch: str, seed: int, monkey
     verify(case, seed)
 
 
+@pytest.mark.parametrize(("positions", "num_heads"), choice([(2, 4), (3, 7), (6, 4), (8, 4)], in_ci=[]))
+def test_a_row_that_many_blocks_share(
+    positions: int, num_heads: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More partial results than are merged at once."""
+    emulate_attention(monkeypatch, HOPPER, 24)
+    kind = AttentionCase((), (), 32, num_heads, 1)
+    verify(VerifyCase((1300, 40), (positions - 1, 1), positions, below=3, above=9, kind=kind), seed)
+
+
 FAULTS = {
     "a team does not meet": ("meet_team(team);", ""),
     "copies are not waited for": ("wait_copies<2 * 8 - 4>();", "wait_copies<2 * 8 - 2>();"),
