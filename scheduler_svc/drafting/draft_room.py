@@ -23,8 +23,9 @@ def lengths_within(
 ) -> Column | None:
     """Returns how many tokens each decoding row of the draft drafts, int32 [R], at most `lengths`; None if none does.
 
-    `max_drafts`: of a row; `max_step_tokens`: positions of a step. If `may_grow`, block tables grow as far as there are
-    blocks for it, and the draft gets the appends. Every row must have a block for its own position.
+    `max_drafts`: of a row; `max_step_tokens`: positions of a step, or those of which a runner has logits. If
+    `may_grow`, block tables grow as far as there are blocks for it, and the draft gets the appends. Every row must have
+    a block for its own position.
     """
     lengths = np.maximum(np.minimum(lengths, _most(plans.table, draft.decode, max_drafts)), _NONE)
     lengths = _within_step(lengths, max_step_tokens)
