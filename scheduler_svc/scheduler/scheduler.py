@@ -252,7 +252,7 @@ class Scheduler:
         lengths = self.drafting.lengths(draft.decode, self.last_plan, lambda: self.load(queue, draft.decode), policy)
         if lengths is not None:
             waits = bool(queue) or self.ledger.waiting_tokens > 0
-            most = self.drafting.max_drafts, self._max_step_tokens
+            most = self.drafting.max_drafts, self.hello.max_sampled or self._max_step_tokens
             draft.drafts = lengths_within(self.plans, draft, lengths, *most, may_grow=not waits)
 
     def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
