@@ -5,20 +5,26 @@
 
 constexpr int kTile = 16;
 constexpr int kColumnTiles = COLUMNS / 8;
-constexpr int kUnitsPerHead = (GROUP_SIZE + COLUMNS - 1) / COLUMNS;
+// Queries of a key-value head: its query heads at a row's first position, then at the second, and so on.
+constexpr int kGroupQueries = GROUP_SIZE * (POSITIONS ? POSITIONS : 1);
+// A team of SHARERS warps works on the same tiles; each warp has COLUMNS of a unit's queries.
+constexpr int kTeams = WARPS / SHARERS;
+constexpr int kUnitColumns = SHARERS * COLUMNS;
+constexpr int kUnitsPerHead = (kGroupQueries + kUnitColumns - 1) / kUnitColumns;
 constexpr int kUnits = KV_HEADS * kUnitsPerHead;
-// Query heads of a unit; the last unit of a key-value head can have fewer.
-constexpr int kHeads = GROUP_SIZE < COLUMNS ? GROUP_SIZE : COLUMNS;
+// Queries of a unit; the last unit of a key-value head can have fewer.
+constexpr int kUnitQueries = kGroupQueries < kUnitColumns ? kGroupQueries : kUnitColumns;
 
 static_assert(BLOCK_SIZE % kTile == 0, "a tile lies in one block");
-static_assert(COLUMNS % 8 == 0, "query heads come in columns of eight");
+static_assert(COLUMNS % 8 == 0, "queries come in columns of eight");
+static_assert(WARPS % SHARERS == 0, "teams have the same size");
 
 // One row of the step, as in the plan.
 struct __align__(16) Row {
     int start;      // tiles of a unit before this row
     int tiles;      // tiles of a unit, at least 1
-    int length;     // positions
-    int first;      // first visible position (0, or the window's first)
+    int length;     // positions; with POSITIONS, the most that the row can have
+    int first;      // first visible position (0, or the window's first); with POSITIONS, the least that it can be
     int table;      // row of the block tables
     int query;      // row of the queries and the output
     int index;      // index among the step's rows
@@ -44,12 +50,6 @@ struct __align__(16) Range {
     int reserved[2];
 };
 
-// Location of a tile's keys and values.
-struct Tile {
-    unsigned source;  // (position in the cache) * KV_HEADS + key-value head
-    unsigned bounds;  // first valid position in the tile | (last valid position + 1) << 8 | whether it is the row's last << 16
-};
-
 __device__ __forceinline__ Row load_row(const Row* row) {
     const int4* words = reinterpret_cast<const int4*>(row);
     int4 a = __ldg(words), b = __ldg(words + 1);
@@ -62,25 +62,22 @@ __device__ __forceinline__ Range load_range(const Range* range) {
     return Range{load_row(&range->row), a.x, a.y, {a.z, a.w}, {b.x, b.y}, {b.z, b.w}};
 }
 
+// Index of a unit's first query among those of its key-value head.
+__device__ __forceinline__ int first_query(int unit) { return unit % kUnitsPerHead * kUnitColumns; }
+
+__device__ __forceinline__ int query_count(int unit) { return min(kUnitQueries, kGroupQueries - first_query(unit)); }
+
+// First query head of a unit's key-value head or, if all its queries are at one position, of the unit.
 __device__ __forceinline__ int first_head(int unit) {
-    return unit / kUnitsPerHead * GROUP_SIZE + unit % kUnitsPerHead * COLUMNS;
+    return unit / kUnitsPerHead * GROUP_SIZE + (POSITIONS > 1 ? 0 : first_query(unit));
 }
 
-__device__ __forceinline__ int head_count(int unit) {
-    return min(kHeads, GROUP_SIZE - unit % kUnitsPerHead * COLUMNS);
+// Head of a unit's query, after first_head(unit).
+__device__ __forceinline__ int head_of(int unit, int query) {
+    return POSITIONS > 1 ? (first_query(unit) + query) % GROUP_SIZE : query;
 }
 
-// Finds tile `flat` of the line, which is at or after `row`, and stores its row in `row`.
-__device__ __forceinline__ Tile locate(
-    int flat, Row& row, const Row* rows, const int* __restrict__ block_tables, int table_stride) {
-    while (flat >= (row.start + row.tiles) * kUnits) row = load_row(rows + row.index + 1);
-    int offset = flat - row.start * kUnits;
-    int unit = offset / row.tiles;
-    int position = row.first / kTile * kTile + (offset - unit * row.tiles) * kTile;
-    int block = __ldg(block_tables + static_cast<long long>(row.table) * table_stride + position / BLOCK_SIZE);
-    Tile tile;
-    tile.source = (static_cast<unsigned>(block) * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + unit / kUnitsPerHead;
-    tile.bounds = max(row.first - position, 0) | min(row.length - position, kTile) << 8 |
-                  (row.length - position <= kTile ? 1u << 16 : 0u);
-    return tile;
+// Position of a unit's query, after the row's first.
+__device__ __forceinline__ int position_of(int unit, int query) {
+    return POSITIONS > 1 ? (first_query(unit) + query) / GROUP_SIZE : 0;
 }

@@ -7,27 +7,29 @@
 
 #include "decode_softmax.cuh"
 
-// B fragments of a unit's queries: COLUMNS heads; those beyond the unit's are zero.
+// B fragments of COLUMNS of a unit's queries from `first` on; those beyond the unit's are zero.
 struct Queries {
     unsigned fragments[kSteps][kColumnTiles][2];
 
-    __device__ __forceinline__ void load(const Scalar* queries, long long stride, int row, int unit, int lane) {
-        int group = lane >> 2, pair = lane & 3, heads = head_count(unit);
+    __device__ __forceinline__ void load(
+        const Scalar* queries, long long stride, int row, int unit, int first, int lane) {
+        int group = lane >> 2, pair = lane & 3, count = query_count(unit);
 #pragma unroll
         for (int n = 0; n < kColumnTiles; n++) {
-            int head = n * 8 + group;
-            const Scalar* source = queries + row * stride + (first_head(unit) + head) * HEAD_DIM;
+            int query = first + n * 8 + group;
+            const Scalar* source = queries + (row + position_of(unit, query)) * stride +
+                                   (first_head(unit) + head_of(unit, query)) * HEAD_DIM;
 #pragma unroll
             for (int k = 0; k < kSteps; k++) {
 #if FP8_CACHE
-                Expanded four = head < heads ? load_query(source + k * 16 + pair * 4) : Expanded{0, 0};
+                Expanded four = query < count ? load_query(source + k * 16 + pair * 4) : Expanded{0, 0};
                 fragments[k][n][0] = four.even;
                 fragments[k][n][1] = four.odd;
 #else
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const Scalar* two = source + k * 16 + half * 8 + pair * 2;
-                    fragments[k][n][half] = head < heads ? *reinterpret_cast<const unsigned*>(two) : 0u;
+                    fragments[k][n][half] = query < count ? *reinterpret_cast<const unsigned*>(two) : 0u;
                 }
 #endif
             }

@@ -1,16 +1,17 @@
-// Softmax of a decode unit's query heads over keys, kept by one warp and transposed: keys are the 16 rows.
+// Softmax of a unit's queries over keys, kept by one warp and transposed: keys are the 16 rows.
 #pragma once
 
-#include "decode_line.cuh"
+#include "decode_sight.cuh"
 
 constexpr int kSteps = HEAD_DIM / 16;
 constexpr int kMergePitch = HEAD_DIM + 4;
 // The running maximum is raised only if a score exceeds it by more than this many powers of two.
 constexpr float kSlack = 8.0f;
 
-// Scales the scores and masks those at positions outside [begin, end) of the tile.
+// Scales the scores of the tile at `position` and masks those of keys that a query does not see; `query` is the first of
+// the warp's among those of the key-value head.
 __device__ __forceinline__ void scale_and_mask(
-    float (&scores)[kColumnTiles][4], float scale, float soft_cap, int begin, int end, int lane) {
+    float (&scores)[kColumnTiles][4], float scale, float soft_cap, const Sight& sight, int position, int query, int lane) {
     int key = lane >> 2;
 #pragma unroll
     for (int n = 0; n < kColumnTiles; n++) {
@@ -19,18 +20,27 @@ __device__ __forceinline__ void scale_and_mask(
             scores[n][i] = SOFT_CAP ? soft_capped(scores[n][i], scale, soft_cap) : scores[n][i] * (scale * kLog2E);
         }
     }
+#if POSITIONS
+    if (sight.sees_all(position, position + kTile)) return;
+#else
+    int begin = sight.begin - position, end = sight.end - position;
     if (begin <= 0 && end >= kTile) return;
+#endif
 #pragma unroll
     for (int n = 0; n < kColumnTiles; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int position = key + (i >> 1) * 8;
-            if (position < begin || position >= end) scores[n][i] = minus_infinity();
+#if POSITIONS
+            Keys keys = sight.keys_of(query + n * 8 + (lane & 3) * 2 + (i & 1));
+            int begin = keys.begin - position, end = keys.end - position;
+#endif
+            int place = key + (i >> 1) * 8;
+            if (place < begin || place >= end) scores[n][i] = minus_infinity();
         }
     }
 }
 
-// A warp's share of a segment: softmax state of COLUMNS query heads.
+// A warp's share of a segment: softmax state of COLUMNS queries.
 struct Accumulator {
     float output[kSteps][kColumnTiles][4];
     float maximum[kColumnTiles][2];
@@ -94,8 +104,9 @@ struct Accumulator {
         }
     }
 
-    // Stores sums [kHeads, kMergePitch] and stats [kHeads] of this warp in shared memory.
-    __device__ __forceinline__ void store(float* sums, float2* stats, int lane) {
+    // Stores sums [kUnitQueries, kMergePitch] and stats [kUnitQueries] of this warp's queries, which begin at `first`,
+    // in shared memory.
+    __device__ __forceinline__ void store(float* sums, float2* stats, int first, int lane) {
         int group = lane >> 2, pair = lane & 3;
         // Dimensions within a step of 16: adjacent if the words of an FP8 cache were split.
         int first_dim = FP8_CACHE ? 2 * group : group, second_dim = first_dim + (FP8_CACHE ? 1 : 8);
@@ -106,14 +117,14 @@ struct Accumulator {
                 float total = sum[n][c];
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2) total += __shfl_xor_sync(kFullWarp, total, lanes);
-                int head = n * 8 + pair * 2 + c;
-                if (head >= kHeads) continue;
+                int query = first + n * 8 + pair * 2 + c;
+                if (query >= kUnitQueries) continue;
 #pragma unroll
                 for (int j = 0; j < kSteps; j++) {
-                    sums[head * kMergePitch + j * 16 + first_dim] = output[j][n][c];
-                    sums[head * kMergePitch + j * 16 + second_dim] = output[j][n][c + 2];
+                    sums[query * kMergePitch + j * 16 + first_dim] = output[j][n][c];
+                    sums[query * kMergePitch + j * 16 + second_dim] = output[j][n][c + 2];
                 }
-                if (group == 0) stats[head] = make_float2(maximum[n][c], total);
+                if (group == 0) stats[query] = make_float2(maximum[n][c], total);
             }
         }
     }

@@ -1,20 +1,29 @@
-// Decode attention over a paged KV cache: one query position per row, split over keys, in one launch.
+// Decode attention over a paged KV cache: one query position per row, or a few adjacent ones, split over keys, in one
+// launch.
 //
-// The unit of work is a tile: 16 positions of one row for one unit, which is a key-value head with up to COLUMNS of its
-// query heads. The tiles of a step form one line (row, unit, tile), which the plan cuts into ranges of equal cost, one
-// per thread block: the load is balanced for any lengths. The part of a range that belongs to one (row, unit) is a
-// segment. A segment that covers its whole (row, unit) writes the output. Other segments store partial sums, and the
-// last block to arrive merges them, so that no second launch is needed. Everything that changes between steps is in the
-// plan (runner_svc/attention/decode_plan.py), so that the launch can be replayed in a CUDA graph.
+// The unit of work is a tile: 16 positions of one row for one unit, which is a key-value head with up to
+// SHARERS * COLUMNS of its queries (a query is a query head at a position). The tiles of a step form one line (row,
+// unit, tile), which the plan cuts into ranges of equal cost, one per thread block: the load is balanced for any
+// lengths. The part of a range that belongs to one (row, unit) is a segment. A segment that covers its whole (row, unit)
+// writes the output. Other segments store partial sums, and the last block to arrive merges them, so that no second
+// launch is needed. Everything that changes between steps is in the plan (runner_svc/attention/decode_plan.py), so that
+// the launch can be replayed in a CUDA graph.
 //
 // Each warp processes every WARPS-th tile of the range through its own ring in shared memory, filled by cp.async: the
-// loop has no block-wide barrier. Keys are the matrix product's 16 rows and query heads its 8 columns
-// (scores^T = K Q^T, output^T = V^T P^T), so that groups of up to 8 heads waste no accumulators. The running maximum
-// is raised only when a score exceeds it by more than kSlack, so most tiles need neither shuffles nor rescaling.
+// loop has no block-wide barrier. Keys are the matrix product's 16 rows and queries its 8 columns (scores^T = K Q^T,
+// output^T = V^T P^T), so that groups of up to 8 queries waste no accumulators. The running maximum is raised only when
+// a score exceeds it by more than kSlack, so most tiles need neither shuffles nor rescaling. If a unit has more queries
+// than a warp has registers for, a team of SHARERS warps shares a ring: all of them see each tile, each for its own
+// queries, and meet once per tile.
 //
 // Keys and values of a layer are [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or e4m3 (cached.cuh). Positions
 // outside a row's range are masked before the softmax, and their values are never read (0 * NaN would be NaN). A row of
 // length 0 gives zeros.
+//
+// With POSITIONS (verify steps), a row's queries are at up to that many adjacent positions, of which only the device
+// knows the first and the number: `known` and `drafted` (decode_sight.cuh). The plan covers the keys of all cases, and
+// a tile without a visible key reads nothing and adds nothing. Queries that are absent see what the last one that is
+// present sees; their outputs have no meaning. 0 is decode: one position, whose keys are in the plan.
 //
 // The line is in decode_line.cuh, copies in decode_ring.cuh, products in decode_products.cuh, the softmax in
 // decode_softmax.cuh, merging in decode_merge.cuh.
@@ -25,7 +34,8 @@
 
 // plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores; `soft_cap` is used if
 // SOFT_CAP is set; `sinks`, by query head and in log2 units, if SINKS is set; `cache_scales` [2, KV_HEADS] are the units
-// of an FP8 cache's keys and values.
+// of an FP8 cache's keys and values. With POSITIONS, a row has that many adjacent rows of queries and of output; for
+// `known`, `drafted` and `window` see Counters.
 //
 // With BESIDE_PREFILL the next kernel is a paged_prefill_hopper that runs on the multiprocessors without work in the
 // plan. It is released once everything it reads is written. Blocks come in pairs then, so that the remaining
@@ -38,11 +48,19 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,
     int table_stride, const int* __restrict__ plan, int batch, const float* __restrict__ cache_scales, float scale,
-    float soft_cap, const float* __restrict__ sinks, float* partial_sums, float2* partial_stats, int* arrivals) {
+    float soft_cap, const float* __restrict__ sinks, float* partial_sums, float2* partial_stats, int* arrivals
+#if POSITIONS
+    ,
+    const int* __restrict__ known, const int* __restrict__ drafted, int window) {
+    const Counters counters{known, drafted, window};
+#else
+) {
+    const Counters counters;
+#endif
     extern __shared__ __align__(128) char shared[];
-    float* merge_sums = reinterpret_cast<float*>(shared + WARPS * STAGES * kStageBytes);
-    float2* merge_stats = reinterpret_cast<float2*>(merge_sums + WARPS * kHeads * kMergePitch);
-    int* is_last = reinterpret_cast<int*>(merge_stats + WARPS * kHeads);
+    float* merge_sums = reinterpret_cast<float*>(shared + kTeams * STAGES * kStageBytes);
+    float2* merge_stats = reinterpret_cast<float2*>(merge_sums + kTeams * kUnitQueries * kMergePitch);
+    int* is_last = reinterpret_cast<int*>(merge_stats + kTeams * kUnitQueries);
 
     const Row* rows = reinterpret_cast<const Row*>(plan);
     const Range range = load_range(reinterpret_cast<const Range*>(rows + batch) + blockIdx.x);
@@ -60,15 +78,16 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
 #endif
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // this warp's
+    int team = warp / SHARERS, sharer = warp % SHARERS;
+    int tiles = (end - begin - team + kTeams - 1) / kTeams;  // this team's
 
-    TileRing ring{keys, values, shared_address(shared) + warp * STAGES * kStageBytes, lane, evict_first_policy()};
+    TileRing ring{keys, values, shared_address(shared) + team * STAGES * kStageBytes, lane, sharer, evict_first_policy()};
     Row located_row = row;
-    Tile located{0, 0};  // in lane l: the warp's tile 32 * i + l
+    Tile located{0, 0};  // in lane l: the team's tile 32 * i + l
     unsigned bounds = 0, source = 0;
     auto locate_from = [&](int i) {
         if (i + lane < tiles) {
-            located = locate(begin + warp + WARPS * (i + lane), located_row, rows, block_tables, table_stride);
+            located = locate(begin + team + kTeams * (i + lane), located_row, rows, block_tables, table_stride, counters);
         }
     };
     auto issue_keys = [&](int i, int stage) {
@@ -76,7 +95,7 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
             if (i % 32 == 0 && i > 0) locate_from(i);
             source = __shfl_sync(kFullWarp, located.source, i & 31);
             bounds = __shfl_sync(kFullWarp, located.bounds, i & 31);
-            ring.copy_keys(stage, source);
+            ring.copy_keys(stage, source, bounds);
         }
         commit_copies();
     };
@@ -84,14 +103,16 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
         if (i < tiles) ring.copy_values(stage, source, bounds);
         commit_copies();
     };
+    // Tiles whose copies are issued before the loop. A team refills a stage one tile later, when all have left it.
+    constexpr int kAhead = SHARERS == 1 ? STAGES : STAGES - 1;
     locate_from(0);
 #if !BESIDE_PREFILL
-    // The step's own kernels write only a row's newest position, in its last tile; all others can be read before they end.
-    const bool waits_first = __any_sync(kFullWarp, lane < STAGES && lane < tiles && located.bounds >> 16);
+    // The step's own kernels write only a row's newest positions, in its last tiles; all others can be read before they end.
+    const bool waits_first = __any_sync(kFullWarp, lane < kAhead && lane < tiles && located.bounds >> 16);
     if (waits_first) wait_for_predecessors();
 #endif
 #pragma unroll
-    for (int i = 0; i < STAGES; i++) {
+    for (int i = 0; i < kAhead; i++) {
         issue_keys(i, i);
         issue_values(i, i);
     }
@@ -103,46 +124,65 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     int offset = begin - row.start * kUnits;
     int unit = offset / row.tiles, skipped = offset - unit * row.tiles;  // tiles of the segment before this range
     int done = 0, stage = 0;
+    Sight sight = Sight::of(row, counters);
     Queries next_queries;
-    next_queries.load(queries, query_stride, row.query, unit, lane);
+    next_queries.load(queries, query_stride, row.query, unit, sharer * COLUMNS, lane);
     for (int flat = begin; flat < end;) {
         int segment_end = min(end, flat + row.tiles - skipped);
         Row next_row = row;
         int next_unit = unit + 1;
         if (next_unit == kUnits && segment_end < end) next_row = load_row(rows + row.index + 1), next_unit = 0;
         Queries segment_queries = next_queries;
-        if (segment_end < end) next_queries.load(queries, query_stride, next_row.query, next_unit, lane);
+        if (segment_end < end) {
+            next_queries.load(queries, query_stride, next_row.query, next_unit, sharer * COLUMNS, lane);
+        }
         int kv_head = unit / kUnitsPerHead;
         float key_scale = scale * cached_unit(cache_scales, kv_head);
         float value_unit = cached_unit(cache_scales, KV_HEADS + kv_head);
         Accumulator accumulator;
         accumulator.clear();
-        int position = row.first / kTile * kTile + (begin + warp + WARPS * done - flat + skipped) * kTile;
-        for (; done < tiles && begin + warp + WARPS * done < segment_end; done++, position += WARPS * kTile) {
+        int position = row.first / kTile * kTile + (begin + team + kTeams * done - flat + skipped) * kTile;
+        for (; done < tiles && begin + team + kTeams * done < segment_end; done++, position += kTeams * kTile) {
             unsigned keys_stage = ring.ring + stage * kStageBytes;
             float scores[kColumnTiles][4];
             unsigned probabilities[kColumnTiles][2];
+#if SHARERS == 1
             wait_copies<2 * STAGES - 1>();
             __syncwarp();
+#else
+            wait_copies<2 * STAGES - 4>();
+            meet_team(team);
+            issue_keys(done + kAhead, (stage == 0 ? STAGES : stage) - 1);
+            issue_values(done + kAhead, (stage == 0 ? STAGES : stage) - 1);
+#endif
             score_keys(scores, keys_stage, segment_queries, lane);
+#if SHARERS == 1
             __syncwarp();
             issue_keys(done + STAGES, stage);
-            scale_and_mask(scores, key_scale, soft_cap, row.first - position, row.length - position, lane);
+#endif
+            int query = first_query(unit) + sharer * COLUMNS;
+            scale_and_mask(scores, key_scale, soft_cap, sight, position, query, lane);
             accumulator.raise(scores);
             accumulator.exponentiate(scores, probabilities);
+#if SHARERS == 1
             wait_copies<2 * STAGES - 1>();
             __syncwarp();
+#endif
             add_values(accumulator, keys_stage + kHalfStageBytes, probabilities, lane);
+#if SHARERS == 1
             __syncwarp();
             issue_values(done + STAGES, stage);
+#endif
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
-        accumulator.store(merge_sums + warp * kHeads * kMergePitch, merge_stats + warp * kHeads, lane);
+        float* team_sums = merge_sums + team * kUnitQueries * kMergePitch;
+        accumulator.store(team_sums, merge_stats + team * kUnitQueries, sharer * COLUMNS, lane);
         int slot = 2 * blockIdx.x + (flat == begin ? 0 : 1);
         Split split = flat == begin ? range.head : segment_end == end ? range.tail : Split{slot, slot >> 1};
         finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, split, slot, output, output_stride,
                        value_unit, sinks);
         flat = segment_end;
+        if (POSITIONS == 0 || next_unit == 0) sight = Sight::of(next_row, counters);
         row = next_row;
         unit = next_unit;
         skipped = 0;

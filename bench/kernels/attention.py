@@ -20,7 +20,7 @@ from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import FP8, KVCache
 
 # Caches are copied until a graph reads this many bytes, more than any L2 holds.
-_ROTATED_BYTES = 300_000_000
+ROTATED_BYTES = 300_000_000
 _MAX_COPIES = 16
 # Pause in seconds before prefill is timed in bursts of 25 launches, as FA3 and the bars were measured.
 _REST = 0.25
@@ -59,7 +59,7 @@ class Bench:
 
 def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
     layer_bytes = shape.decode_bytes(lengths)
-    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, _ROTATED_BYTES // layer_bytes)))
+    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, ROTATED_BYTES // layer_bytes)))
     queries, output = bench.tensors(len(lengths))
     plan = np.empty(bench.attention.decode_plan_words(len(lengths)), np.int32)
     bench.attention.plan_decode(bench.lengths, bench.rows, plan)

@@ -39,6 +39,11 @@ GROUPS = {
     "norm": Group(("add_rms_norm", "residual_norm"), ("test_norm",)),
     "rope": Group(("rope_kv_write",), ("test_rope_kv",)),
     "gather": Group(("gather_inputs",), ("test_gather",)),
+    "drafts": Group(
+        ("accept_drafts", "expand_records", "gather_drafted", "ngram_draft", "place_drafts"),
+        ("test_draft_kernels",),
+    ),
+    "verifying": Group(("accept_drafts", "ngram_draft", "place_drafts"), ("test_drafts",), shards=3, captures=True),
     "rotation": Group(("rotate_halves",), ("test_rotate_halves",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
@@ -104,4 +109,5 @@ GROUPS = {
         shards=12,
         but_not="20000 or x4000",
     ),
+    "verify": Group(("paged_decode", "paged_prefill_hopper"), ("test_verify_attention",), shards=4),
 }

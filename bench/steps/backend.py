@@ -15,6 +15,7 @@ from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
+from runner_svc.gpu.loading import MakeBackend
 from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
@@ -41,8 +42,9 @@ def backend_of(
     largest: int = max(BATCHES),
     *,
     fp8_cache: bool = False,
+    make: MakeBackend = CudaBackend,
 ) -> CudaBackend:
-    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for `largest` rows."""
+    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for `largest` rows; `make` makes it."""
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     sizes = CudaSizes(
         num_slots=largest,
@@ -63,7 +65,7 @@ def backend_of(
     else:
         own = weights or random_weights(config, DTYPE, torch.device("cuda"), no_progress)
         kernels = CudaLaunchers(config, DTYPE, **VARIANTS[variant])
-        backend = CudaBackend(
+        backend = make(
             model,
             config,
             lambda: CudaDecoder(config, own, kernels.decoder(sizes.fp8_cache), sizes.max_step_tokens),

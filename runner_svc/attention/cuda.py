@@ -15,6 +15,10 @@ A step uses it as follows (arrays are numpy int32 on the host; T positions, R ro
     all_words = attention.mixed_plan_words(batch, words)
     attention.plan_mixed(decode_rows, prefill_rows, buffer[c : c + all_words], batch, words)
     attention.run_mixed(stream, layer, queries, output, plan.data_ptr(), batch, words)
+    # Rows of up to `positions` positions that begin where only the device's counters tell (verify steps):
+    words = attention.verify_plan_words(batch, positions)
+    attention.plan_verify(verify_rows, buffer[d : d + words], batch, positions)    # of bounds of the counters
+    attention.run_verify(stream, layer, queries, output, plan.data_ptr(), batch, positions, counters, drafted)
 
 - `table_rows` are indices into `block_tables`, int32 [rows, W] on the device, whose address must not change.
   `query_rows` are the indices of each row's first query among the step's T.
@@ -22,33 +26,31 @@ A step uses it as follows (arrays are numpy int32 on the host; T positions, R ro
   elements. output is [T, num_heads, head_dim] or [T, num_heads * head_dim]. The step's keys and values must already be
   in the cache. Output rows that no plan names are left unchanged. A row of length 0 gives zeros in decode.
 - Each plan must begin at a 32-byte boundary of the packed buffer; plans are multiples of 8 words.
-- A plan has one part for each distinct window; `run_*` selects its layer's part. All launches share one workspace and
+- A plan has one part for each distinct window; `run_*` selects its layer's part. Launches share workspaces and
   must therefore be on one stream.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.attention.cuda_decode import DecodeKernel
-from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, SharedMemory
+from runner_svc.attention.cuda_decode import DecodeKernel, DecodeKernels
+from runner_svc.attention.cuda_kernels import AttentionShape, SharedMemory
 from runner_svc.attention.cuda_prefill import compile_prefill
 from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
+from runner_svc.attention.softmax_arguments import NO_WINDOW, common_soft_cap, sinks_of
+from runner_svc.attention.verify_plan import VerifyPlanner
 from runner_svc.cuda.module import DTYPE_DEFINES
-from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows, VerifyRows
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
-
-_NO_WINDOW = 2**30
-# Batches up to this size use one large block per multiprocessor.
-_SMALL_BATCH = 16
 
 
 class CudaAttention:
@@ -81,11 +83,11 @@ class CudaAttention:
             num_heads,
             num_kv_heads,
             block_size,
-            _common_soft_cap(layers),
+            common_soft_cap(layers),
             fp8_cache=cache.scales is not None,
             has_sinks=any(layer.sinks is not None for layer in layers),
         )
-        self._sinks = [_sinks_of(layer, num_heads, cache.data.device) for layer in layers]
+        self._sinks = [sinks_of(layer, num_heads, cache.data.device) for layer in layers]
         self._softmax = [
             (
                 head_dim**-0.5 if layer.scale is None else layer.scale,
@@ -106,41 +108,32 @@ class CudaAttention:
     def _compile(self, cache: KVCache, block_tables: Tensor) -> None:
         import cupy
 
-        device = cache.data.device
         attributes = cupy.cuda.Device().attributes
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
-        self._small_decode = DecodeKernel(DecodeVariant.choose(self._shape, shared, True), self._windows)
-        self._large_decode = DecodeKernel(DecodeVariant.choose(self._shape, shared, False), self._windows)
         self._prefill = compile_prefill(self._shape, cache, block_tables, self._softmax)
         self._prefill_planners = [
             PrefillPlanner(self._prefill.tile_rows, window, self._prefill.grid) for window in self._windows
         ]
-        self._decode_beside = (
-            DecodeKernel(DecodeVariant.choose_beside_prefill(self._shape, shared), self._windows)
-            if self._prefill.runs_beside_decode
-            else None
+        self._compile_decode = partial(
+            DecodeKernels, self._shape, shared, self._windows, self._max_batch, cache.data.device
         )
-        variant = self._large_decode.variant
-        slots = 2 * max(self._small_decode.grid, self._large_decode.grid)
-        self._partial_sums = torch.empty(slots * variant.heads * self._shape.head_dim, device=device)
-        self._partial_stats = torch.empty(slots * variant.heads * 2, device=device)
-        self._arrivals = torch.zeros(self._max_batch * variant.units, dtype=torch.int32, device=device)
-        self._workspace = (
-            self._partial_sums.data_ptr(),
-            self._partial_stats.data_ptr(),
-            self._arrivals.data_ptr(),
-        )
+        self._decode = self._compile_decode(beside=self._prefill.runs_beside_decode)
+        self._capacity = block_tables.shape[1] * self._shape.block_size
+        self._verify: dict[int, DecodeKernels] = {}
 
-    def _decode(self, batch: int) -> DecodeKernel:
-        if batch > self._max_batch:
-            raise ValueError(f"a decode batch of {batch} rows exceeds max_batch, {self._max_batch}")
-        return self._small_decode if batch <= _SMALL_BATCH else self._large_decode
+    def _verifying(self, positions: int) -> DecodeKernels:
+        """Returns the kernels for rows of `positions` positions, compiled at their first use."""
+        kernels = self._verify.get(positions)
+        if kernels is None:
+            beside = positions == 1 and self._prefill.runs_beside_decode
+            kernels = self._verify[positions] = self._compile_decode(positions=positions, beside=beside)
+        return kernels
 
     def decode_plan_words(self, batch: int) -> int:
         """Returns the size of a decode plan for `batch` rows, in int32 words."""
-        return self._decode(batch).words(batch)
+        return self._decode.of(batch).words(batch)
 
     def plan_decode(
         self,
@@ -158,18 +151,72 @@ class CudaAttention:
         if query_rows is None:
             query_rows = np.arange(len(lengths), dtype=np.int32)
         batch = batch or len(lengths)
-        planners = self._decode(batch).planners(batch)
+        planners = self._decode.of(batch).planners(batch)
         for planner, part in zip(planners, plan.reshape(len(planners), -1), strict=True):
             planner.write(lengths, table_rows, query_rows, part)
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
         """Launches a layer's decode attention; `plan` is the device address of a plan made for `batch` rows."""
-        self._launch_decode(self._decode(batch), stream, layer, queries, output, plan, batch)
+        self._launch_decode(self._decode, self._decode.of(batch), stream, layer, queries, output, plan, batch)
+
+    def verify_plan_words(self, batch: int, positions: int) -> int:
+        """Returns the size of a plan for `batch` rows of up to `positions` positions, in int32 words.
+
+        The first call for a number of positions compiles its kernels.
+        """
+        return self._verifying(positions).of(batch).words(batch)
+
+    def plan_verify(self, rows: VerifyRows, plan: NDArray[np.int32], batch: int, positions: int) -> None:
+        """Fills `plan` [verify_plan_words(batch, positions)] for N <= batch rows.
+
+        Row b's queries are `positions` adjacent ones from `rows.query_rows[b]` on. Padding rows should be left out.
+        Raises ValueError if a row's lower bound exceeds its upper bound.
+        """
+        if not len(rows.lowers):
+            plan.fill(0)  # no work for any block
+            return
+        planners = self._verifying(positions).of(batch).planners(batch)
+        for line, part in zip(planners, plan.reshape(len(planners), -1), strict=True):
+            VerifyPlanner(line, positions, self._capacity).write(rows, part)
+
+    def run_verify(
+        self,
+        stream: int,
+        layer: int,
+        queries: Tensor,
+        output: Tensor,
+        plan: int,
+        batch: int,
+        positions: int,
+        counters: Tensor,
+        drafted: Tensor | None,
+    ) -> None:
+        """Launches a layer's attention of verify rows; `plan` is the device address of their plan.
+
+        `counters` int32 [rows of the block tables]: each row's tokens up to its first query's position, included.
+        `drafted` int32 [batch], in the order of the plan's rows: queries after the first that are present, fewer than
+        `positions`; None for none. The outputs of absent queries have no meaning. Both tensors must be written before
+        the step's inputs are gathered: the kernel reads them before it waits for its predecessors.
+        """
+        kernels = self._verifying(positions)
+        kernel = kernels.of(batch)
+        self._launch_decode(kernels, kernel, stream, layer, queries, output, plan, batch, counters, drafted)
 
     def _launch_decode(
-        self, decode: DecodeKernel, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int
+        self,
+        kernels: DecodeKernels,
+        decode: DecodeKernel,
+        stream: int,
+        layer: int,
+        queries: Tensor,
+        output: Tensor,
+        plan: int,
+        batch: int,
+        counters: Tensor | None = None,
+        drafted: Tensor | None = None,
     ) -> None:
         part = self._window_of_layer[layer]
+        known = () if counters is None else (counters.data_ptr(), 0 if drafted is None else drafted.data_ptr())
         decode.kernel(
             stream,
             decode.grid,
@@ -184,7 +231,9 @@ class CudaAttention:
             batch,
             self._cache_scales[layer],
             *self._softmax[layer],
-            *self._workspace,
+            *kernels.workspace,
+            *known,
+            *((self._windows[part] or NO_WINDOW,) if known else ()),
         )
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:
@@ -215,26 +264,38 @@ class CudaAttention:
     ) -> None:
         part = self._window_of_layer[layer]
         address = plan + 4 * part * (plan_words // len(self._windows))
-        self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW, beside)
+        self._prefill(stream, layer, queries, output, address, self._windows[part] or NO_WINDOW, beside)
 
     def mixed_plan_words(self, batch: int, prefill_words: int) -> int:
         """Returns the int32 words of a plan for at most `batch` decode rows and a prefill plan; either may be 0."""
         return self._mixed_decode_words(batch, prefill_words) + prefill_words
 
     def plan_mixed(
-        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
+        self,
+        decode: DecodeRows | VerifyRows,
+        prefill: PrefillRows,
+        plan: NDArray[np.int32],
+        batch: int,
+        prefill_words: int,
     ) -> None:
-        """Fills `plan` [mixed_plan_words(batch, prefill_words)]. Either kind may have no rows."""
+        """Fills `plan` [mixed_plan_words(batch, prefill_words)]. Either kind may have no rows.
+
+        Verify rows have one position; they are launched with counters.
+        """
+        kernels = self._verifying(1) if isinstance(decode, VerifyRows) else self._decode
         decode_words = self._mixed_decode_words(batch, prefill_words)
         decode_plan, prefill_plan = plan[:decode_words], plan[decode_words:]
-        beside = self._beside(batch, prefill_words)
+        beside = kernels.beside if batch and prefill_words else None
         if beside is not None:
-            planners = zip(beside.planners(batch), self._prefill_planners, strict=True)
             parts = (each.reshape(len(self._windows), -1) for each in (decode_plan, prefill_plan))
-            for (first, second), *plans in zip(planners, *parts, strict=True):
-                MixedPlanner(first, second, self._shape.num_heads, self._shape.fp8_cache).write(decode, prefill, *plans)
+            for line, second, *plans in zip(beside.planners(batch), self._prefill_planners, *parts, strict=True):
+                verify = VerifyPlanner(line, 1, self._capacity)
+                rows = verify.covered(decode) if isinstance(decode, VerifyRows) else decode
+                MixedPlanner(line, second, self._shape.num_heads, self._shape.fp8_cache).write(rows, prefill, *plans)
             return
-        if len(decode.lengths):
+        if isinstance(decode, VerifyRows):
+            self.plan_verify(decode, decode_plan, batch, 1)
+        elif len(decode.lengths):
             self.plan_decode(decode.lengths, decode.table_rows, decode_plan, decode.query_rows, batch)
         else:
             decode_plan.fill(0)  # no work for any block
@@ -242,38 +303,32 @@ class CudaAttention:
             self.plan_prefill(prefill.starts, prefill.counts, prefill.table_rows, prefill.query_rows, prefill_plan)
 
     def run_mixed(
-        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
+        self,
+        stream: int,
+        layer: int,
+        queries: Tensor,
+        output: Tensor,
+        plan: int,
+        batch: int,
+        prefill_words: int,
+        counters: Tensor | None = None,
     ) -> None:
-        """Launches a layer's decode and prefill attention; `plan` is the device address of the plan."""
+        """Launches a layer's decode and prefill attention; `plan` is the device address of the plan.
+
+        `counters` as in `run_verify`, for a plan of verify rows.
+        """
+        kernels = self._decode if counters is None else self._verifying(1)
         prefill_plan = plan + 4 * self._mixed_decode_words(batch, prefill_words)
-        beside = self._beside(batch, prefill_words)
-        if beside is not None:
-            self._launch_decode(beside, stream, layer, queries, output, plan, batch)
-        elif batch:
-            self.run_decode(stream, layer, queries, output, plan, batch)
+        beside = kernels.beside if batch and prefill_words else None
+        if batch:
+            kernel = beside or kernels.of(batch)
+            self._launch_decode(kernels, kernel, stream, layer, queries, output, plan, batch, counters)
         if prefill_words:
             self._launch_prefill(stream, layer, queries, output, prefill_plan, prefill_words, beside is not None)
 
     def _mixed_decode_words(self, batch: int, prefill_words: int) -> int:
+        """Returns the words of a mixed plan's decode part; those of verify rows of one position are as many."""
         if not batch:
             return 0
-        return (self._beside(batch, prefill_words) or self._decode(batch)).words(batch)
-
-    def _beside(self, batch: int, prefill_words: int) -> DecodeKernel | None:
-        """Returns the decode kernel that runs beside prefill if the step has both kinds and the GPU supports it."""
-        return self._decode_beside if batch and prefill_words else None
-
-
-def _common_soft_cap(layers: Sequence[AttentionLayer]) -> float | None:
-    """Returns a cap if all layers have one, whatever its value, or None. Raises ValueError if only some have a cap."""
-    caps = {layer.soft_cap for layer in layers}
-    if None in caps and len(caps) > 1:
-        raise ValueError("the GPU kernels do not support a soft cap in some of the layers")
-    return layers[0].soft_cap
-
-
-def _sinks_of(layer: AttentionLayer, num_heads: int, device: torch.device) -> Tensor:
-    """Returns the layer's sinks in log2 units, float32 [num_heads]; minus infinity for a layer without sinks."""
-    if layer.sinks is None:
-        return torch.full((num_heads,), -math.inf, device=device)
-    return (layer.sinks.to(device=device, dtype=torch.float32) * math.log2(math.e)).contiguous()
+        beside = self._decode.beside if prefill_words else None
+        return (beside or self._decode.of(batch)).words(batch)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from runner_svc.attention.decode_plan import TILE
 from runner_svc.cuda.tensor_map import PLANE
 
-# A unit of decode work has up to 16 query heads; larger heads leave registers for only 8.
+# A warp of decode has up to 16 queries (query heads at a position); larger heads leave registers for only 8.
 _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
 # More stages for the small tiles of an FP8 cache only slow down short rows.
 _MAX_FP8_STAGES = 4
+# Warps that share a ring need more stages to have as many tiles in flight.
+_MAX_SHARED_STAGES = 8
 # A block alone on its multiprocessor takes 86 ns per tile (heads of 128) and 2.3 us for the end of a (row, unit), when
 # its warps wait for each other with no copy in flight. The cost is the quotient.
 _BESIDE_END_COST = 27
@@ -101,54 +103,71 @@ class DecodeVariant:
     stages: int
     # Runs on some of the multiprocessors while prefill runs on the others.
     beside_prefill: bool = False
+    # Positions of a row, which begin where a counter on the device says; 0: one position, where the plan says.
+    positions: int = 0
+    # Warps of a team, which share tiles because a unit has more queries than one of them can take.
+    sharers: int = 1
 
     @classmethod
-    def choose(cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool) -> DecodeVariant:
-        """Chooses a variant for the batch size.
+    def choose(
+        cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool, positions: int = 0
+    ) -> DecodeVariant:
+        """Chooses a variant for the batch size and for rows of `positions` positions, 0 for decode.
 
         One large block per multiprocessor merges faster, which matters for small batches; two blocks overlap better.
         There are fewer warps if shared memory has no room for two stages. Raises ValueError if no variant fits.
         """
         preferred = ((8, 1), (4, 1), (2, 1)) if small_batch else ((4, 2), (4, 1), (2, 1))
         for warps, blocks in preferred:
-            bare = cls(shape, warps, blocks, 0)
+            bare = cls(shape, warps, blocks, 0, False, positions, _sharers(shape, warps, positions))
             stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
             if stages >= 2:
                 most = _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES
-                return cls(shape, warps, blocks, min(stages, most))
+                return replace(bare, stages=min(stages, most if bare.sharers == 1 else _MAX_SHARED_STAGES))
         raise ValueError(
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )
 
     @classmethod
-    def choose_beside_prefill(cls, shape: AttentionShape, shared: SharedMemory) -> DecodeVariant:
+    def choose_beside_prefill(cls, shape: AttentionShape, shared: SharedMemory, positions: int = 0) -> DecodeVariant:
         """Chooses a variant with one large block, which keeps the most bytes in flight to a multiprocessor."""
-        return replace(cls.choose(shape, shared, small_batch=True), beside_prefill=True)
+        return replace(cls.choose(shape, shared, True, positions), beside_prefill=True)
+
+    @property
+    def _group_queries(self) -> int:
+        """Queries of a key-value head."""
+        return self.shape.group_size * max(self.positions, 1)
 
     @property
     def columns(self) -> int:
-        """Capacity of a unit, in query heads."""
-        return 16 if self.shape.group_size > 8 and self.shape.head_dim <= _WIDE_COLUMNS_HEAD_DIM else 8
+        """Capacity of a warp, in queries."""
+        needed = -(-self._group_queries // self.sharers)
+        return 16 if needed > 8 and self.shape.head_dim <= _WIDE_COLUMNS_HEAD_DIM else 8
 
     @property
-    def heads(self) -> int:
-        """Maximum number of query heads in a unit."""
-        return min(self.shape.group_size, self.columns)
+    def unit_queries(self) -> int:
+        """Maximum number of queries in a unit."""
+        return min(self._group_queries, self.sharers * self.columns)
 
     @property
     def units(self) -> int:
         """Number of units: key-value heads times units per head."""
-        return self.shape.num_kv_heads * -(-self.shape.group_size // self.columns)
+        return self.shape.num_kv_heads * -(-self._group_queries // (self.sharers * self.columns))
+
+    @property
+    def teams(self) -> int:
+        """Teams of a block; each has one tile at a time."""
+        return self.warps // self.sharers
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage: one tile of keys and values for each warp."""
-        return self.warps * 2 * TILE * self.shape.cached_row_bytes
+        """Bytes of a stage: one tile of keys and values for each team."""
+        return self.teams * 2 * TILE * self.shape.cached_row_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the stages, then each warp's sums (rows padded by 4 floats) and statistics, then a flag."""
-        merge = self.warps * self.heads * (4 * (self.shape.head_dim + 4) + 8)
+        """Bytes of the stages, then each team's sums (rows padded by 4 floats) and statistics, then a flag."""
+        merge = self.teams * self.unit_queries * (4 * (self.shape.head_dim + 4) + 8)
         return self.stages * self.stage_bytes + merge + 16
 
     @property
@@ -175,13 +194,29 @@ class DecodeVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         return self.shape.defines | {
+            "POSITIONS": self.positions,
             "COLUMNS": self.columns,
+            "SHARERS": self.sharers,
             "WARPS": self.warps,
             "STAGES": self.stages,
             "BLOCKS_PER_SM": self.blocks,
             "BESIDE_PREFILL": int(self.beside_prefill),
             "CLUSTER": self.cluster,
         }
+
+
+def _sharers(shape: AttentionShape, warps: int, positions: int) -> int:
+    """Returns how many warps of a block share tiles: as few as have room for all queries, or all.
+
+    One position, as in decode, has more units instead, and plans of the same size.
+    """
+    if positions <= 1:
+        return 1
+    columns = 16 if shape.head_dim <= _WIDE_COLUMNS_HEAD_DIM else 8
+    sharers = 1
+    while sharers < warps and sharers * columns < shape.group_size * positions:
+        sharers *= 2
+    return sharers
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,12 @@ class DecodePlanner:
     def _bound_indexes(self) -> NDArray[np.int32]:
         return np.arange(self.grid + 1, dtype=np.int32)
 
-    def cost(self, lengths: NDArray[np.int32]) -> int:
-        """Returns the cost of all rows, in tiles."""
-        seen = lengths if self.window is None else np.minimum(lengths, self.window)
+    def cost(self, lengths: NDArray[np.int32], firsts: NDArray[np.int32] | None = None) -> int:
+        """Returns the cost of all rows, in tiles; `firsts` as in `write`."""
+        if firsts is not None:
+            seen = lengths - firsts // TILE * TILE
+        else:
+            seen = lengths if self.window is None else np.minimum(lengths, self.window)
         return self.units * int((-(-seen // TILE) + self.end_cost).sum())
 
     def write(
@@ -71,10 +74,12 @@ class DecodePlanner:
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
         blocks: int | None = None,
+        firsts: NDArray[np.int32] | None = None,
     ) -> None:
         """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
 
-        Padding rows get no work, and their output is left unchanged. Only the first `blocks` of the grid get work.
+        `firsts` are the first positions that rows see, by default those of the window. Padding rows get no work, and
+        their output is left unchanged. Only the first `blocks` of the grid get work.
         """
         num_rows = len(lengths)
         rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
@@ -82,7 +87,8 @@ class DecodePlanner:
             tiles = (lengths + (TILE - 1)) // TILE
             rows[:, ROW_FIRST] = 0
         else:
-            firsts = np.maximum(lengths - self.window, 0)
+            if firsts is None:
+                firsts = np.maximum(lengths - self.window, 0)
             tiles = (lengths - firsts // TILE * TILE + (TILE - 1)) // TILE
             rows[:, ROW_FIRST] = firsts
         np.maximum(tiles, 1, out=tiles)

@@ -48,10 +48,12 @@ class MixedPlanner:
         if not len(decode.lengths):
             decode_plan.fill(0)  # no work for any block
             return
-        blocks = self.decode_blocks(self.decode.cost(decode.lengths), self.prefill.key_tiles(prefill_plan))
+        blocks = self.decode_blocks(
+            self.decode.cost(decode.lengths, decode.firsts), self.prefill.key_tiles(prefill_plan)
+        )
         # Decode blocks come in pairs: an odd number of multiprocessors leaves one without decode.
         own = min(blocks, self.decode.grid)
-        self.decode.write(decode.lengths, decode.table_rows, decode.query_rows, decode_plan, own)
+        self.decode.write(decode.lengths, decode.table_rows, decode.query_rows, decode_plan, own, decode.firsts)
         if blocks < self.prefill.grid:
             self.prefill.deal(prefill_plan, self.prefill.grid - blocks)
 

@@ -283,5 +283,9 @@ class BatchState:
             drafts=drafts,
         )
         if self._gathers_inputs:
+            if self._limits.max_drafts and starts.min() < 0:
+                known, spread = self._counters.num_tokens[slots], self._counters.spread[slots]
+                batch.lowest = np.where(starts < 0, known - 1, starts)
+                batch.highest = np.where(starts < 0, known + spread - 1, starts)
             return batch
         return gather_inputs(batch, self._tokens, self._tables, self._limits.block_size)

@@ -22,10 +22,13 @@ _SCRATCH_ROWS = 64  # rows adjusted at the same time
 class CudaSampler:
     """The sampling kernels for one vocabulary and the token buffer that drawn tokens are written to."""
 
-    def __init__(self, vocab_size: int, dtype: torch.dtype, token_buffer: Tensor) -> None:
-        """`dtype` is that of the logits; `token_buffer` is int32 [slots + 1, context_length] and is kept alive."""
+    def __init__(self, vocab_size: int, dtype: torch.dtype, token_buffer: Tensor, *, writes: bool = True) -> None:
+        """`dtype` is that of the logits; `token_buffer` is int32 [slots + 1, context_length] and is kept alive.
+
+        `writes` False: drawn tokens are not written to the token buffer.
+        """
         defines: dict[str, int | str] = {"LOGIT": DTYPE_DEFINES[dtype], "VOCAB": vocab_size}
-        self._token_buffer = token_buffer
+        self._token_buffer, self._writes = token_buffer, writes
         self._scratch = torch.zeros(_SCRATCH_ROWS, vocab_size, dtype=torch.int32, device=token_buffer.device)
         self._adjust = Kernel(load("adjust_logits", defines), "adjust_logits", "PPPPPPPii", _THREADS)
         self._sample = Kernel(load("sample", defines), "sample", "PPPPPi", _THREADS, shared_bytes=_SAMPLE_SHARED_BYTES)
@@ -50,7 +53,7 @@ class CudaSampler:
         if the id is allowed; None allows all. `records` (bytes of SAMPLE_RECORD [L], at a multiple of 16), `extra_ids`,
         `extra_values` and `adjusted` are those of SampleRows, the tensors on the device. The outputs are `tokens`,
         int32 [L], -1 for a row that is not finite, and `finite`, uint8 [L]. The token of a finite row is also written
-        to the token buffer.
+        to the token buffer, unless this sampler only draws.
         """
         num_rows = logits.shape[0]
         if num_rows == 0:
@@ -78,5 +81,5 @@ class CudaSampler:
             self._token_buffer.data_ptr(),
             tokens.data_ptr(),
             finite.data_ptr(),
-            context_length,
+            context_length if self._writes else 0,  # no position is written at or beyond it
         )

@@ -86,6 +86,7 @@ class Runner:
             step_costs=self.step_costs,
             max_drafts=self._max_drafts,
             drafter=getattr(backend, "drafter_name", "") if self._max_drafts else "",
+            max_sampled=getattr(backend, "max_sampled", 0),
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 

@@ -30,23 +30,26 @@ from runner_svc.gpu.kv_scales import calibrated_scales, stated_scales
 from runner_svc.gpu.masked_rows import CudaMaskedRows
 from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
 from runner_svc.gpu.profiling_batch import largest_batch
-from runner_svc.gpu.step_buffers import PackedStep, PlacedRecords, Ring, aligned
+from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, Ring, aligned
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.backend import SlotChanges
-from runner_svc.interface.device import Device, Event, Replay
+from runner_svc.interface.device import Device, Event
 from runner_svc.interface.kv_cache import FP8, KVCache
-from runner_svc.interface.launchers import Launchers
+from runner_svc.interface.launchers import Launchers, SamplingLauncher
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
-from runner_svc.sampling.sample_records import RowPacker
+from runner_svc.sampling.sample_records import RowPacker, SampleRows
 from runner_svc.timings.start_timings import StartTimings
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
 
 log = structlog.get_logger()
+
+Forward = Callable[[int], Hidden | None]
+"""Launches a packed step's pass on a stream; returns its hidden states if its rows may score their prompts."""
 
 # Maximum number of steps that are launched but not yet waited for.
 MAX_IN_FLIGHT = 4
@@ -103,12 +106,12 @@ class CudaBackend:
         self._sizes = sizes
         with device.stream(), torch.no_grad():
             self._decoder = make_decoder()
-            self._slots = DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
+            self._slots = self._make_slots()
             self._copy = launchers.copy()
             self._scatter = launchers.scatter()
-            self._sampling = launchers.sampling(self._slots.tokens)
+            self._sampling = self._make_sampling()
             self._pack_rows = RowPacker()
-            self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
+            self._result = torch.zeros(self._result_words, dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
@@ -117,7 +120,7 @@ class CudaBackend:
             self._steps = self._make_steps(self.cache)
             self._graphs, self._mixed_graphs = self._captured(progress)
         words = self._steps.layout.words
-        self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
+        self._ring = Ring([self._make_buffers(words) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
         self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number of rows
         self._last_end: Event | None = None
@@ -170,36 +173,23 @@ class CudaBackend:
     def _launch(self, batch: StepBatch, buffers: HostBuffers) -> PendingCudaStep:
         steps, device = self._steps, self._device
         step = PackedStep(steps.layout, buffers.words)
-        bucket = None
-        if (batch.counts == 1).all() and batch.sample.all():
-            bucket = self._graphs.bucket(len(batch.slots))
-        mixed, mixed_bucket = None, None
-        if bucket is None:
-            mixed_bucket = self._mixed_graphs.bucket(int(batch.counts.sum()))
-            mixed = steps.pack_mixed(step, batch, mixed_bucket)
-            rows = mixed.rows
-        else:
-            rows = steps.pack_decode(step, batch, bucket)
+        rows, forward = self._pack(step, batch)
         changes = step.append(self._changes) if self._changes is not None else None
         self._changes = None
-        records = PlacedRecords.of(step, self._pack_rows(batch, rows.sample_rows))
-        prompt_logprobs: list[PendingLogprobs] = []
+        records = PlacedRecords.of(step, self._pack_records(batch, rows))
         with device.stream() as stream:
             begin = device.event()
             self._copy(stream, buffers.input, steps.packed, step.used)
             if changes is not None:
                 self._scatter(stream, self._slots.words, changes.tensor(steps.packed), int(changes.array[0]))
-            if mixed is not None:
-                hidden = steps.run_mixed(stream, mixed, self._mixed_replay(mixed_bucket))
-                prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets)
-            elif bucket is not None:
-                self._graphs.replay(bucket)
+            hidden = forward(stream)
+            prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets) if hidden is not None else []
             forwarded = device.event()
-            logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
-            masked_rows = self._keep_masked_rows(batch, rows.sample_rows) if len(batch.awaits) else None
+            logprobs = self._draw(stream, batch, rows, records, buffers)
+            masked_rows = self._keep_masked_rows(batch, rows) if len(batch.awaits) else None
             end = device.event()
         last_end, self._last_end = self._last_end, end
-        return PendingCudaStep(
+        return self._pending(rows, batch)(
             len(batch.slots),
             rows.sample_rows,
             masked_rows,
@@ -213,23 +203,44 @@ class CudaBackend:
             end,
         )
 
-    def _keep_masked_rows(self, batch: StepBatch, rows: NDArray[np.intp]) -> CudaMaskedRows:
-        """Copies the adjusted logits of the `rows` that wait for masks, because the next step overwrites them."""
-        waiting = self._index(np.searchsorted(rows, batch.awaits))
+    def _pack(self, step: PackedStep, batch: StepBatch) -> tuple[PackedRows, Forward]:
+        """Packs the batch; returns its rows and what launches its forward pass."""
+        bucket = None
+        if (batch.counts == 1).all() and batch.sample.all():
+            bucket = self._graphs.bucket(len(batch.slots))
+        if bucket is not None:
+            return self._steps.pack_decode(step, batch, bucket), partial(self._replay_decode, bucket)
+        mixed_bucket = self._mixed_graphs.bucket(int(batch.counts.sum()))
+        mixed = self._steps.pack_mixed(step, batch, mixed_bucket)
+        replay = partial(self._mixed_graphs.replay, mixed_bucket) if mixed_bucket is not None else None
+        return mixed.rows, partial(self._steps.run_mixed, step=mixed, replay=replay)
+
+    def _replay_decode(self, bucket: int, stream: int) -> None:
+        self._graphs.replay(bucket)
+
+    def _pack_records(self, batch: StepBatch, rows: PackedRows) -> SampleRows:
+        return self._pack_rows(batch, rows.sample_rows)
+
+    def _pending(self, rows: PackedRows, batch: StepBatch) -> Callable[..., PendingCudaStep]:
+        return PendingCudaStep
+
+    def _keep_masked_rows(self, batch: StepBatch, rows: PackedRows) -> CudaMaskedRows:
+        """Copies the adjusted logits of the rows that wait for masks, because the next step overwrites them."""
+        waiting = self._index(np.searchsorted(rows.sample_rows, batch.awaits))
         return CudaMaskedRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
 
     def _draw(
-        self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
+        self, stream: int, batch: StepBatch, rows: PackedRows, records: PlacedRecords, buffers: HostBuffers
     ) -> list[PendingLogprobs]:
         """Launches the sampler and the copy of its result; returns the log-probabilities of rows that requested them.
 
         Rows that wait for masks are sampled here too and again with their masks. Their logits are adjusted here. The
         first token is discarded; no plan reads its position before the second one is written.
         """
-        if not len(rows):
+        if not len(rows.sample_rows):
             return []
         packed = self._steps.packed
-        logits, tokens, finite = self._drawn(len(rows))
+        logits, tokens, finite = self._drawn(len(rows.sample_rows))
         self._sampling(
             stream,
             logits,
@@ -241,7 +252,7 @@ class CudaBackend:
             adjusted=records.adjusted,
         )
         self._copy(stream, self._result, buffers.result, len(self._result))
-        return launch_row_logprobs(logits, tokens, batch, rows, records.asking)
+        return launch_row_logprobs(logits, tokens, batch, rows.sample_rows, records.asking)
 
     def _drawn(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, tokens and finiteness of the sampling rows; cached, as torch would create a dozen views per step."""
@@ -279,6 +290,20 @@ class CudaBackend:
 
     # ------------------------------------------------------------------ start-up
 
+    def _make_slots(self) -> DeviceSlots:
+        sizes = self._sizes
+        return DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, self._device.device)
+
+    def _make_sampling(self) -> SamplingLauncher:
+        return self._launchers.sampling(self._slots.tokens)
+
+    @property
+    def _result_words(self) -> int:
+        return 2 * aligned(self.num_slots)
+
+    def _make_buffers(self, words: int) -> HostBuffers:
+        return HostBuffers(self._device, words, self.num_slots)
+
     def _make_steps(self, cache: KVCache) -> CudaSteps:
         return CudaSteps(
             self._decoder,
@@ -311,9 +336,6 @@ class CudaBackend:
             steps.packed.zero_()
             return StepGraphs([]), StepGraphs([])
 
-    def _mixed_replay(self, bucket: int | None) -> Replay | None:
-        return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
-
     def _kv_scales(self, progress: Progress) -> Tensor:
         """Returns the checkpoint's scales of an FP8 cache, or calibrated ones."""
         if isinstance(self._decoder, CudaDecoder) and (stated := self._decoder.kv_scales) is not None:
@@ -330,15 +352,14 @@ class CudaBackend:
         progress("profiling the largest step", 0.0)
         config, sizes = self._decoder.config, self._sizes
         cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)
-        steps = self._make_steps(cache)
-        batch = largest_batch(sizes.num_slots, sizes.max_step_tokens, sizes.context_length)
-
-        def largest_step() -> None:
-            words = self._device.pinned(steps.layout.words)
-            mixed = steps.pack_mixed(PackedStep(steps.layout, words.numpy()), batch)
-            steps.packed.copy_(words)
-            steps.run_mixed(self._device.current_stream(), mixed)
-
-        profile = self._device.profile(largest_step)
+        profile = self._device.profile(partial(self._run_largest, self._make_steps(cache)))
         progress("profiling the largest step", 1.0)
         return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._cache_dtype))
+
+    def _run_largest(self, steps: CudaSteps) -> None:
+        sizes = self._sizes
+        words = self._device.pinned(steps.layout.words)
+        batch = largest_batch(sizes.num_slots, sizes.max_step_tokens, sizes.context_length)
+        mixed = steps.pack_mixed(PackedStep(steps.layout, words.numpy()), batch)
+        steps.packed.copy_(words)
+        steps.run_mixed(self._device.current_stream(), mixed)

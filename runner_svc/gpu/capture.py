@@ -64,6 +64,7 @@ def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
     """
     slots.spread(num_positions, steps.cache)
     slots.tokens.random_(steps.logits.shape[1])
+    slots.counters.fill_(1)  # of rows of mixed steps that begin at 0
 
 
 def prepare_mixed(steps: CudaSteps, context_length: int, bucket: int) -> None:

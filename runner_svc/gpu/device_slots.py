@@ -1,8 +1,11 @@
-"""The device's state of the slots: the token buffer and the block tables, in one tensor of words.
+"""The device's state of the slots: the token buffer, the block tables and counters, in one tensor of words.
 
-Both are parts of one int32 tensor, so that one kernel applies all changes of a plan as a list of copied segments.
+All are parts of one int32 tensor, so that one kernel applies all changes of a plan as a list of copied segments.
 There is one row per slot; the last one belongs to the dummy slot. Its table stays zero. No step reads its tokens, which
 were sampled after their slot had passed to another sequence.
+
+A slot's counter is its number of known tokens, for steps whose first positions the host does not know. Only a backend
+that drafts has them. An admission writes it, and then only the kernel that accepts tokens.
 """
 
 from __future__ import annotations
@@ -21,16 +24,25 @@ _TARGETS, _SOURCES, _LENGTHS = range(3)
 
 
 class DeviceSlots:
-    """The tensor `words` and its parts `tokens` and `tables`, all int32, at fixed addresses."""
+    """The tensor `words` and its parts `tokens`, `tables` and `counters`, all int32, at fixed addresses."""
 
-    def __init__(self, num_slots: int, context_length: int, max_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, context_length: int, max_blocks: int, device: torch.device, *, counted: bool = False
+    ) -> None:
+        """`counted`: slots have counters; without, `counters` is empty."""
         rows = num_slots + 1
-        self.words = torch.zeros(rows * (context_length + max_blocks), dtype=torch.int32, device=device)
-        self.tokens: Tensor = self.words[: rows * context_length].view(rows, context_length)
-        self.tables: Tensor = self.words[rows * context_length :].view(rows, max_blocks)
+        tables, end = rows * context_length, rows * (context_length + max_blocks)
+        self.words = torch.zeros(end + rows * counted, dtype=torch.int32, device=device)
+        self.tokens: Tensor = self.words[:tables].view(rows, context_length)
+        self.tables: Tensor = self.words[tables:end].view(rows, max_blocks)
+        self.counters: Tensor = self.words[end:]
+        self.num_blocks: NDArray[np.int32] = np.zeros(rows * counted, np.int32)
+        """Length of each slot's table once the encoded changes are applied; empty without counters."""
+        self._counted = counted
         self._context_length = context_length
         self._max_blocks = max_blocks
-        self._tables_begin = rows * context_length
+        self._tables_begin = tables
+        self._counters_begin = end
 
     def spread(self, num_positions: int, cache: KVCache) -> None:
         """Gives each slot its own table for `num_positions`, as far as the blocks suffice; used to time steps."""
@@ -51,7 +63,13 @@ class DeviceSlots:
             slot = admitted.state.slot
             parts += [admitted.state.tokens[: admitted.num_tokens], admitted.blocks]
             targets += [slot * self._context_length, self._tables_begin + slot * self._max_blocks]
+            if self._counted:
+                parts.append(np.array([admitted.num_tokens], np.int32))
+                targets.append(self._counters_begin + slot)
+                self.num_blocks[slot] = len(admitted.blocks)
         lengths = [len(part) for part in parts]
+        if self._counted:
+            np.add.at(self.num_blocks, changes.append_slots, 1)
         num_segments = len(parts) + len(changes.append_slots)
         if not num_segments:
             return None

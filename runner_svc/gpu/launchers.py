@@ -11,6 +11,11 @@ from torch import Tensor
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
+from runner_svc.cuda.drafts.accept import AcceptDrafts
+from runner_svc.cuda.drafts.gather import GatherDrafted
+from runner_svc.cuda.drafts.ngram import NgramDraft
+from runner_svc.cuda.drafts.place import PlaceDrafts
+from runner_svc.cuda.drafts.records import ExpandRecords
 from runner_svc.cuda.embed import Embed
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
@@ -32,6 +37,7 @@ from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
 from runner_svc.interface.attention_layer import AttentionLayer
+from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
@@ -82,9 +88,19 @@ class StepLaunchers:
         """Applies changes to the slots."""
         return ScatterSegments()
 
-    def sampling(self, tokens: Tensor) -> CudaSampler:
-        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
-        return CudaSampler(self._served.vocab_size, torch.float32, tokens)
+    def sampling(self, tokens: Tensor, *, writes: bool = True) -> CudaSampler:
+        """Samples from float32 logits; `writes` the drawn tokens into the token buffer `tokens`."""
+        return CudaSampler(self._served.vocab_size, torch.float32, tokens, writes=writes)
+
+    def drafts(self, tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int) -> DraftLaunchers:
+        """Drafts and accepts tokens of the token buffer."""
+        return DraftLaunchers(
+            ngram=NgramDraft(tokens, counters, overlap=self._overlap),
+            place=PlaceDrafts(tokens, counters, self._served.vocab_size, overlap=self._overlap),
+            gather=GatherDrafted(tokens, tables, block_size, overlap=self._overlap),
+            expand=ExpandRecords(),
+            accept=AcceptDrafts(tokens, counters),
+        )
 
 
 class CudaLaunchers(StepLaunchers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,10 +66,17 @@ class GpuOptions:
         )
 
 
-def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progress: Progress) -> CudaBackend:
+MakeBackend = Callable[..., CudaBackend]
+"""Makes the backend, with the arguments of `CudaBackend`."""
+
+
+def load_cuda_backend(
+    name: str, cache_folder: Path, options: GpuOptions, progress: Progress, make: MakeBackend = CudaBackend
+) -> CudaBackend:
     """Loads the model `name` (see `model_folder`) onto the first GPU and captures its graphs.
 
-    Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model, and OutOfMemory.
+    Another `make` than the default makes a backend that drafts. Raises ModelNotFound, UnsupportedModel if a GPU can't
+    serve the model, and OutOfMemory.
     """
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)
@@ -77,7 +84,9 @@ def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progre
     architecture = choice.config.architecture if choice.config is not None else str(raw.get("architectures"))
     try:
         if choice.config is not None:
-            return _own(name, folder, choice.config, raw, cache_folder, options, progress)
+            return _own(name, folder, choice.config, raw, cache_folder, options, progress, make)
+        if make is not CudaBackend:
+            raise UnsupportedModel("Drafts need Roster's own decoder: set draft to ''.")
         return _transformers(name, folder, raw, cache_folder, options, progress)
     except ValueError as error:  # a size that the kernels do not support
         if isinstance(error, UnsupportedModel):
@@ -93,6 +102,7 @@ def _own(
     cache_folder: Path,
     options: GpuOptions,
     progress: Progress,
+    make: MakeBackend,
 ) -> CudaBackend:
     if not options.tries_formats:
         refuse_formats(config, options.on_load)
@@ -106,7 +116,7 @@ def _own(
         check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
     launchers = CudaLaunchers(config, dtype, all_plain=not options.tries_formats)
-    return CudaBackend(
+    return make(
         model,
         config,
         lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),

@@ -51,19 +51,30 @@ class PendingCudaStep:
         try:
             self.end.synchronize()
             behind = None
-            num_sampled = len(self.sample_rows)
-            tokens = self.buffers.tokens[:num_sampled].copy()
-            finite = self.buffers.finite[:num_sampled].astype(np.bool_)
+            output = self._read()
         finally:
             self.ring.free_entry(self.buffers, behind)
-        if self.masked_rows is None:
-            output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
-        else:
-            drawn = np.isin(self.sample_rows, self.masked_rows.rows, invert=True)
-            output = StepOutput.sampled(self.num_rows, self.sample_rows[drawn], tokens[drawn], finite[drawn])
-        output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
+        counts = output.token_counts
+        output.logprobs = [entry.message(int(counts[entry.row])) for entry in self.logprobs if counts[entry.row]]
         output.prompt_logprobs = [entry.message() for entry in self.prompt_logprobs]
         output.forward_ns = nanoseconds(self.begin, self.forwarded)
         output.sample_ns = nanoseconds(self.forwarded, self.end)
         output.idle_ns = nanoseconds(self.last_end, self.begin) if self.last_end is not None else 0
         return output
+
+    def _read(self) -> StepOutput:
+        """Returns the tokens in the buffers, without those of rows that wait for masks."""
+        num_sampled = len(self.sample_rows)
+        tokens = self.buffers.tokens[:num_sampled].copy()
+        finite = self.buffers.finite[:num_sampled].astype(np.bool_)
+        if self.masked_rows is None:
+            return StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
+        drawn = self._drawn
+        return StepOutput.sampled(self.num_rows, self.sample_rows[drawn], tokens[drawn], finite[drawn])
+
+    @property
+    def _drawn(self) -> NDArray[np.bool_]:
+        """bool [L]: the sampling rows that do not wait for masks."""
+        if self.masked_rows is None:
+            return np.ones(len(self.sample_rows), np.bool_)
+        return np.isin(self.sample_rows, self.masked_rows.rows, invert=True)

@@ -9,6 +9,7 @@ host has a ring of pinned buffers: while the device computes a step from its cop
 | offsets | rows + 1 | index of each row's first position among the step's, then their number |
 | last_positions | rows | index of each sampling row's last position among the step's |
 | prompt_lens | rows | tokens of each row's prompt, which dynamic RoPE depends on; 0 for padding rows |
+| counts, limits, sampled | rows each | only of a backend that drafts: see `runner_svc.interface.draft_launchers` |
 | plan | as attention requires | written by the attention's planners |
 | tail | the rest | data whose size varies by step: slot changes, sampling records |
 """
@@ -48,17 +49,37 @@ class StepLayout:
     offsets: int
     last_positions: int
     prompt_lens: int
+    counts: int
+    limits: int
+    sampled: int
     plan: int
     tail: int
     words: int  # total
 
     @classmethod
-    def of(cls, max_rows: int, plan_words: int, tail_words: int) -> StepLayout:
-        """Returns the layout for steps of at most `max_rows` rows, `plan_words` plan words and `tail_words` of tail."""
+    def of(cls, max_rows: int, plan_words: int, tail_words: int, *, drafts: bool = False) -> StepLayout:
+        """Returns the layout for steps of at most `max_rows` rows, `plan_words` plan words and `tail_words` of tail.
+
+        Without `drafts`, the sections of steps that draft are empty.
+        """
         section = aligned(max_rows + 1)
-        plan = 5 * section
+        sections = 8 if drafts else 5
+        plan = sections * section
         tail = plan + aligned(plan_words)
-        return cls(0, section, 2 * section, 3 * section, 4 * section, plan, tail, tail + aligned(tail_words))
+        counts, limits, sampled = (min(place, sections) * section for place in (5, 6, 7))
+        return cls(
+            slots=0,
+            starts=section,
+            offsets=2 * section,
+            last_positions=3 * section,
+            prompt_lens=4 * section,
+            counts=counts,
+            limits=limits,
+            sampled=sampled,
+            plan=plan,
+            tail=tail,
+            words=tail + aligned(tail_words),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +90,8 @@ class PackedRows:
     starts: NDArray[np.int32]  # [rows]
     offsets: NDArray[np.int32]  # [rows + 1]; padding rows are empty
     sample_rows: NDArray[np.intp]  # [L] rows that sample, ascending
+    stride: int = 1  # draws of each sampling row
+    unknown: bool = False  # the first positions of some rows are known only on the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +139,10 @@ class PackedStep:
 
     def plan(self, begin: int, words: int) -> NDArray[np.int32]:
         """Returns `words` words of the plan section from `begin` on."""
-        begin += self.layout.plan
+        return self.section(self.layout.plan + begin, words)
+
+    def section(self, begin: int, words: int) -> NDArray[np.int32]:
+        """Returns `words` words from `begin` on."""
         return self.words[begin : begin + words]
 
     def append(self, array: NDArray[np.int32]) -> Placed:

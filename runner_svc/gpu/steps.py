@@ -57,6 +57,15 @@ class MixedShape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WholePass:
+    """A pass that computes the logits of all its positions, by its launches."""
+
+    num_tokens: int
+    gather: Callable[[int], DeviceInputs]
+    attention: StepAttention
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MixedStep:
     """A packed mixed step."""
 
@@ -77,7 +86,9 @@ class CudaSteps:
         num_slots: int,
         max_step_tokens: int,
         tail_words: int,
+        most_logits: int | None = None,
     ) -> None:
+        """`most_logits`: rows of logits, by default one per slot; with it, the layout has the sections of drafts."""
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
         self.fusions = FusionChoice()
@@ -86,11 +97,12 @@ class CudaSteps:
         self.num_slots = num_slots
         self._attention = launchers.attention(cache, slots.tables, num_slots, decoder.config.attention_layers)
         self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
-        self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
+        words = self._max_plan_words(max_step_tokens)
+        self.layout = StepLayout.of(num_slots, words, tail_words, drafts=most_logits is not None)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
         self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)
-        # float32 [num_slots, vocab_size]: logits of the sampling rows.
-        self.logits = torch.empty(num_slots, decoder.config.vocab_size, device=decoder.device)
+        # float32 [most_logits, vocab_size]: logits of the sampling rows.
+        self.logits = torch.empty(most_logits or num_slots, decoder.config.vocab_size, device=decoder.device)
 
     def pack_decode(self, step: PackedStep, batch: StepBatch, bucket: int) -> PackedRows:
         """Packs a decode step, padded to `bucket` rows."""
@@ -104,15 +116,20 @@ class CudaSteps:
 
         The model's shape and the GPU determine which one is the fastest.
         """
+        gather = partial(self._gathered, num_rows=bucket, num_tokens=bucket)
+        return self.variants(stream, WholePass(bucket, gather, self._decode_attention(bucket)))
+
+    def variants(self, stream: Callable[[], int], whole: WholePass) -> list[Variant]:
+        """Returns the ways to launch the pass; each fills the first rows of `logits`."""
         variants: list[Variant] = []
-        for part in self._skinny if bucket <= MAX_ROWS else []:
+        for part in self._skinny if whole.num_tokens <= MAX_ROWS else []:
             if part.decoder is not None:
-                variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
+                variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, whole)))
             for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
-        for fusions in self._decode_fusions(bucket):
-            variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
+                variants.append(Variant(name, partial(self._run_decode, stream, whole, Fusions(), mlps)))
+        for fusions in self._decode_fusions(whole.num_tokens):
+            variants.append(Variant(fusions.name, partial(self._run_decode, stream, whole, fusions)))
         return variants
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
@@ -135,19 +152,19 @@ class CudaSteps:
     def _run_decode(
         self,
         current_stream: Callable[[], int],
-        bucket: int,
+        whole: WholePass,
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
     ) -> None:
         stream = current_stream()
-        inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlps)
-        self._decoder.logits(stream, hidden, self.logits[:bucket])
+        inputs = whole.gather(stream)
+        hidden = self._decoder.forward(stream, inputs, self.cache, whole.attention, fusions, mlps)
+        self._decoder.logits(stream, hidden, self.logits[: whole.num_tokens])
 
-    def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+    def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], whole: WholePass) -> None:
         stream = current_stream()
-        inputs = self._gathered(stream, bucket, bucket)
-        decoder.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
+        inputs = whole.gather(stream)
+        decoder.decode(stream, inputs, self.cache, whole.attention, self.logits[: whole.num_tokens])
 
     def _decode_attention(self, bucket: int) -> StepAttention:
         plan = self._plan_address()

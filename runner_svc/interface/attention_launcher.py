@@ -12,9 +12,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows of one position each, int32 [N]: lengths including it, rows in the block tables, rows in the queries."""
+    """Rows of one position each, int32 [N]: lengths including it, rows in the block tables, rows in the queries.
+
+    `firsts` are the first positions that rows see; None: those of each layer's window.
+    """
 
     lengths: NDArray[np.int32]
+    table_rows: NDArray[np.int32]
+    query_rows: NDArray[np.int32]
+    firsts: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRows:
+    """Rows whose first positions only the device's counters tell, int32 [N].
+
+    Bounds of each row's counter when the step executes, rows in the block tables and the counters, first rows in the
+    queries.
+    """
+
+    lowers: NDArray[np.int32]
+    uppers: NDArray[np.int32]
     table_rows: NDArray[np.int32]
     query_rows: NDArray[np.int32]
 
@@ -50,9 +68,39 @@ class AttentionLauncher(Protocol):
     def mixed_plan_words(self, batch: int, prefill_words: int) -> int: ...
 
     def plan_mixed(
-        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
+        self,
+        decode: DecodeRows | VerifyRows,
+        prefill: PrefillRows,
+        plan: NDArray[np.int32],
+        batch: int,
+        prefill_words: int,
     ) -> None: ...
 
     def run_mixed(
-        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
+        self,
+        stream: int,
+        layer: int,
+        queries: Tensor,
+        output: Tensor,
+        plan: int,
+        batch: int,
+        prefill_words: int,
+        counters: Tensor | None = None,
+    ) -> None: ...
+
+    def verify_plan_words(self, batch: int, positions: int) -> int: ...
+
+    def plan_verify(self, rows: VerifyRows, plan: NDArray[np.int32], batch: int, positions: int) -> None: ...
+
+    def run_verify(
+        self,
+        stream: int,
+        layer: int,
+        queries: Tensor,
+        output: Tensor,
+        plan: int,
+        batch: int,
+        positions: int,
+        counters: Tensor,
+        drafted: Tensor | None,
     ) -> None: ...

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runner_svc.interface.attention_launcher import AttentionLauncher
 from runner_svc.interface.attention_layer import AttentionLayer
+from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
@@ -80,4 +81,6 @@ class Launchers(Protocol):
 
     def scatter(self) -> ScatterLauncher: ...
 
-    def sampling(self, tokens: Tensor) -> SamplingLauncher: ...
+    def sampling(self, tokens: Tensor, *, writes: bool = True) -> SamplingLauncher: ...
+
+    def drafts(self, tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int) -> DraftLaunchers: ...

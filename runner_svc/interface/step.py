@@ -39,6 +39,9 @@ class StepBatch:
     # [R] most tokens that each row drafts, or [0] if none does; such a row has start -1, and at most 1 + this number of
     # positions.
     drafts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    # [R] bounds of each row's first position, or [0] if no row has start -1.
+    lowest: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    highest: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def drawing_rows(self) -> NDArray[np.intp]:
@@ -63,7 +66,7 @@ class StepBatch:
         if self.states[row].prompt_logprobs is None or self.starts[row] < 0:  # such a row is beyond its prompt
             return 0
         start, count = int(self.starts[row]), int(self.counts[row])
-        return max(0, min(count, self.states[row].prompt_len - 1 - start))
+        return max(0, min(count, self.states[row].prompt_len - 1 - start)) if start >= 0 else 0
 
 
 class MaskedRows(Protocol):

@@ -30,15 +30,15 @@ class PendingLogprobs:
         self._top_ids = top_ids.to(torch.int32).to("cpu", non_blocking=True)
         self._top_values = top_values.to("cpu", non_blocking=True)
 
-    def message(self) -> plan_pb2.RowLogprobs:
-        """Returns the message; call it only after an event recorded after the copies."""
+    def message(self, count: int | None = None) -> plan_pb2.RowLogprobs:
+        """Returns the message, of the first `count` tokens; call it only after an event recorded after the copies."""
         return plan_pb2.RowLogprobs(
             row=self.row,
             first_position=self._first_position,
-            values=self._values.numpy().tobytes(),
+            values=self._values[:count].numpy().tobytes(),
             top=self._top,
-            top_ids=self._top_ids.numpy().tobytes(),
-            top_values=self._top_values.numpy().tobytes(),
+            top_ids=self._top_ids[:count].numpy().tobytes(),
+            top_values=self._top_values[:count].numpy().tobytes(),
         )
 
 
@@ -51,13 +51,17 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, T
 
 
 def launch_row_logprobs(
-    logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp], asking: Sequence[int]
+    logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp], asking: Sequence[int], stride: int = 1
 ) -> list[PendingLogprobs]:
-    """Computes the log-probabilities of `tokens` int32 [L], sampled from `logits` [L, V], for `rows` in `asking`."""
+    """Computes the log-probabilities of `tokens` int32 [L * stride], sampled from `logits` [L * stride, V].
+
+    Only those of the `rows` [L] in `asking`, each of which has `stride` draws.
+    """
     pending = []
     for i in asking:
         row = int(rows[i])
         top = batch.states[row].logprobs or 0
-        token = tokens[i : i + 1].long().clamp(min=0)  # the token of a row that is not finite is -1
-        pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[i : i + 1], token, top)))
+        own = slice(i * stride, (i + 1) * stride)
+        drawn = tokens[own].long().clamp(min=0)  # the token of a row that is not finite is -1
+        pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[own], drawn, top)))
     return pending

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,8 +19,10 @@ from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
     from runner_svc.drafting.drafter import Drafter
-    from runner_svc.gpu.loading import GpuOptions
+    from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
+DRAFTS_ON_GPU = False
+"""Whether a GPU drafts: not before steps that verify have run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -60,10 +63,10 @@ class Sizes:
 def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, tries_formats: bool = False) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
-    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
+    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`; it lets a GPU draft, too.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
-    _refuse_drafts(settings, device)
+    _refuse_drafts(settings, device, tries_formats)
     if device == "cuda":
         return _gpu_backend(settings, progress, tries_formats)
     _refuse_fp8_cache(settings, device)
@@ -126,8 +129,10 @@ def _drafter(settings: RunnerSettings) -> Drafter | None:
     return NgramDrafter()
 
 
-def _refuse_drafts(settings: RunnerSettings, device: str) -> None:
+def _refuse_drafts(settings: RunnerSettings, device: str, tries: bool) -> None:
     reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
+    if device == "cuda" and (tries or DRAFTS_ON_GPU):
+        return
     if settings.draft and device in reasons:
         instead = ", or device to 'cpu'" if device == "cuda" else ""
         raise UnusableSettings(f"draft is {settings.draft!r}, but {reasons[device]}: set draft to ''{instead}")
@@ -190,9 +195,9 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
     from runner_svc.startup.gpu_probe import failure
 
     choose_kernel_cache(settings.cache_dir)
-    options = _gpu_options(settings, tries_formats)
+    options, make = _gpu_options(settings, tries_formats), _gpu_backend_kind(settings)
     try:
-        backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress)
+        backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make)
     except OutOfMemory as error:
         raise UnusableSettings(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -213,6 +218,23 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
         raise (BrokenGpu if obstacle.may_pass else UnusableSettings)(told) from error
     log.info("loaded the kernels", modules=LOADS.count, seconds=round(LOADS.seconds, 2))
     return backend
+
+
+def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
+    """Returns what makes the backend. Raises UnusableSettings for more drafts than a GPU verifies."""
+    from runner_svc.gpu.backend import CudaBackend
+
+    if not settings.draft:
+        return CudaBackend
+    from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
+    from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
+
+    if settings.max_drafts >= STRIDES[-1]:
+        raise UnusableSettings(
+            f"max_drafts is {settings.max_drafts}, but a GPU verifies at most {STRIDES[-1] - 1} tokens of a sequence "
+            f"in a step: set max_drafts to {STRIDES[-1] - 1} or less"
+        )
+    return partial(DraftingCudaBackend, drafts=DraftOptions(settings.draft, settings.max_drafts))
 
 
 def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:

@@ -58,13 +58,13 @@ class Drafting:
         self.drafted = self.accepted = 0
         """Drafts verified and accepted since the runner joined."""
         self._table = table
-        self._step_times = step_times
+        self._verifying = step_times.verifying
         self._view_of = view_of
         self._most = np.array(self.max_drafts, np.int32)
         if not self.max_drafts:
             return
         self._acceptance = Acceptance(table.num_slots)
-        self._planner = DraftPlanner(self.max_drafts, step_times.verifying.pads)
+        self._planner = DraftPlanner(self.max_drafts, self._verifying.pads)
         self._asked_at = np.zeros(table.num_slots, np.int64)  # plan in which each slot's row drafted last
         self._gains = GainCheck()
         self._undrafted_at = 0  # last plan without drafts
@@ -81,6 +81,11 @@ class Drafting:
             return 1.0, 0.0
         faded = _KEEP ** (last_plan - self._gained_at)
         return 1 + self._gained * faded, self._charged * faded
+
+    def described(self, load: Load, last_plan: int) -> Load:
+        """Returns the load with what drafts usually gain."""
+        tokens, drafts = self.usual(last_plan)
+        return load._replace(tokens_per_row=tokens, drafts_per_row=drafts)
 
     def wants(self, last_plan: int, policy: PolicyGuard) -> bool:
         """Returns whether the plan after this one may draft; if not, it may follow from the last one."""
@@ -116,7 +121,7 @@ class Drafting:
             return None
         rows = self._rows(decode, most, last_plan)
         if policy.sets_drafts:
-            drafts = policy.drafts(load(), rows.locked())
+            drafts = policy.drafts(load(), rows.protect())
         else:
             itl_target_s = float(table.itl_target_s[decode].min()) if table.num_itl_targets else math.inf
             drafts = rows.best_within(min(itl_target_s, service_itl_target_s or math.inf))
@@ -127,7 +132,7 @@ class Drafting:
             self._undrafted_at = last_plan
         overdue = last_plan - self._undrafted_at >= _COMPARE_EVERY
         context = int(np.add.reduce(self._table.planned[decode]))
-        curve = self._step_times.verify_curve(len(decode), context)
+        curve = self._verifying.curve(len(decode), context)
         return StepRows(
             acceptance=self._acceptance.of(decode),
             most=most,
@@ -135,9 +140,9 @@ class Drafting:
             waited=last_plan - self._asked_at[decode] if last_plan >= self._look_at else None,
             curve=curve,
             planner=self._planner,
-            step_times=self._step_times,
+            verifying=self._verifying,
             drafting=self._drafting,
-            compares=overdue or self._step_times.verifying.lacks_undrafted(len(decode)),
+            compares=overdue or not self._verifying.knows_undrafted(len(decode)),
             trust=self._gains.trust,
             allowance=self._allow(last_plan),
             probe_after=PROBE_EVERY,
@@ -195,7 +200,7 @@ class Drafting:
             self._asked_at[flight.slots[hopeful]] -= PROBE_EVERY
             self._look_at = 0
         rows, faded = max(1, flight.num_decode), _KEEP ** (flight.number - self._gained_at)
-        charged = self._step_times.verifying.charged(rows, num_drafted, int(asked.max()))
+        charged = self._verifying.charged(rows, num_drafted, int(asked.max()))
         self._gained = self._gained * faded + (1 - _KEEP) * num_accepted / rows
         self._charged = self._charged * faded + (1 - _KEEP) * charged / rows
         self._gained_at = flight.number

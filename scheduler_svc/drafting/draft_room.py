@@ -23,8 +23,9 @@ def lengths_within(
 ) -> Column | None:
     """Returns how many tokens each decoding row of the draft drafts, int32 [R], at most `lengths`; None if none does.
 
-    `lengths`: int32 [R], 0 to `most_drafts`. `max_step_tokens`: positions of a step. If `may_grow`, block tables grow
-    as far as there are blocks for it, and the draft gets the appends. Every row must have a block for its own position.
+    `lengths`: int32 [R], 0 to `most_drafts`. `max_step_tokens`: positions of a step, or those of which a runner has
+    logits. If `may_grow`, block tables grow as far as there are blocks for it, and the draft gets the appends. Every
+    row must have a block for its own position.
     """
     lengths = _within_step(lengths, max_step_tokens)
     lengths = _within_blocks(plans, draft, lengths, may_grow)

@@ -28,7 +28,7 @@ class GainCheck:
     def __init__(self) -> None:
         self._expected = self._gained = _ASSUMED
         self._planned_at = 0
-        self._plans: deque[tuple[int, int, float]] = deque(maxlen=16)  # number, drafts, expected gain
+        self._plans: deque[tuple[int, Column, float]] = deque(maxlen=16)  # number, drafts, expected gain
 
     @property
     def trust(self) -> float:
@@ -39,7 +39,7 @@ class GainCheck:
         """Notes a decision for the plan of this number: each row's drafts, and the tokens that they should gain in all;
         0 if it only probes or has none."""
         if expected:
-            self._plans.append((number, int(np.add.reduce(drafts)), expected))
+            self._plans.append((number, drafts, expected))
         else:
             kept = (1 - _FORGET) ** (number - self._planned_at)
             self._gained = self._expected + (self._gained - self._expected) * kept
@@ -49,6 +49,9 @@ class GainCheck:
         """Notes that the plan of this number, with `drafts` drafts in all, has gained `gained` tokens."""
         while self._plans and self._plans[0][0] < number:
             self._plans.popleft()
-        if self._plans and self._plans[0][:2] == (number, drafts):  # not if blocks did not suffice for all drafts
-            self._expected = self._expected * _KEEP + self._plans[0][2]
+        if not self._plans or self._plans[0][0] != number:
+            return
+        _, wanted, expected = self._plans.popleft()
+        if int(np.add.reduce(wanted)) == drafts:  # blocks sufficed for all of them
+            self._expected = self._expected * _KEEP + expected
             self._gained = self._gained * _KEEP + gained

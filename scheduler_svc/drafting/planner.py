@@ -73,7 +73,9 @@ class DraftPlanner:
         """
         rows, width = len(most), self._width
         levels = (acceptance * (_LEVELS - 1e-9)).astype(np.intp)
-        counts = np.bincount(levels * width + most, share, _LEVELS * width)
+        places = levels * width
+        places += most
+        counts = np.bincount(places, share, _LEVELS * width)
         worth = (_STAY_GAIN if drafting else _LEAST_GAIN) * rows / curve[0]
         if self._pads:
             gains, each = self._graph_gains.dot(counts), self._graphs

@@ -13,8 +13,7 @@ from scheduler_svc.drafting.acceptance import Numbers
 from scheduler_svc.drafting.planner import DraftPlanner
 from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.policy import Drafts, Load, RequestView
-from scheduler_svc.step_times.step_time_model import StepTimeModel
-from scheduler_svc.step_times.verify_times import KNOTS_COLUMN
+from scheduler_svc.step_times.verify_times import KNOTS_COLUMN, VerifyTimes
 
 _NO_PROBES = np.zeros(0, np.intp)
 
@@ -32,7 +31,7 @@ class StepRows:
     curve: Numbers
     """Seconds of the step with each of `KNOTS` drafts per row."""
     planner: DraftPlanner
-    step_times: StepTimeModel
+    verifying: VerifyTimes
     drafting: bool
     """Whether the last step drafted."""
     compares: bool
@@ -54,8 +53,8 @@ class StepRows:
     denied_cost: float = 0.0
     """What a probe would cost that the allowance does not suffice for."""
 
-    def locked(self) -> StepRows:
-        """Returns it with columns that a policy can't change."""
+    def protect(self) -> StepRows:
+        """Makes what policies see read-only."""
         self.acceptance.setflags(write=False)
         self.most.setflags(write=False)
         return self
@@ -70,7 +69,7 @@ class StepRows:
 
     def seconds(self, drafts: Drafts) -> float:
         """Returns the predicted time of the step with these numbers of drafts, in seconds; 0 if nothing is known."""
-        if not self.step_times.verifying.known:
+        if not self.verifying.known:
             return 0.0
         return self._seconds(np.asarray(drafts))
 
@@ -98,7 +97,7 @@ class StepRows:
         due = ((waited >= self.probe_after) & (drafts == 0) & (self.most > 0)).nonzero()[0]
         if not len(due):
             return
-        pads = self.step_times.verifying.pads
+        pads = self.verifying.pads
         if len(due) > self.most_probes and not pads:
             due = due[np.argsort(-waited[due], kind="stable")[: self.most_probes]]
         before_s = self._seconds(drafts)
@@ -116,7 +115,7 @@ class StepRows:
 
     def _seconds(self, drafts: npt.NDArray[np.integer]) -> float:
         """Returns the predicted seconds, relative ones if nothing is known."""
-        rows, verifying = len(self.most), self.step_times.verifying
+        rows, verifying = len(self.most), self.verifying
         total = float(drafts @ (self.share if not verifying.pads else np.ones(rows)))
         charged = verifying.charged(rows, total, int(drafts.max(initial=0)))
         return float(np.interp(charged / max(1, rows), KNOTS_COLUMN, self.curve))

@@ -75,14 +75,13 @@ class Results:
         requests.measurements.applied(applied)
         if applied.drafted is not None:
             requests.measurements.verified(scheduler.hello.drafter, applied)
+            requests.rate.gained(applied.num_accepted)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
             requests.finish(sequence, end)
         running, waiting = scheduler.table.num_running, len(requests.queue)
-        decoding = applied.flight.num_decode
-        sampled = decoding if applied.accepted is None else decoding + int(applied.accepted.sum())
-        requests.rate.stepped(now_s, applied.step_s, decoding, running, waiting, sampled)
+        requests.rate.stepped(now_s, applied.step_s, applied.flight.num_decode, running, waiting)
         if self._policy.observes:
             self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
             self._ended.clear()
@@ -91,8 +90,7 @@ class Results:
         """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
         requests.totals.sampled_tokens += len(applied.tokens)
-        flight = applied.flight
-        requests.ledger.charge_sampled(flight.batch_rows.tenants, applied.rows, flight.drafts is None)
+        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows, applied.drafted is None)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:

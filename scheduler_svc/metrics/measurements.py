@@ -7,6 +7,7 @@ once: a few numpy calls for thousands of tokens, made after a step's plans and t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from operator import attrgetter
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from scheduler_svc.plan.applied_result import AppliedResult
 
 BATCH = 32
 """Results that are counted together. Until then they are kept in memory with their plans."""
+_NUM_DECODE = attrgetter("flight.num_decode")
 
 
 class Measurements:
@@ -91,7 +93,7 @@ class Measurements:
         self.step_s.add(steps_s)
         self.run_s += float(steps_s.sum())
         self.idle_s += sum(applied.idle_s for applied in results)
-        self.decode_rows += sum(applied.flight.num_decode for applied in results)
+        self.decode_rows += sum(map(_NUM_DECODE, results))
         self.step_rows.add(np.array([len(applied.flight.sequences) for applied in results], np.float64))
         self.step_positions.add(np.array([applied.flight.positions for applied in results], np.float64))
 

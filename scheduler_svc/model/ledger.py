@@ -69,10 +69,8 @@ class Ledger:
         self._sampled[index] += sampled_tokens
 
     def charge_sampled(self, tenants: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], once: bool) -> None:
-        """Charges one token for each of these rows of `tenants`; a tenant may occur more than once.
-
-        `once`: no row occurs more than once.
-        """
+        """Charges one token for each of these rows of `tenants`; a tenant may occur more than once, and a row unless
+        `once`."""
         if len(self._index) == 1:
             self._sampled[0] += len(rows)
             return

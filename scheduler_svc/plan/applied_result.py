@@ -78,6 +78,11 @@ class AppliedResult:
                 self.prompt_logprobs.append((sequence, new))
 
     @property
+    def num_accepted(self) -> int:
+        """Sum of `accepted`."""
+        return 0 if self.accepted is None else int(np.add.reduce(self.accepted))
+
+    @property
     def sequences(self) -> list[Sequence]:
         """Sequence of each token. Computed on demand: most steps need no sequence object."""
         return self.flight.sequences[self.rows].tolist()

@@ -91,7 +91,7 @@ class PlanTiming:
         if not self._rule.holds:
             return
         seconds = step_s + min(0.0, early_s or 0.0)
-        if seconds > 0 and not flight.num_drafts:
+        if seconds > 0 and flight.drafts is None:
             self._step_times.recent.record(flight.positions, flight.prefills, seconds)
         if early_s is None:
             return
@@ -173,7 +173,7 @@ class PlanTiming:
             flight = self._in_flight[index]
             if not flight.expected_s:
                 columns = flight.starts, flight.counts, flight.num_decode
-                flight.expected_s = self._step_times.expected_s(*columns, flight.num_drafts > 0)
+                flight.expected_s = self._step_times.expected_s(*columns, flight.drafts is not None)
                 if not flight.expected_s:
                     return None, False
             end_at += flight.expected_s

@@ -71,11 +71,8 @@ class ServiceRate:
 
     # ------------------------------------------------------------------ evidence
 
-    def stepped(
-        self, now_s: float, step_s: float, decoding: int, running: int, waiting: int, sampled: int | None = None
-    ) -> None:
-        """Records a step of `decoding` decoding rows that took `step_s` seconds and brought `sampled` tokens; None: one
-        for each of them.
+    def stepped(self, now_s: float, step_s: float, decoding: int, running: int, waiting: int) -> None:
+        """Records a step of `decoding` decoding rows, of one token each, that took `step_s` seconds.
 
         `running` sequences have slots on its runner, and `waiting` wait for any.
         """
@@ -85,15 +82,20 @@ class ServiceRate:
         if now_s - self.faded_at >= 1.0:
             self._fade(now_s)
         step_s = min(step_s, LONGEST_STEP_S)
-        tokens = decoding if sampled is None else sampled
-        self.tokens += tokens
-        self.sampled += tokens
+        self.tokens += decoding
+        self.sampled += decoding
         self.token_slot_s += decoding * step_s
         if running > decoding:
             self.prompt_slot_s += (running - decoding) * step_s
         if waiting:
             self.waited_s += waiting * min(now_s - self.at_s, LONGEST_STEP_S)
         self.at_s = now_s
+
+    def gained(self, accepted: int) -> None:
+        """Records the tokens that the rows of the next step to be recorded had besides one each, because of drafts."""
+        if self.at_s:
+            self.tokens += accepted
+            self.sampled += accepted
 
     def seated(self, known_tokens: int) -> None:
         """Records that a sequence with this many known tokens got a slot."""

@@ -63,12 +63,10 @@ def load_view(
     ledger: Ledger,
     step_times: StepTimeModel,
     prompt: int | None = None,
-    drafting: tuple[float, float] = (1.0, 0.0),
 ) -> Load:
     """Returns the load of the runner described by `hello` and of the queue, for a step that decodes these slots.
 
-    `prompt`: slot of the first prompt under way; None if there is none. `drafting`: `Load.tokens_per_row` and
-    `drafts_per_row`.
+    `prompt`: slot of the first prompt under way; None if there is none.
     """
     running = table.num_running
     start = 0 if prompt is None else int(table.planned[prompt])
@@ -91,8 +89,6 @@ def load_view(
         prompt_start=start,
         prompt_left=0 if prompt is None else int(table.known[prompt]) - start,
         service_itl_target_s=ledger.itl_target_s,
-        tokens_per_row=drafting[0],
-        drafts_per_row=drafting[1],
         queue_runners=max(1, ledger.runners),
     )
 

@@ -82,7 +82,7 @@ class Scheduler:
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
-        self.table.drafts = self.drafting.max_drafts > 0
+        self.table.drafts = self._may_draft = self.drafting.max_drafts > 0
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -142,9 +142,14 @@ class Scheduler:
         """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
         flight = applied.flight
         applied.step_s, applied.idle_s = self.timing.occupied(flight, applied.now_s)
-        waited = applied.idle_s > 0
         self.step_times.note(
-            flight.starts, flight.counts, flight.num_decode, applied.step_s, applied.runner_s, waited, applied.drafted
+            flight.starts,
+            flight.counts,
+            flight.num_decode,
+            applied.step_s,
+            applied.runner_s,
+            applied.idle_s > 0,
+            applied.drafted,
         )
 
     @property
@@ -211,8 +216,8 @@ class Scheduler:
         """Plans and commits the next step. Returns None if no sequence can advance."""
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
-        may_follow = not may_displace and not (waiting and self.table.free)
-        if may_follow and not (self.table.drafts and self.drafting.wants(self.last_plan, policy)):
+        drafts = self._may_draft and self.drafting.wants(self.last_plan, policy)
+        if not may_displace and not drafts and not (waiting and self.table.free):
             step = self.plans.follow()
             if step is not None:
                 self.timing.planned(step.flight)
@@ -233,7 +238,7 @@ class Scheduler:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
             return None
-        if self.table.drafts and not (prompts or draft.slots or draft.joined):
+        if self._may_draft and not (prompts or draft.slots or draft.joined):
             self._add_drafts(draft, queue, policy)
         self.prefill_tokens += sum(draft.counts)
         step = self.plans.commit(draft)
@@ -248,7 +253,8 @@ class Scheduler:
         lengths = self.drafting.lengths(decode, self.last_plan, lambda: self.load(queue, decode), policy, target_s)
         if lengths is not None:
             waits = bool(queue) or self.ledger.waiting_tokens > 0
-            draft.drafts = lengths_within(self.plans, draft, lengths, self._max_step_tokens, may_grow=not waits)
+            positions = self.hello.max_sampled or self._max_step_tokens
+            draft.drafts = lengths_within(self.plans, draft, lengths, positions, may_grow=not waits)
 
     def _budget(self, draft: PlanDraft, prompts: list[int], queue: Queue, policy: PolicyGuard) -> Budget:
         if policy.budgets:
@@ -258,8 +264,8 @@ class Scheduler:
     def load(self, queue: Queue, decode: npt.NDArray[np.int64], prompt: int | None = None) -> Load:
         """Returns the load for the policy, for a step that decodes the slots `decode`. `prompt`: slot of the first
         prompt under way."""
-        usual = self.drafting.usual(self.last_plan)
-        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt, usual)
+        load = load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
+        return self.drafting.described(load, self.last_plan) if self.table.drafts else load
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""

@@ -49,10 +49,10 @@ class StepWork:
         sequences = len(packed) // 4
         if plan.extent_counts == _ones(sequences):
             return cls(sequences, sequences, _sum(packed) + sequences, 0.0)
-        starts = np.maximum(np.frombuffer(packed, "<i4"), 0)
-        counts = np.frombuffer(plan.extent_counts, "<i4").astype(np.int64)
-        drafts = np.frombuffer(plan.extent_drafts, np.uint8) if plan.extent_drafts else np.zeros(sequences, np.uint8)
-        return cls.of_run(starts, counts, drafts)
+        starts, counts = np.frombuffer(packed, "<i4"), np.frombuffer(plan.extent_counts, "<i4").astype(np.int64)
+        if plan.extent_drafts:
+            return cls.of_run(np.maximum(starts, 0), counts, np.frombuffer(plan.extent_drafts, np.uint8))
+        return cls._of_rows(starts, counts, counts > 1)
 
     @classmethod
     def of_run(cls, starts: Numbers, counts: Column, drafted: Numbers) -> StepWork:
@@ -60,8 +60,11 @@ class StepWork:
 
         A row that verifies `drafted` tokens reads its KV once, so it has no prefill pairs.
         """
+        return cls._of_rows(starts, counts, (counts > 1) & (drafted == 0))
+
+    @classmethod
+    def _of_rows(cls, starts: Numbers, counts: Column, prompts: npt.NDArray[np.bool_]) -> StepWork:
         pairs = counts * starts + counts * (counts + 1) / 2
-        prompts = (counts > 1) & (drafted == 0)
         return cls(int(counts.sum()), len(starts), int((starts + counts).sum()), float(pairs[prompts].sum()))
 
 

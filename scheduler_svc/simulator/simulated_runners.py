@@ -127,7 +127,10 @@ class SimulatedRunners:
         link_s = self._link_s
         arrival_s = self._clock.now_s + link_s
         for session, number, plan in self._sent:
-            work, result = self._compute(session, plan)
+            if self._drafts is None:
+                work, result = StepWork.of_plan(plan), self._result(session, plan)
+            else:
+                work, result = self._verify(self._drafts, session, plan)
             seconds = self._seconds(work)
             early_s = self._free_at[session] - arrival_s
             end_at = max(self._free_at[session], arrival_s) + seconds
@@ -181,11 +184,9 @@ class SimulatedRunners:
         seconds = self._step_seconds(work)
         return seconds if self._noise is None else seconds * self._noise()
 
-    def _compute(self, session: int, plan: plan_pb2.Plan) -> tuple[StepWork, plan_pb2.Result]:
-        """Returns the work of the plan and its result."""
-        if self._drafts is None:
-            return StepWork.of_plan(plan), self._result(session, plan)
-        run = self._drafts.run(session, plan)
+    def _verify(self, drafts: SimulatedDrafts, session: int, plan: plan_pb2.Plan) -> tuple[StepWork, plan_pb2.Result]:
+        """Returns the work of the plan and its result, with drafts."""
+        run = drafts.run(session, plan)
         work = StepWork.of_run(run.starts, run.counts, run.drafted)
         if not plan.extent_drafts:
             result = self._result_of(plan.extent_flags)

@@ -23,7 +23,6 @@ from operator import mul
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.error_tail import ErrorTail
@@ -42,9 +41,6 @@ _SEED_WEIGHT = 2
 """Observed steps that one measured step outweighs."""
 _DECODE_SAMPLE, _MIXED_SAMPLE = 16, 2
 """One of this many decode steps, and steps with prompts, is observed; all with prompts until the model predicts."""
-_UNDRAFTED_SAMPLE = 4
-"""One of this many decode steps is compared with those that have drafts while none has any, if the runner has a
-drafter."""
 _SEED_SHARE = 0.5
 """Weight of the measured steps, relative to that of the observed ones. A service whose steps are all alike says nothing
 about others, and a budget from such a fit would keep them alike."""
@@ -102,13 +98,11 @@ class StepTimeModel:
         """Prompt positions of a step from which larger ones save little time per position."""
         self.on_fit: Callable[[], None] = lambda: None
         """Called when the model has been fitted to further steps."""
-        self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu)
-        """Times of decode steps with drafts, and without them if the runner has a drafter."""
+        self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu, costs)
+        """Times of decode steps with and without drafts, of a runner with a drafter."""
         self._first_weights: list[float] = []
-        self._drafts = self._drafted_last = max_drafts > 0
-        self._noted_decode: deque[tuple[Any, int, int, int, float, float | None]] = deque(maxlen=_MOST_NOTED)
+        self._has_drafter = max_drafts > 0
         self._seed_with([cost for cost in costs if not cost.drafts])
-        self.verifying.seed(costs)
 
     @classmethod
     def of(cls, hello: plan_pb2.Hello) -> StepTimeModel:
@@ -166,28 +160,12 @@ class StepTimeModel:
                 return
         else:
             self._decode_ticks += 1
-            if self._drafts and self._note_decode(starts, counts, step_s, runner_s, waited, drafted):
+            if self._has_drafter and self.verifying.note(starts, counts, step_s, runner_s, waited, drafted):
                 return
             if self._decode_ticks % _DECODE_SAMPLE:
                 return
         if step_s > 0 and (runner_s > 0 or not waited):
             self._noted.append((starts, counts, num_decode, step_s, runner_s))
-
-    def _note_decode(
-        self, starts: Any, counts: Any, step_s: float, runner_s: float, waited: bool, drafted: Any
-    ) -> bool:
-        """Notes a decode step, or skips it, of a runner with a drafter; returns whether it was to verify drafts."""
-        rows = len(starts)
-        planned = int(np.add.reduce(counts)) - rows if drafted is not None else 0
-        if not planned and self._decode_ticks % _UNDRAFTED_SAMPLE and not self._drafted_last:
-            return False
-        self._drafted_last = planned > 0
-        if runner_s > 0 or step_s > 0:
-            delay_s = step_s - runner_s if runner_s > 0 and step_s > 0 and not waited else None
-            verified = int(np.add.reduce(drafted)) if planned else 0
-            most = int(counts.max()) - 1 if planned else 0
-            self._noted_decode.append((starts, planned, verified, most, runner_s or step_s, delay_s))
-        return planned > 0
 
     def _observe(self) -> None:
         """Uses the noted steps."""
@@ -208,10 +186,6 @@ class StepTimeModel:
             sums.add([x / seconds for x in inputs], 1.0)
             if self._decode.count + self._mixed.count - self._fitted >= _REFIT_EVERY:
                 self._fit()
-        while self._noted_decode:
-            starts, planned, verified, most, seconds, delay_s = self._noted_decode.popleft()
-            context = int(np.add.reduce(starts))
-            self.verifying.note(len(starts), context, seconds, delay_s, planned, verified, most)
 
     def _fit(self) -> None:
         self._fitted = self._decode.count + self._mixed.count
@@ -233,9 +207,7 @@ class StepTimeModel:
         """
         rows, prefills = len(starts), num_decode < len(starts)
         if drafts and not prefills:
-            self._observe()
-            planned, most = int(np.add.reduce(counts)) - rows, int(counts.max()) - 1
-            return self.verifying.planned_s(rows, int(np.add.reduce(starts)), planned, most)
+            return self.verifying.planned_s(starts, counts)
         if not prefills and (recent_s := self.recent.median_s(rows, False)):
             return recent_s
         if self.known:
@@ -289,19 +261,7 @@ class StepTimeModel:
         rows times those. In a mixture of experts, more positions read more experts; measured and observed times hold
         that.
         """
-        self._observe()
-        seconds = self.verifying.seconds(rows, drafts, context)
-        return seconds if self.verifying.known else 0.0
-
-    def lacks_undrafted(self, rows: int) -> bool:
-        """Returns `VerifyTimes.lacks_undrafted` after the observations so far."""
-        self._observe()
-        return self.verifying.lacks_undrafted(rows)
-
-    def verify_curve(self, rows: int, context: int) -> npt.NDArray[np.float64]:
-        """Returns `VerifyTimes.curve` after the observations so far."""
-        self._observe()
-        return self.verifying.curve(rows, context)
+        return self.verifying.seconds(rows, drafts, context)
 
     @property
     def overhead_s(self) -> float:

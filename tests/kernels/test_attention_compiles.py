@@ -68,6 +68,24 @@ def test_decode_compiles(shape: tuple, arch: str) -> None:
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)[1]
 
 
+@pytest.mark.parametrize(
+    ("shape", "arch", "positions", "small_batch"),
+    choice(
+        [
+            (shape, arch, positions, small_batch)
+            for shape in SHAPES
+            for arch in SHARED_MEMORY
+            for positions in (1, 2, 3, 4, 6, 8)
+            for small_batch in (True, False)
+        ],
+        in_ci=[(SHAPES[0], "sm_90a", 6, False)],
+    ),
+)
+def test_verify_compiles(shape: tuple, arch: str, positions: int, small_batch: bool) -> None:
+    variant = DecodeVariant.choose(AttentionShape(*shape), SHARED_MEMORY[arch], small_batch, positions)
+    assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)[1]
+
+
 @pytest.mark.parametrize("shape", FOR_HOPPER, ids=str)
 def test_decode_beside_prefill_compiles(shape: tuple) -> None:
     variant = DecodeVariant.choose_beside_prefill(AttentionShape(*shape), SHARED_MEMORY["sm_90a"])

@@ -122,7 +122,9 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
 
 def test_a_gpu_verifies_no_drafts_yet() -> None:
     with pytest.raises(UnusableSettings, match="draft is 'ngram', but a GPU can't verify drafts yet: set draft to ''"):
-        build_backend(RunnerSettings(draft="ngram"), "cuda", no_progress)
+        build_backend(RunnerSettings.read(draft="ngram"), "cuda", no_progress)
+    with pytest.raises(UnusableSettings, match="a GPU verifies at most 7 tokens of a sequence in a step"):
+        build_backend(RunnerSettings.read(draft="ngram", max_drafts=8), "cuda", no_progress, tries_formats=True)
 
 
 def test_the_process_reports_it_and_exits() -> None:

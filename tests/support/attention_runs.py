@@ -14,14 +14,15 @@ from tests.support.attention_cases import AttentionBatch
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 
-def attention_of(batch: AttentionBatch) -> CudaAttention:
+def attention_of(batch: AttentionBatch, room: int = 0) -> CudaAttention:
+    """Returns attention for the batch's rows and `room` more."""
     case = batch.case
     return CudaAttention(
         batch.cache,
         batch.block_tables,
         case.num_heads,
         [AttentionLayer(case.window, case.scale, case.soft_cap, batch.sinks)],
-        len(case.lengths),
+        len(case.lengths) + room,
         case.dtype,
     )
 

@@ -53,14 +53,16 @@ class PlannerTwin:
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
         blocks: int | None = None,
+        firsts: NDArray[np.int32] | None = None,
     ) -> None:
         """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
 
         Padding rows of the batch are no work, and their output is unchanged. Only the first `blocks` of the grid get
-        work.
+        work. `firsts` are the first positions that rows see, by default those of the window.
         """
         rows = plan[: ROW_WORDS * len(lengths)].reshape(len(lengths), ROW_WORDS)
-        firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
+        if firsts is None:
+            firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
         tiles = np.maximum((lengths - firsts // TILE * TILE + TILE - 1) // TILE, 1)
         ends = np.cumsum(tiles)
         rows[:, ROW_START] = ends - tiles

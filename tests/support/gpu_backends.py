@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.drafts.draft_options import DraftOptions
+from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
 from runner_svc.model.decoder_choice import DecoderSetting
 from runner_svc.weights.on_load import NOTHING, OnLoad
@@ -29,6 +32,7 @@ def load(
     max_step_tokens: int = 128,
     decoder: DecoderSetting = "auto",
     on_load: OnLoad = NOTHING,
+    drafts: DraftOptions | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured."""
     options = GpuOptions(
@@ -45,7 +49,8 @@ def load(
         on_load=on_load,
         tries_formats=True,
     )
-    backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
+    make = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress, make)
     if num_blocks is not None:
         backend.cache.data.view(torch.uint8).fill_(0x7F if fp8_cache else 0xFF)  # NaN
     return backend

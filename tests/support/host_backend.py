@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.drafts.draft_options import DraftOptions
+from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model
@@ -33,12 +36,14 @@ def host_backend(
     device: HostDevice | None = None,
     kept_timings: TimingsFile | None = None,
     on_load: OnLoad = NOTHING,
+    drafts: DraftOptions | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
     config = ModelConfig.from_hugging_face(read_config(folder))
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
     launchers = HostLaunchers(config)
-    return CudaBackend(
+    make = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,
         lambda: CudaDecoder(config, weights, launchers.decoder(fp8_cache), max_step_tokens),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.interface.attention_layer import AttentionLayer
+from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
@@ -30,6 +31,7 @@ from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 from tests.support.host_attention import HostAttention
+from tests.support.host_drafts import host_drafts
 from tests.support.host_experts import host_experts
 from tests.support.host_layers import (
     HostActivation,
@@ -147,8 +149,11 @@ class HostLaunchers:
     def scatter(self) -> Callable[[int, Tensor, Tensor, int], None]:
         return scatter_segments
 
-    def sampling(self, tokens: Tensor) -> HostSampling:
-        return HostSampling(tokens)
+    def sampling(self, tokens: Tensor, *, writes: bool = True) -> HostSampling:
+        return HostSampling(tokens, writes=writes)
+
+    def drafts(self, tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int) -> DraftLaunchers:
+        return host_drafts(tokens, counters, tables, block_size, self._config.vocab_size)
 
 
 def copy_words(stream: int, source: Tensor, target: Tensor, num_words: int) -> None:
@@ -191,8 +196,8 @@ class HostGather:
 class HostSampling:
     """Greedy sampling, or a draw with temperature alone; adjusts logits in place, from the token buffer."""
 
-    def __init__(self, token_buffer: Tensor) -> None:
-        self._token_buffer = token_buffer
+    def __init__(self, token_buffer: Tensor, *, writes: bool = True) -> None:
+        self._token_buffer, self._writes = token_buffer, writes
 
     def __call__(
         self,
@@ -224,7 +229,8 @@ class HostSampling:
                 key = draw_keys(record["seed"][None], record["sample_index"][None], record["position"][None])
                 scores = scores / float(record["temperature"]) + gumbel(key_words(key, logits.device), ids)[0]
             tokens[index] = scores.argmax()
-            self._token_buffer[int(record["slot"]), int(record["position"])] = tokens[index]
+            if self._writes:
+                self._token_buffer[int(record["slot"]), int(record["position"])] = tokens[index]
 
     def _adjust(
         self, logits: Tensor, records: NDArray[np.void], extra_ids: NDArray[np.int32], extra_values: Tensor

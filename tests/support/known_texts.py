@@ -65,6 +65,13 @@ class KnownTexts:
         return proposals
 
 
+class Most(random.Random):
+    """Chooses the largest of any range: as many drafts as there may be."""
+
+    def randint(self, a: int, b: int) -> int:
+        return b
+
+
 @dataclass
 class Counts:
     """Drafts of all rows."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from runner_svc.attention.cuda_kernels import (
@@ -18,6 +21,9 @@ GPUS = {"A100": A100, "A10": A10, "H100": H100}
 SHAPES = ((64, 9, 3), (96, 32, 32), (128, 32, 8), (128, 28, 4), (128, 40, 2), (256, 8, 4), (256, 16, 1))
 
 
+POSITIONS = (0, 1, 2, 3, 4, 6, 8)
+
+
 def shape_of(head_dim: int, num_heads: int, num_kv_heads: int, fp8_cache: bool = False) -> AttentionShape:
     return AttentionShape("__half", head_dim, num_heads, num_kv_heads, 16, None, fp8_cache)
 
@@ -26,13 +32,28 @@ def shape_of(head_dim: int, num_heads: int, num_kv_heads: int, fp8_cache: bool =
 @pytest.mark.parametrize("shared", GPUS.values(), ids=GPUS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decode_fits(shape: tuple[int, int, int], shared: SharedMemory, small_batch: bool) -> None:
-    variant = DecodeVariant.choose(shape_of(*shape), shared, small_batch)
-    assert variant.stages >= 2
-    assert variant.shared_bytes <= shared.block
-    assert variant.blocks * (variant.shared_bytes + 1024) <= shared.multiprocessor
-    assert variant.end_cost < variant.min_cost
-    # Every query head is in one unit.
-    assert variant.units * variant.columns >= shape[1]
+    for positions in POSITIONS:
+        variant = DecodeVariant.choose(shape_of(*shape), shared, small_batch, positions)
+        assert variant.stages >= 2
+        assert variant.shared_bytes <= shared.block
+        assert variant.blocks * (variant.shared_bytes + 1024) <= shared.multiprocessor
+        assert variant.end_cost < variant.min_cost
+        assert variant.teams * variant.sharers == variant.warps
+        # Every query is in one unit.
+        assert variant.units * variant.sharers * variant.columns >= shape[1] * max(positions, 1)
+
+
+def test_plans_of_one_position_have_the_size_of_decodes() -> None:
+    """A mixed step has room for either."""
+    for shape, shared, small_batch in itertools.product(SHAPES, GPUS.values(), (True, False)):
+        decode, verify = (DecodeVariant.choose(shape_of(*shape), shared, small_batch, each) for each in (0, 1))
+        assert replace(verify, positions=0) == decode
+
+
+@pytest.mark.parametrize(("positions", "sharers", "columns"), [(2, 1, 8), (4, 1, 16), (6, 2, 16), (8, 2, 16)])
+def test_a_group_of_four_reads_its_keys_once(positions: int, sharers: int, columns: int) -> None:
+    variant = DecodeVariant.choose(shape_of(128, 32, 8), H100, False, positions)
+    assert (variant.units, variant.sharers, variant.columns) == (8, sharers, columns)
 
 
 @pytest.mark.parametrize("fp8_cache", [False, True])

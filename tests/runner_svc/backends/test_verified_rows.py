@@ -17,7 +17,7 @@ from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from runner_svc.weights.on_load import OnLoad
 from tests.support.host_backend import no_progress
-from tests.support.known_texts import KnownTexts, Stream, stream_all
+from tests.support.known_texts import KnownTexts, Most, Stream, stream_all
 from tests.support.parity import FLOAT32, ROUNDED
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
@@ -115,7 +115,7 @@ def test_streams_equal_those_without_drafts(kind: str, tmp_path: Path) -> None:
 
 def test_the_setting_has_the_latest_tokens_looked_up(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "model")
-    settings = RunnerSettings(
+    settings = RunnerSettings.read(
         device="cpu",
         model=str(folder),
         draft="ngram",
@@ -149,17 +149,11 @@ def test_only_positions_on_the_accepted_path_count_for_values_that_are_not_finit
     embeddings = backend._decoder._embeddings  # type: ignore[attr-defined]
     embeddings[torch.tensor([later, unused])] = torch.nan
 
-    class Wrong(random.Random):
-        """Draws as many drafts as there may be, the last one `unused`."""
-
-        def randint(self, a: int, b: int) -> int:
-            return b
-
-    drafter._dice = Wrong()
+    drafter._dice = Most()
     text = whole.prompt + whole.tokens
     drafter.texts = {0: [token if place % 4 else unused for place, token in enumerate(text)]}
     (got,) = drafted = copies(plain)
-    counts = stream_all(backend, drafted, 16, Wrong())
+    counts = stream_all(backend, drafted, 16, Most())
     assert counts.drafted > counts.accepted > 0
     assert got.status == plan_pb2.ROW_STATUS_NOT_FINITE
     assert got.tokens == whole.tokens[: whole.tokens.index(later) + 1]

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from runner_svc.batch.batch_state import BatchState
+from runner_svc.gpu.drafts.draft_options import DraftOptions
 from tests.support.host_backend import host_backend
 from tests.support.late_rows import LateRows, differences
 from tests.support.tiny_models import make_tiny_model
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> LateRows:
+@pytest.fixture(params=[None, DraftOptions()], ids=["plain", "drafting"])
+def rows(request: pytest.FixtureRequest, tmp_path: Path) -> LateRows:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     folder = make_tiny_model("llama", tmp_path / "tiny", rng.randrange(1000))
-    backend = host_backend(folder, num_slots=4, block_size=8, max_step_tokens=40, num_blocks=20)
+    backend = host_backend(folder, num_slots=4, block_size=8, max_step_tokens=40, num_blocks=20, drafts=request.param)
     return LateRows(backend, rng, lambda: None)
 
 

@@ -47,7 +47,7 @@ def test_a_drafter_that_is_always_wrong_costs_less_than_two_hundredths_after_the
     assert probes.max() < (1.3 if rows > 1 else 2) / PROBE_EVERY, "one row of a GPU drafts nearly for free"
 
 
-@pytest.mark.parametrize(("machine", "rows", "measured"), choice(CASES, in_ci=CASES[3::9]))
+@pytest.mark.parametrize(("machine", "rows", "measured"), choice(CASES, in_ci=[CASES[7], CASES[20]]))
 @pytest.mark.parametrize("acceptance", [0.7, 0.9])
 def test_as_many_are_drafted_as_is_best(
     machine: tuple[Seconds, bool], rows: int, measured: bool, acceptance: float

@@ -71,6 +71,24 @@ def test_the_default_drafts_where_drafts_are_accepted(wrong: float) -> None:
     assert not guard.failures
 
 
+def test_a_plan_has_at_most_the_sampled_positions_that_hello_states() -> None:
+    stack = Stack(depth=2, guard=PolicyGuard(MostDrafts(PolicyParameters())))
+    backend = drafting_backend(
+        HashBackend, random.Random(1), wrong=0.0, lies=False, max_drafts=7, num_slots=4, block_size=4, num_blocks=120
+    )
+    backend.max_sampled = 9  # type: ignore[attr-defined]
+    session = stack.add_runner(backend)
+    for number in range(3):
+        stack.submit([number, 2, 3], 60, seed=number, tenant="t")
+    most = 0
+    for _ in range(12):
+        stack.step()
+        plans = [plan for _, plan in stack.runners.plans[session] if plan.extent_drafts]
+        most = max([most, *(int(np.frombuffer(plan.extent_counts, "<i4").sum()) for plan in plans)])
+        stack.whole_turn(session)
+    assert most == 9
+
+
 def test_policies_decide_how_much_is_drafted() -> None:
     drafted, accepted, guard = run(MostDrafts(PolicyParameters()), 0.0)
     assert accepted == drafted > 100

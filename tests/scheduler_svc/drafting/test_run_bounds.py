@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from tests.support.by_hand import ByHand, Sent
+from tests.support.plans import AWAIT
+from tests.support.thoroughness import choice
 
 
 def test_rows_behind_an_unanswered_run_have_no_start_whatever_they_draft() -> None:
@@ -74,8 +79,7 @@ def test_a_step_with_a_prompt_drafts_nothing() -> None:
 def test_rows_that_may_not_draft_keep_their_starts_beside_a_run() -> None:
     hand = ByHand(depth=2)
     hand.decoding([1] * 5, 60)
-    other = hand.decoding([2] * 6, 60)
-    hand.scheduler.table.speculates[1] = False
+    other = hand.decoding([2] * 6, 60, no_speculation=True)
     run = hand.run()
     assert [(row.slot, row.drafts) for row in run.rows] == [(0, 3), (1, 0)]
     assert run.rows[1].start >= 0
@@ -97,9 +101,10 @@ def test_the_choices_of_a_request_run_apart() -> None:
 # ------------------------------------------------------------------ bounds
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("context", [14, 256])
-@pytest.mark.parametrize("kept", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("depth", "context", "kept"),
+    choice(list(product((1, 2, 3), (14, 256), (1, 2, 8))), in_ci=[(1, 256, 8), (2, 14, 2), (3, 256, 1), (3, 14, 2)]),
+)
 def test_no_run_reaches_beyond_the_limit_and_a_row_at_its_bound_waits(depth: int, context: int, kept: int) -> None:
     """`max_tokens` or the context allows 14 tokens. `kept`: tokens that a run brings, at most."""
     hand = ByHand(7, depth=depth, context=context)
@@ -123,8 +128,7 @@ def test_a_row_that_waits_at_its_bound_is_not_forgotten_by_steady_steps() -> Non
     """The other row decodes all the time, and nothing joins or leaves."""
     hand = ByHand(7, depth=2)
     bounded = hand.decoding([1] * 5, 9)
-    steady = hand.decoding([2] * 5, 60)
-    hand.scheduler.table.speculates[1] = False
+    steady = hand.decoding([2] * 5, 60, no_speculation=True)
     for _ in range(40):
         if bounded.streams[0].end is not None:
             break
@@ -272,3 +276,22 @@ def test_a_run_leaves_the_row_behind_it_a_position() -> None:
         hand.answer(sent)
     assert max(seen) > 0
     hand.stack.assert_clean()
+
+
+def test_constrained_rows_draft_nothing_and_keep_their_starts_beside_runs() -> None:
+    hand = ByHand(7, depth=2)
+    free = hand.decoding([1] * 5, 60)
+    tied = hand.submit([2] * 5, 8, grammar=grammar_text("regex", "a{8}"))
+    seen = 0
+    for _ in range(30):
+        sent = hand.take()
+        for row in sent.rows:
+            if row.flags == AWAIT:
+                assert row.start >= 0 and not row.drafts
+                seen += any(sent.drafts)
+        hand.answer(sent, {row.slot: [97] * (1 if row.flags == AWAIT else row.count) for row in sent.rows})
+        if tied.streams and tied.streams[0].end is not None:
+            break
+    assert hand.tokens(tied) == [97] * 8 and seen > 2
+    hand.finish()
+    assert len(hand.tokens(free)) == 60

@@ -192,3 +192,25 @@ def test_ends_within_runs_are_those_without_drafts(wrong: float) -> None:
         assert (stream.end.reason == FinishReason.STOP) == (len(expected) < 30 or expected[-1] in (text[28],))
     assert stack.engine.requests.totals.sampled_tokens == sum(len(r.streams[0].tokens) for r in requests)
     stack.assert_clean()
+
+
+def test_what_a_run_kept_behind_an_end_is_dropped_in_a_takeover() -> None:
+    """The runner accepted a run with a stop token in it, and its scheduler died before the result came."""
+    text = expected_tokens([9, 8, 7], 30, eos_probability=0.0)
+    for place in range(4, 8):
+        stack = stack_of(0.0, depth=1, retention_s=60, retention_requests=9)
+        request = stack.submit([9, 8, 7], 30, sampling=sampling(stop_ids=pack([text[place]])))
+        while len(request.streams[0].tokens if request.streams else []) < 2:
+            advance(stack)
+        stack.step()
+        (session,) = stack.runners.runners
+        stack.runners.execute(session)
+        stack.runners.finish(session)
+        (resident,) = stack.runners.runners[session].snapshot().sequences
+        assert len(ints(resident.tokens)) > 3 + place + 1, "the case is not met"
+        stack.restart_scheduler()
+        advance_until_idle(stack)
+        (stream,) = request.streams
+        assert stream.tokens == text[: place + 1] and stream.end is not None
+        assert stream.end.reason == FinishReason.STOP and stream.end.num_tokens == place + 1
+        stack.assert_clean()

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from roster_protos import plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.torch_backend import TorchBackend
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.plan.plan_draft import pack
+from tests.support.constraints import allowed_after
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack
 from tests.support.parity import FLOAT32, Parity, expected_tokens
@@ -24,6 +29,7 @@ from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 MAX_TOKENS, MOST = 30, 5
+REGEX = "(foo|ba+r)[0-9]{2,5}"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma3", {}),
     "RoPE by length": ("llama-longrope", {}),
@@ -56,6 +62,16 @@ class Recalls:
             wrong = [self._rng.randrange(NUM_TOKENS) if self._rng.random() < 0.25 else token for token in text]
             proposals[row, : len(wrong)] = wrong
         return proposals
+
+
+def _grammar(number: int) -> dict[str, str]:
+    """Returns the grammar of every fifth request: its rows wait for masks beside rows that draft."""
+    return {"grammar": grammar_text("regex", REGEX)} if number % 5 == 4 else {}
+
+
+def _sampling(number: int) -> plan_pb2.Sampling:
+    stop_ids = pack([IM_END_ID]) if _grammar(number) else b""
+    return plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1, stop_ids=stop_ids)
 
 
 @pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows"]))
@@ -94,7 +110,7 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     session = stack.add_runner(load())
     with drafts_of(random_lengths(rng, MOST)):
         for number, prompt in enumerate(prompts):
-            stack.submit(prompt, MAX_TOKENS)
+            stack.submit(prompt, MAX_TOKENS, sampling=_sampling(number), **_grammar(number))
             for _ in range(rng.randrange(5)):
                 stack.turn(rng)
             if number == len(prompts) // 3:
@@ -105,7 +121,14 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
         stack.run(rng)
     stack.assert_clean()
     requests = list(stack.requests.values())
-    parity.check(prompts, [request.streams[0].tokens for request in requests], MAX_TOKENS)
+    allowed = allowed_after(load().model, "regex", REGEX, stop_ids=[IM_END_ID])
+    for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+        tokens = request.streams[0].tokens
+        if _grammar(number):
+            parity.check_forced(prompt, tokens, allowed)
+        elif tokens != answers[number]:
+            assert len(tokens) == MAX_TOKENS
+            parity.check_forced(prompt, tokens)
     parity.assert_few_ties()
     totals = stack.engine.pool.schedulers[session]
     ends = [request.streams[0].end for request in requests]

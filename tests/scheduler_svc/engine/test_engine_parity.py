@@ -111,7 +111,7 @@ def load(
 
 def draft(stack: Stack, backend: ModelBackend, rng: random.Random) -> None:
     """Lets rows draft random numbers of tokens, if the backend can; in CI in a part of the runs."""
-    if isinstance(backend, TorchBackend) and rng.random() < (1 if FULL else 0.4):
+    if isinstance(backend, TorchBackend) and rng.random() < (1 if FULL else 0.2):
         let_draft(backend, rng)
         stack.drafts = RandomDrafts(rng)
 

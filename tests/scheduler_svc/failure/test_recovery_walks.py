@@ -4,7 +4,7 @@ A walk is determined by its seed: `ROSTER_TEST_FIRST_WALK=SEED ROSTER_TEST_WALKS
 
     ROSTER_TEST_WALKS=20000 pytest --timeout=0 tests/scheduler_svc/failure/test_recovery_walks.py
 
-runs many. The invariants are those of the machine.
+runs many; with `ROSTER_TEST_DRAFTING=1`, runners draft in all of them. The invariants are those of the machine.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_a_given_lead_holds_plans_by_the_step_times_that_the_runner_measured() -
     times = StepTimeModel(costs=costs_of(lambda decode, chunks: 0.004 + 1e-5 * sum(count for _, count in chunks)))
     starts, counts = (np.array(column, np.int32) for column in ([500, 0], [1, 999]))
     flight: Any = SimpleNamespace(
-        sent_at=1.0, starts=starts, counts=counts, num_decode=1, prefills=True, expected_s=0.0, num_drafts=0
+        sent_at=1.0, starts=starts, counts=counts, num_decode=1, prefills=True, expected_s=0.0, drafts=None
     )
     expected_s = times.expected_s(starts, counts, 1)
     assert expected_s > 0

@@ -38,6 +38,14 @@ def test_nothing_is_known_before_the_first_token() -> None:
     assert rate.known
 
 
+def test_accepted_drafts_make_a_slot_faster() -> None:
+    rate = ServiceRate()
+    for step in range(9):
+        rate.gained(6)
+        rate.stepped(1.0 + step / 100, 0.1, 4, 4, 0)
+    assert rate.token_s == pytest.approx(0.04)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_slot_is_held_until_the_limit_or_as_long_as_others_held_it(early: bool) -> None:
     rate = ServiceRate()

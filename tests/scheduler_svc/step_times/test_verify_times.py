@@ -46,7 +46,7 @@ def test_measured_steps_are_predicted(on_gpu: bool) -> None:
             )
     assert model.verify_s(4, 12, 1024) == pytest.approx(verify_s(4, 12), rel=0.05), "between measured rows"
     assert model.verify_s(8, 24, 80_000) == pytest.approx(verify_s(8, 24) + 3e-8 * 77_952, rel=0.1), "a longer context"
-    curve = model.verify_curve(64, 64 * 256)
+    curve = model.verifying.curve(64, 64 * 256)
     assert (np.diff(curve) >= 0).all()
 
 
@@ -74,12 +74,12 @@ def test_observed_steps_are_followed_whatever_was_measured(known: bool) -> None:
     rng, factor = random.Random(2), 1.5
     model = StepTimeModel(costs=measured() if known else (), max_drafts=7)
     assert (model.verify_s(8, 24, 2048) > 0) == known
-    assert model.lacks_undrafted(8) is not known
+    assert model.verifying.knows_undrafted(8) is known
     for _ in range(400):
         drafts = rng.choice([0, 0, 1, 3, 5])
         note(model, 8, drafts, factor * verify_s(8, 8 * drafts) * rng.gauss(1, 0.03))
         model.verify_s(8, 24, 2048)
-    assert not model.lacks_undrafted(8)
+    assert model.verifying.knows_undrafted(8)
     for drafts in (0, 1, 3, 5):
         assert model.verify_s(8, 8 * drafts, 2048) == pytest.approx(1.02 * factor * verify_s(8, 8 * drafts), rel=0.08)
     before_s = model.verify_s(8, 24, 2048)
@@ -113,5 +113,5 @@ def test_a_runner_without_a_drafter_remembers_no_decode_steps() -> None:
     model = StepTimeModel()
     for _ in range(64):
         note(model, 8, 0, 0.01)
-    assert model.lacks_undrafted(8)
+    assert not model.verifying.knows_undrafted(8)
     assert model.expected_s(np.zeros(8, np.int32), np.full(8, 2, np.int32), 8, True) == 0.0

@@ -1,0 +1,195 @@
+"""Times steps that verify drafts: `python -m bench.steps.verifying --batches 1 8 64 --drafts 1 3 5`.
+
+For each batch and number of drafts a row, plans are sent as by a scheduler, a second one always in flight: prompts of
+512 tokens, then steps whose rows all verify as many drafts. An oracle drafts the true next tokens, each wrong with
+probability 0.3 (`--right`). Weights are random, but for the head: it makes a token's successor certain, as the oracle
+could not know near ties, and the layers' products hardly add to the residual stream. The step without drafts is of the
+same backend. `gain` is the ratio of the tokens a second to those of steps without drafts; `bar` is its least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from bench.common.gpu_timing import card
+from bench.common.on_gpu import require_gpu
+from bench.common.random_model import ALL_SHAPES
+from bench.common.told_drafts import ToldDrafts
+from bench.steps.backend import BLOCK_SIZE, DTYPE, backend_of, no_progress
+from bench.steps.decoding import Decoding
+from bench.steps.times import LAST, PROMPT
+from roster_protos import plan_pb2
+from runner_svc.execution.runner import LaunchedPlan, Runner
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.drafts.draft_options import DraftOptions
+from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
+from runner_svc.interface.draft_launchers import DraftLaunchers
+from runner_svc.model.checkpoint.random_weights import random_weights
+from runner_svc.model.config import ModelConfig
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.model_weights import MlpWeights, ModelWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
+
+WARM, TIMED = 12, 52
+STEP_BARS = {(1, 5): 4.7, (8, 5): 5.1, (64, 3): 8.4, (64, 5): 10.2}
+"""Milliseconds of a step of the 8B shape on an H200, by rows and drafts."""
+GAIN_BARS = {
+    "llama-3.1-8b": {1: 2.8, 8: 2.6, 64: 1.75, 256: 1.12},
+    "qwen3-0.6b": {1: 2.2, 8: 2.2, 64: 1.9},
+}
+"""Of the best number of drafts on an H200, by rows."""
+_SHIFT = 12_347
+"""A token's successor is this much greater, modulo the vocabulary; of tied embeddings the token itself."""
+_ADDED = 1e-4
+"""Factor of the matrices whose products are added to the residual stream."""
+
+
+class Verifying(Decoding):
+    """Drives a runner whose rows verify `drafts` tokens in every step; 0: steps without drafts."""
+
+    def decode(self, steps: int, drafts: int = 0) -> Iterator[plan_pb2.Result]:
+        """Yields the results of steps, with one plan always ahead."""
+        self._grow()
+        pending: deque[LaunchedPlan] = deque()
+        slots, ones = self._slots, np.ones_like(self._slots)
+        for step in range(steps):
+            self.number += 1
+            plan = plan_pb2.Plan(
+                extent_slots=slots.tobytes(),
+                extent_starts=(np.full_like(slots, -1) if drafts else ones * (PROMPT + step)).tobytes(),
+                extent_counts=(ones * (1 + drafts)).tobytes(),
+                extent_flags=np.ones(len(slots), np.uint8).tobytes(),
+                extent_drafts=bytes([drafts] * len(slots)) if drafts else b"",
+            )
+            pending.append(self._runner.launch(self.number, plan))
+            if len(pending) == 2:
+                yield pending.popleft().wait()
+        for launched in pending:
+            yield launched.wait()
+
+    def _grow(self) -> None:
+        """Appends the blocks of all steps to the tables."""
+        added = np.arange(self._table, -(-(PROMPT + LAST) // BLOCK_SIZE), dtype=np.int32)
+        slots = np.repeat(self._slots, len(added))
+        indexes = np.tile(added, len(self._slots))
+        self.number += 1
+        plan = plan_pb2.Plan(
+            append_slots=slots.tobytes(),
+            append_indexes=indexes.tobytes(),
+            append_blocks=(1 + slots + indexes * self._batch).astype(np.int32).tobytes(),
+        )
+        self._runner.launch(self.number, plan).wait()
+
+
+@dataclass(slots=True)
+class Measured:
+    """Sums over TIMED steps of a batch."""
+
+    step_ms: float = 0.0  # mean
+    forward_ns: int = 0
+    sample_ns: int = 0
+    idle_ns: int = 0
+    drafted: int = 0
+    tokens: int = 0
+
+
+class Oracle:
+    """A runner with a drafter that knows its texts."""
+
+    def __init__(self, config: ModelConfig, right: float) -> None:
+        self._vocab_size = config.vocab_size
+        self._shift = 0 if config.tied_embeddings else _SHIFT
+        self._right = right
+        self._told: list[tuple[ToldDrafts, DeviceSlots]] = []
+
+    def drafter(self, launchers: DraftLaunchers, slots: DeviceSlots) -> ToldDrafts:
+        """Makes the drafter of a backend; the last one's gets the texts."""
+        self._told.append((ToldDrafts(launchers, slots), slots))
+        return self._told[-1][0]
+
+    def certain(self, weights: ModelWeights) -> ModelWeights:
+        """Returns the weights with a certain successor of each token."""
+        layers = list(weights.layers)
+        for layer in layers:
+            for matrix in (layer.output.matrix, layer.mlp.down.matrix if isinstance(layer.mlp, MlpWeights) else None):
+                if isinstance(matrix, PlainMatrix):
+                    matrix.weight.mul_(_ADDED)
+        head = LinearWeights(PlainMatrix(weights.embeddings.roll(self._shift, 0)))
+        return replace(weights, layers=iter(layers), head=head if self._shift else weights.head)
+
+    def tell(self, batch: int) -> None:
+        """Shows the drafter what follows the prompts of the first `batch` slots, with errors."""
+        told, slots = self._told[-1]
+        length = slots.tokens.shape[1] - PROMPT
+        steps = torch.arange(1, length + 1, device=slots.tokens.device)
+        texts = (slots.tokens[:batch, PROMPT - 1 : PROMPT] + self._shift * steps) % self._vocab_size
+        wrong = torch.rand(texts.shape, device=texts.device) >= self._right
+        told.texts[:batch, PROMPT:] = torch.where(wrong, torch.randint_like(texts, self._vocab_size), texts).int()
+
+    def measure(self, runner: Runner, batch: int, drafts: int) -> Measured:
+        """Times steps of `batch` rows with `drafts` drafts each."""
+        decoding = Verifying(runner, batch, self._vocab_size)
+        decoding.prefill()
+        self.tell(batch)
+        sums = Measured()
+        for index, result in enumerate(decoding.decode(WARM + TIMED, drafts)):
+            if index == WARM - 1:
+                begin = time.perf_counter()
+            if index >= WARM:
+                assert not any(result.statuses)
+                sums.forward_ns += result.timings.forward_ns
+                sums.sample_ns += result.timings.sample_ns
+                sums.idle_ns += result.timings.idle_ns
+                sums.drafted += sum(result.drafted)
+                sums.tokens += sum(result.token_counts)
+        sums.step_ms = (time.perf_counter() - begin) * 1e3 / TIMED
+        return sums
+
+
+def runner_of(shape: str, oracle: Oracle, largest: int) -> Runner:
+    """Returns a runner of the shape whose drafts are the oracle's."""
+    make = partial(DraftingCudaBackend, drafts=DraftOptions("told", make=oracle.drafter))
+    config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
+    with torch.no_grad():
+        weights = oracle.certain(random_weights(config, DTYPE, torch.device("cuda"), no_progress))
+        return Runner(backend_of(shape, weights, largest=largest, make=make))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--drafts", nargs="+", type=int, default=[1, 3, 5])
+    parser.add_argument("--right", type=float, default=0.7)
+    arguments = parser.parse_args()
+    require_gpu()
+    oracle = Oracle(ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape]), arguments.right)
+    runner = runner_of(arguments.shape, oracle, max(arguments.batches))
+    print(f"{arguments.shape}, {card()}")
+    print("batch drafts    step    bar  forward  sample  idle us  verified  tokens/step   gain    bar")
+    for batch in arguments.batches:
+        base = 0.0
+        for drafts in (0, *arguments.drafts):
+            sums = oracle.measure(runner, batch, drafts)
+            each = sums.tokens / TIMED / batch
+            base = base or sums.step_ms / each
+            step_bar = STEP_BARS.get((batch, drafts), 0.0) if arguments.shape == "llama-3.1-8b" else 0.0
+            gain_bar = GAIN_BARS.get(arguments.shape, {}).get(batch, 0.0)
+            print(
+                f"{batch:5} {drafts:6} {sums.step_ms:7.3f} {step_bar:6.2f} {sums.forward_ns / TIMED / 1e6:8.3f} "
+                f"{sums.sample_ns / TIMED / 1e6:7.3f} {sums.idle_ns / TIMED / 1e3:8.1f} "
+                f"{sums.drafted / TIMED / batch:9.2f} {each:12.2f} {base * each / sums.step_ms:6.2f} {gain_bar:6.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

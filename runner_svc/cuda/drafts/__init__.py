@@ -1,0 +1,1 @@
+"""Launchers of the kernels that draft tokens on the device, and accept them."""

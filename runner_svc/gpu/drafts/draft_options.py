@@ -1,0 +1,47 @@
+"""What a GPU backend drafts with, and the sizes that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.interface.draft_launchers import DraftLaunchers, ProposeLauncher
+
+STRIDES = (2, 4, 6, 8)
+"""Positions of a row in a captured step that verifies: 1 + 1, 3, 5 or 7 drafts. Others are padded to the next."""
+
+MOST_SAMPLED = 1024
+"""Most positions of a plan that are sampled, with many slots; their logits take memory."""
+
+
+def _ngram(launchers: DraftLaunchers, slots: DeviceSlots) -> ProposeLauncher:
+    return launchers.ngram
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """The drafter of a backend."""
+
+    name: str = "ngram"
+    max_drafts: int = STRIDES[-1] - 1
+    make: Callable[[DraftLaunchers, DeviceSlots], ProposeLauncher] = _ngram
+    """Makes the launcher of the drafter; tests and benches have their own."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_drafts < STRIDES[-1]:
+            raise ValueError(f"a GPU verifies 1 to {STRIDES[-1] - 1} drafts a row, not {self.max_drafts}")
+
+    @property
+    def strides(self) -> list[int]:
+        """The positions of a row in captured steps, ascending."""
+        return [stride for stride in STRIDES if stride <= self.widest]
+
+    @property
+    def widest(self) -> int:
+        """Positions of a row with the most drafts, padded."""
+        return next(stride for stride in STRIDES if stride > self.max_drafts)
+
+    def most_sampled(self, num_slots: int, max_step_tokens: int) -> int:
+        """Returns the most sampled positions of a plan."""
+        return max(num_slots, min(num_slots * self.widest, MOST_SAMPLED, max_step_tokens))

@@ -1,0 +1,206 @@
+"""The GPU backend of a runner that drafts: it also verifies rows, whose number of tokens only the device knows.
+
+A verifying step drafts, places the drafts in the token buffer and computes the last known token and the drafts of each
+row (`drafted_steps`). After it, the sampler draws at each of these positions into an array of its own. Then one kernel
+keeps the draws up to the first that differs from its draft, writes them into the token buffer, and sets the slot's
+counter, from which later steps take positions: the host need not know them to launch the next step.
+
+In all other steps that kernel keeps each row's only draw, so that counters are right at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.decoder.fusions import Fusions
+from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend, Forward
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.drafts.draft_options import DraftOptions
+from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
+from runner_svc.gpu.drafts.pending_step import DraftedBuffers, PendingDraftedStep, result_words
+from runner_svc.gpu.drafts.verify_graphs import VerifyGraphs
+from runner_svc.gpu.graphs import StepGraphs
+from runner_svc.gpu.masked_rows import CudaMaskedRows
+from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
+from runner_svc.gpu.profiling_batch import batch_of
+from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, aligned
+from runner_svc.gpu.steps import CudaSteps
+from runner_svc.interface.draft_launchers import AcceptLauncher
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.launchers import SamplingLauncher
+from runner_svc.interface.progress import Progress
+from runner_svc.interface.step import StepBatch
+from runner_svc.sampling.device_logprobs import PendingLogprobs, launch_row_logprobs
+from runner_svc.sampling.sample_records import SAMPLE_RECORD, SampleRows
+
+_RECORD_WORDS = SAMPLE_RECORD.itemsize // 4
+
+
+class AcceptingSampler:
+    """A `SamplingLauncher` of one draw a row that is accepted at once."""
+
+    def __init__(self, sampling: SamplingLauncher, accept: AcceptLauncher) -> None:
+        """`sampling` only draws."""
+        self._sampling, self._accept = sampling, accept
+
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        records: Tensor,
+        extra_ids: Tensor,
+        extra_values: Tensor,
+        tokens: Tensor,
+        finite: Tensor,
+        *,
+        adjusted: bool,
+        masks: Tensor | None = None,
+    ) -> None:
+        """Draws and accepts; arguments as those of the sampler."""
+        drawn = (logits, records, extra_ids, extra_values, tokens, finite)
+        self._sampling(stream, *drawn, adjusted=adjusted, masks=masks)
+        self._accept(stream, records, tokens, finite, torch.empty_like(tokens), 1)
+
+
+class DraftingCudaBackend(CudaBackend):
+    """Implements `runner_svc.interface.backend.OverlappingBackend`, with rows that draft."""
+
+    _steps: DraftedSteps
+
+    def __init__(self, *arguments: Any, drafts: DraftOptions, **options: Any) -> None:
+        """Arguments as those of `CudaBackend`; the decoder must be Roster's own."""
+        self._drafts = drafts
+        self.max_drafts = drafts.max_drafts
+        self.drafter_name = drafts.name
+        super().__init__(*arguments, **options)
+        device = self._device.device
+        most = self._steps.most_sampled
+        self._draw_finite = torch.zeros(most, dtype=torch.uint8, device=device)
+        self._expanded = torch.zeros(most * _RECORD_WORDS, dtype=torch.int32, device=device)
+        self._masked_sampling = AcceptingSampler(self._sampling, self._steps.launchers.accept)
+
+    @property
+    def max_sampled(self) -> int:
+        """Most positions of a plan that are sampled without cutting drafts."""
+        return self._steps.most_sampled
+
+    @property
+    def verify_graphs(self) -> VerifyGraphs:
+        """The CUDA graphs of verifying steps."""
+        return self._verify
+
+    def _pack(self, step: PackedStep, batch: StepBatch) -> tuple[PackedRows, Forward]:
+        drafted = batch.starts < 0
+        if not drafted.any() or not (batch.sample & (drafted | (batch.counts == 1))).all():
+            return super()._pack(step, batch)
+        most = int(batch.drafts.max()) if len(batch.drafts) else 0
+        shape = self._verify.shape(len(batch.slots), most)
+        return self._steps.pack_verify(step, batch, shape), partial(self._run_verify, shape)
+
+    def _run_verify(self, shape: VerifyShape, stream: int) -> None:
+        self._verify.launch(shape)
+
+    def _pack_records(self, batch: StepBatch, rows: PackedRows) -> SampleRows:
+        """The position of a row that only the device knows is -1; `reserved` marks rows that are drawn again later."""
+        packed = super()._pack_records(batch, rows)
+        if not rows.unknown and not len(batch.awaits):
+            return packed
+        records = packed.records.copy()
+        records["position"][batch.starts[rows.sample_rows] < 0] = -1
+        records["reserved"] = np.isin(rows.sample_rows, batch.awaits)
+        return replace(packed, records=records)
+
+    def _draw(
+        self, stream: int, batch: StepBatch, rows: PackedRows, records: PlacedRecords, buffers: HostBuffers
+    ) -> list[PendingLogprobs]:
+        num_sampled, stride, steps = len(rows.sample_rows), rows.stride, self._steps
+        if not num_sampled:
+            return []
+        draws, packed = num_sampled * stride, steps.packed
+        logits, tokens, finite = steps.logits[:draws], self._result[:draws], self._draw_finite[:draws]
+        own = records.records.tensor(packed)
+        if rows.unknown:
+            sampled = steps.sampled(num_sampled)
+            steps.launchers.expand(stream, own, sampled, steps.rows_on_device(len(rows.slots)), self._expanded, stride)
+            own = self._expanded
+        ids, values = records.extra_ids.tensor(packed), records.extra_values.tensor(packed)
+        self._sampling(stream, logits, own, ids, values, tokens, finite, adjusted=records.adjusted)
+        outcomes = self._result[aligned(steps.most_sampled) :][:num_sampled]
+        steps.launchers.accept(stream, own, tokens, finite, outcomes, stride)
+        self._copy(stream, self._result, buffers.result, len(self._result))
+        return launch_row_logprobs(logits, tokens, batch, rows.sample_rows, records.asking, stride)
+
+    def _keep_masked_rows(self, batch: StepBatch, rows: PackedRows) -> CudaMaskedRows:
+        waiting = self._index(np.searchsorted(rows.sample_rows, batch.awaits) * rows.stride)
+        return CudaMaskedRows(batch, self._steps.logits[waiting], self._masked_sampling, self._device, self.num_slots)
+
+    def _pending(self, rows: PackedRows, batch: StepBatch) -> Callable[..., PendingCudaStep]:
+        return partial(PendingDraftedStep, stride=rows.stride, drafts=len(batch.drafts) > 0)
+
+    # ------------------------------------------------------------------ start-up
+
+    def _make_slots(self) -> DeviceSlots:
+        sizes = self._sizes
+        return DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, self._device.device, counted=True)
+
+    def _make_sampling(self) -> SamplingLauncher:
+        return self._launchers.sampling(self._slots.tokens, writes=False)
+
+    @property
+    def _most_sampled(self) -> int:
+        return self._drafts.most_sampled(self.num_slots, self.max_step_tokens)
+
+    @property
+    def _result_words(self) -> int:
+        return result_words(self._most_sampled, self.num_slots)
+
+    def _make_buffers(self, words: int) -> HostBuffers:
+        return DraftedBuffers(self._device, words, self._most_sampled, self.num_slots)
+
+    def _make_steps(self, cache: KVCache) -> CudaSteps:
+        assert isinstance(self._decoder, CudaDecoder), "drafts are refused for others"
+        return DraftedSteps(
+            self._decoder,
+            cache,
+            self._slots,
+            self._launchers,
+            self._drafts,
+            num_slots=self.num_slots,
+            max_step_tokens=self.max_step_tokens,
+            tail_words=TAIL_WORDS,
+        )
+
+    def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
+        decode, mixed = super()._captured(progress)
+        self._verify = VerifyGraphs(self._steps, self._device, decode)
+        self._slots.counters.fill_(1)
+        self._verify.capture(partial(self._prepare, self._steps), progress)
+        self._slots.words.zero_()
+        self._steps.packed.zero_()
+        return decode, mixed
+
+    def _run_largest(self, steps: CudaSteps) -> None:
+        super()._run_largest(steps)
+        assert isinstance(steps, DraftedSteps)
+        stride = self._drafts.widest
+        shape = VerifyShape(max(1, min(self.num_slots, steps.most_sampled // stride)), stride)
+        self._prepare(steps, shape)
+        variants = steps.verify_variants(self._device.current_stream, shape)
+        plain = [variant for variant in variants if variant.name == Fusions().name]  # takes the most memory
+        (plain or variants)[0].launch()
+
+    def _prepare(self, steps: DraftedSteps, shape: VerifyShape) -> None:
+        """Sets the input of a verifying step with room for drafts, all in the dummy block."""
+        step = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
+        batch = batch_of(np.full(shape.rows, -1, np.int32), np.full(shape.rows, shape.stride, np.int32))
+        batch.lowest = batch.highest = np.zeros(shape.rows, np.int32)
+        steps.pack_verify(step, batch, shape)
+        steps.packed.copy_(torch.from_numpy(step.words))

@@ -1,0 +1,84 @@
+"""CUDA graphs of verifying passes, by rows and places a row: some captured at start-up, others once they are used.
+
+The fastest variant of a decode pass with as many positions is taken: the products, which the variants differ in, are
+the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
+from runner_svc.gpu.graphs import StepGraphs, Variant, bucket_sizes
+from runner_svc.interface.device import Device, Replay
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS
+from runner_svc.interface.progress import Progress
+
+CAPTURED_AT = 2
+"""A pass is captured at this use of its shape; until then its kernels are launched one by one."""
+
+
+class VerifyGraphs:
+    """Chooses the shape of each verifying pass, and launches it."""
+
+    def __init__(self, steps: DraftedSteps, device: Device, decode: StepGraphs) -> None:
+        """`decode`: the captured decode passes."""
+        self._steps = steps
+        self._device = device
+        self._decode = decode
+        self._strides = steps.strides
+        self._most = {stride: min(steps.num_slots, steps.most_sampled // stride) for stride in steps.strides}
+        self._sizes = bucket_sizes(steps.num_slots)
+        self._replays: dict[VerifyShape, Replay] = {}
+        self._uses: Counter[VerifyShape] = Counter()
+
+    @property
+    def captured(self) -> Sequence[VerifyShape]:
+        """The shapes with a graph."""
+        return list(self._replays)
+
+    def shape(self, num_rows: int, most_drafts: int) -> VerifyShape:
+        """Returns the shape for this many rows, the longest with this many drafts; as many drafts as have logits."""
+        wanted = next((stride for stride in self._strides if stride > most_drafts), self._strides[-1])
+        stride = max(stride for stride in self._strides if stride <= wanted and num_rows <= self._most[stride])
+        size = next((size for size in self._sizes if size >= num_rows), num_rows)
+        return VerifyShape(min(size, self._most[stride]), stride)
+
+    def capture(self, prepare: Callable[[VerifyShape], None], progress: Progress) -> None:
+        """Captures powers of two of rows, the largest pass first, so that the others share its memory.
+
+        `prepare` sets the input of a step of a shape.
+        """
+        shapes = [
+            VerifyShape(rows, stride)
+            for stride in self._strides[1:]
+            if self._most[stride]
+            for rows in {min(1 << power, self._most[stride]) for power in range(self._most[stride].bit_length() + 1)}
+        ]
+        shapes.sort(key=lambda shape: (-shape.num_tokens, shape.stride))
+        progress("capturing CUDA graphs of verifying steps", 0.0)
+        for done, shape in enumerate(shapes, 1):
+            prepare(shape)
+            self._replays[shape] = self._device.capture(self._variant(shape).launch)
+            progress("capturing CUDA graphs of verifying steps", done / len(shapes))
+
+    def launch(self, shape: VerifyShape) -> None:
+        """Launches the pass that the steps' packed input describes, on the current stream."""
+        replay = self._replays.get(shape)
+        if replay is not None:
+            replay()
+            return
+        self._uses[shape] += 1
+        launch = self._variant(shape).launch
+        if self._uses[shape] >= CAPTURED_AT:
+            launch = self._replays[shape] = self._device.capture(launch)
+        launch()
+
+    def _variant(self, shape: VerifyShape) -> Variant:
+        variants = {each.name: each for each in self._steps.verify_variants(self._device.current_stream, shape)}
+        size = self._decode.bucket(shape.num_tokens)
+        if size is None and shape.num_tokens <= MAX_ROWS:
+            size = self._decode.sizes[-1]
+        fastest = self._decode.variant(size) if size is not None else self._steps.fusions(shape.num_tokens).name
+        return variants.get(fastest) or next(iter(variants.values()))
