@@ -23,7 +23,11 @@ CONTEXTS = "contexts"
 EARLY = "early"
 """Results say how early their plan was ready to compute."""
 
-OURS = frozenset({TERMS, CONTEXTS, EARLY})
+DRAFTS = "drafts"
+"""Plans say how many tokens rows draft, and results how many they drafted. Only runners with a drafter get such plans,
+which state Hello.max_drafts, so that neither side needs to look for the feature."""
+
+OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:

@@ -56,7 +56,7 @@ def _service(name: str, service: dict[str, Any]) -> ComposeService:
     return ComposeService(
         name=name,
         command=list(service.get("command", [])),
-        environment={key: str(value) for key, value in service.get("environment", {}).items()},
+        environment={key: str(value or "") for key, value in service.get("environment", {}).items()},
         ports={int(parts[-1]): int(parts[-2]) for parts in published},
         networks=_networks(service.get("networks", ["default"])),
         built="build" in service,
