@@ -25,9 +25,10 @@ from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 # Layers with at most this many weights in total (1 GiB in float32) are kept in a plain copy too, which is faster for a
-# single sequence.
+# single sequence. So is their head, if it is quantized: its product would otherwise round to bfloat16.
 MAX_PLAIN_WEIGHTS = 2**28
 
 
@@ -125,7 +126,9 @@ class Decoder:
             sinks.append(layer.sinks)
         self.config = replace(config, sinks=tuple(sinks))
         self._norm = Norm(config.norm, weights.norm, config.norm_eps)
-        self._head = Linear(weights.head)
+        # A second copy of a plain head would make no logit more exact.
+        keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS and not isinstance(weights.head.matrix, PlainMatrix)
+        self._head = Linear(weights.head, keep_plain=keep_plain)
         self._ropes = [RotaryEmbedding(rope, weights.embeddings.device) for rope in config.ropes]
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:

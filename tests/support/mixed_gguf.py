@@ -17,7 +17,9 @@ SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 def mixed_gguf(architecture: str, rng: random.Random) -> tuple[GgufFile, Any]:
     """Returns a file with matrices of all kept types, of a table's and plain ones, and the model that it holds."""
-    model = tiny_model(architecture, **SIZES, tie_word_embeddings=rng.random() < 0.5)
+    # A file does not hold gemma2's scale of the scores, which is then that of its heads.
+    scale = {"query_pre_attn_scalar": SIZES["head_dim"]} if architecture == "gemma2" else {}
+    model = tiny_model(architecture, **SIZES, **scale, tie_word_embeddings=rng.random() < 0.5)
     file = tiny_gguf(architecture, model)
     types = [*KEPT_TYPES, "IQ4_NL", "F32"]
     for name, tensor in file.tensors.items():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.backends.torch_backend import TorchBackend, load_decoder
 from runner_svc.decoder import cpu_decoder
 from runner_svc.interface.backend import Backend
 from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint
@@ -133,6 +133,20 @@ def test_a_checkpoints_quantized_head(
     )
     parity.check(prompts, RandomDriver(backend, rng).generate(prompts, 6, 20), 6)
     parity.assert_few_ties()
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_small_models_quantized_head_is_as_exact_as_its_layers(
+    bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded to bfloat16, a logit would err by 0.3%, and more than one token could share the largest."""
+    monkeypatch.setattr(cpu_products, "has_bfloat16", lambda: bfloat16)
+    folder, model = make_tiny_quantized("gptq", "llama", tmp_path, has_head=True, vocab_size=272)
+    decoder = load_decoder(folder, "auto", no_progress)
+    hidden = torch.randn(3, model.config.hidden_size)
+    with torch.inference_mode():
+        expected = model.lm_head(model.model.norm(hidden))
+        torch.testing.assert_close(decoder.logits(hidden), expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
 
 
 def test_loading_never_holds_a_plain_model(tmp_path: Path) -> None:
