@@ -42,7 +42,7 @@ def drafting_steps(rows: int) -> Advance:
 def _steps(rows: int) -> Iterator[None]:
     policy, ledger, now_s = PolicyGuard(load_policy("fcfs", {})), Ledger(), 0.0
     queue = queue_for(policy, ledger)
-    drafter = plan_pb2.Hello(drafter="ngram", max_drafts=MAX_DRAFTS, device="cuda", step_costs=_step_costs())
+    drafter = plan_pb2.Hello(drafter="ngram", max_drafts=MAX_DRAFTS, device="cuda:0", step_costs=_step_costs())
     drafter.MergeFrom(hello(rows, fill(queue, policy, ledger, Load(rows), _MOST_TOKENS)))
     scheduler = Scheduler(drafter, clock=lambda: now_s, ledger=ledger)
     accepted = np.random.default_rng(0).geometric(1 - _ACCEPTANCE, (_RUNS, rows)).astype(np.int32) - 1

@@ -6,6 +6,7 @@ computes the same steps without a restart.
 
 from __future__ import annotations
 
+import gc
 import time
 
 from runner_svc.backends.hash_backend import HashBackend
@@ -42,6 +43,8 @@ def test_every_stream_goes_on_within_a_second() -> None:
     stack.restart_scheduler()  # without a runner: the clients attach, and are asked to wait
     stack.runners.connect(99, runner, former=former, holds=True)
 
+    gc.collect()
+    gc.freeze()  # what other tests have left is not collected on this one's time
     spent_s = -time.process_time()
     stack.engine.step()  # answers Hello with a Welcome and a request for a snapshot
     (event,) = stack.runners.events
@@ -56,6 +59,7 @@ def test_every_stream_goes_on_within_a_second() -> None:
     spent_s -= time.process_time()
     stack.engine.step()  # publishes its result
     spent_s += time.process_time()
+    gc.unfreeze()
     assert stack.engine.requests.totals.sampled_tokens - before == NUM_SLOTS
     assert spent_s < LIMIT_S, f"{spent_s:.2f} s"
     print(f"taken over in {1000 * spent_s:.0f} ms: {NUM_SLOTS} sequences of {PROMPT_TOKENS} tokens")
