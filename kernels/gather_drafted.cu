@@ -2,7 +2,7 @@
 // A thread per place; its row is found by bisection over the rows' offsets. A place without a position, like padding, has
 // token 0 at position 0 of the dummy block 0.
 
-#include "vector.cuh"
+#include "step_places.cuh"
 
 extern "C" __global__ void gather_drafted(
     const int* slots,        // [rows]
@@ -23,20 +23,16 @@ extern "C" __global__ void gather_drafted(
     release_successors();
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= num_tokens) return;
+    const SlotTables tables{token_buffer, block_tables, context_length, max_blocks, block_size};
     int token = 0, position = 0, mapped = 0;
     if (index < offsets[num_rows]) {
-        int row = 0, end = num_rows; // offsets[row] <= index < offsets[end]
-        while (end - row > 1) {
-            const int middle = (row + end) / 2;
-            if (offsets[middle] <= index) row = middle;
-            else end = middle;
-        }
+        const int row = row_of(index, offsets, num_rows);
         const int place = index - offsets[row];
         if (place < present[row]) {
             const long long slot = slots[row];
             position = firsts[row] + place;
-            token = token_buffer[slot * context_length + position];
-            mapped = block_tables[slot * max_blocks + position / block_size] * block_size + position % block_size;
+            token = tables.token(slot, position);
+            mapped = tables.cached_at(slot, position);
         }
     }
     tokens[index] = token;
