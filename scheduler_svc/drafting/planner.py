@@ -17,9 +17,10 @@ import math
 
 import numpy as np
 
+from roster_common.link_protocol import GRAPH_DRAFTS
 from scheduler_svc.drafting.acceptance import Numbers
 from scheduler_svc.plan.plan_draft import Column
-from scheduler_svc.step_times.verify_times import GRAPH_DRAFTS, KNOTS_COLUMN
+from scheduler_svc.step_times.verify_times import KNOTS_COLUMN
 
 _LEVELS = 24
 _THRESHOLDS = 0.98 * np.array([*0.97 ** np.arange(14), *0.97**13 * 0.9 ** np.arange(1, 27)])

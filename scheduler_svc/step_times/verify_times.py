@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roster_common.link_protocol import GRAPH_DRAFTS
 from roster_protos import plan_pb2
 from scheduler_svc.step_times.ratio_table import KNOTS, NUM_ROWS, RatioTable
 
-GRAPH_DRAFTS = (1, 3, 5, 7)
-"""Drafts per row for which a GPU runner captures graphs: with 4 query heads per KV head, they fill whole tiles."""
 KNOTS_COLUMN = np.array(KNOTS)
 _SEED_COUNT = 4.0
 """Observations for which a measured cell counts."""

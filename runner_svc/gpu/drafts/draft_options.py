@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roster_common.link_protocol import GRAPH_DRAFTS
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.interface.draft_launchers import DraftLaunchers, ProposeLauncher
 
-STRIDES = (2, 4, 6, 8)
-"""Positions of a row in a captured step that verifies: 1 + 1, 3, 5 or 7 drafts. Others are padded to the next."""
+STRIDES = tuple(1 + drafts for drafts in GRAPH_DRAFTS)
+"""Positions of a row in a captured step that verifies. Others are padded to the next."""
 
 MOST_SAMPLED = 1024
 """Most positions of a plan that are sampled, with many slots; their logits take memory."""

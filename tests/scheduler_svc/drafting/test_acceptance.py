@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from roster_common.link_protocol import GRAPH_DRAFTS
 from scheduler_svc.drafting.acceptance import Acceptance, Counts
 from scheduler_svc.drafting.planner import DraftPlanner
-from scheduler_svc.step_times.verify_times import GRAPH_DRAFTS, KNOTS_COLUMN
+from scheduler_svc.step_times.verify_times import KNOTS_COLUMN
 from tests.support.thoroughness import count
 
 SLOTS = np.arange(12)
