@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKEN
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.interface.backend import SlotChanges
-from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
+from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids, run_positions
 from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
 KV_BASE = 0xD1342543DE82EF95
@@ -226,16 +227,12 @@ class HashBackend:
     def _verify(self, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
         """Draws a token after each verified draft of `rows` [L] and after the token before them; accepts drafts."""
         drafted, ends = batch.drafts[rows], batch.ends[rows]
-        columns = np.arange(1 + drafted.max(initial=0))
-        drawn = columns <= drafted[:, None]
-        positions = ((ends - drafted)[:, None] + columns)[drawn]
-        drawing = np.repeat(rows, 1 + drafted)
-        draws, finite = np.full(drawn.shape, -1, np.int32), np.zeros(drawn.shape, np.bool_)
-        draws[drawn] = self._picked(batch, drawing, positions)
-        finite[drawn] = self._finite(batch, drawing, positions)
-        output = self.host_slots.verify(batch, rows, draws, finite)
+        drawing, positions = np.repeat(rows, 1 + drafted), run_positions(ends - drafted, 1 + drafted)
+        draws = np.array(self._picked(batch, drawing, positions), np.int32)
+        output = self.host_slots.verify(batch, rows, draws, self._finite(batch, drawing, positions))
+        tokens = iter(output.tokens.tolist())
         for index, (row, count) in enumerate(zip(rows.tolist(), output.token_counts[rows].tolist(), strict=True)):
-            top, kept = batch.states[row].logprobs, draws[index, :count].tolist()
+            top, kept = batch.states[row].logprobs, list(islice(tokens, count))
             if self._poison is not None and self._poison.token in kept[:-1]:  # accepted drafts, which are computed here
                 self._poison.end_step()
             if top is not None and count:

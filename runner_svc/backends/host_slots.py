@@ -120,19 +120,23 @@ class HostSlots:
     ) -> StepOutput:
         """Accepts the drafts of a gathered batch, writes the draws that are kept, and moves the counters.
 
-        `rows` [L] are the batch's rows that sample. `draws` and `finite` [L, 1 + k]: the token drawn after each of a
-        row's last 1 + `batch.drafts` positions, and whether its logits were finite; arbitrary behind them.
+        `rows` [L] are the batch's rows that sample. `draws` and `finite` [P]: the token drawn after each of a row's
+        last 1 + `batch.drafts` positions, one row after the other, and whether its logits were finite.
         """
         slots, drafted = batch.slots[rows, None], batch.drafts[rows]
-        places = (batch.ends[rows] - drafted)[:, None] + np.arange(draws.shape[1])
-        is_draft = np.arange(draws.shape[1] - 1) < drafted[:, None]
+        columns = np.arange(1 + drafted.max(initial=0))
+        drawn = columns <= drafted[:, None]
+        by_row, are_finite = np.full(drawn.shape, -1, np.int32), np.zeros(drawn.shape, np.bool_)
+        by_row[drawn], are_finite[drawn] = draws, finite
+        places = (batch.ends[rows] - drafted)[:, None] + columns
+        is_draft = columns[:-1] < drafted[:, None]
         drafts = np.full(is_draft.shape, -1, np.int32)
         drafts[is_draft] = self.tokens[np.broadcast_to(slots, is_draft.shape)[is_draft], places[:, :-1][is_draft]]
-        counts, statuses = accept(draws, finite, drafts)
-        kept = np.arange(draws.shape[1]) < counts[:, None]
-        self.tokens[np.broadcast_to(slots, kept.shape)[kept], places[kept]] = draws[kept]
+        counts, statuses = accept(by_row, are_finite, drafts)
+        kept = columns < counts[:, None]
+        self.tokens[np.broadcast_to(slots, kept.shape)[kept], places[kept]] = by_row[kept]
         self.known[batch.slots[rows]] = places[:, 0] + counts
-        return StepOutput.verified(rows, draws, counts, statuses, batch.drafts)
+        return StepOutput.verified(rows, by_row, counts, statuses, batch.drafts)
 
     def redirected(self, slots: NDArray[np.int32], gone: NDArray[np.bool_] | None) -> NDArray[np.int32]:
         """Returns the slots [L], with those that are `gone` [L] replaced by the dummy slot."""

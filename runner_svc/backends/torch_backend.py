@@ -157,10 +157,7 @@ class TorchBackend:
         verified = batch.drafts[rows]
         positions = each_position(batch, rows, verified, self.host_slots.tokens)
         sampled = self._sampler.sample(logits, positions, np.arange(len(logits)))
-        drawn = np.arange(1 + verified.max(initial=0)) <= verified[:, None]
-        draws, finite = np.full(drawn.shape, -1, np.int32), np.zeros(drawn.shape, np.bool_)
-        draws[drawn], finite[drawn] = sampled.tokens, sampled.finite
-        output = self.host_slots.verify(batch, rows, draws, finite)
+        output = self.host_slots.verify(batch, rows, sampled.tokens, sampled.finite)
         firsts = np.cumsum(1 + verified, dtype=np.int64) - (1 + verified)
         output.logprobs = row_logprobs(rows, firsts, output.token_counts[rows], sampled.logprobs)
         return output

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.interface.step import StepBatch
+from runner_svc.interface.step import StepBatch, run_positions
 
 
 def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[np.int32], block_size: int) -> StepBatch:
@@ -16,9 +16,7 @@ def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[n
     if len(slots) == counts.sum():
         row_slots, positions = slots, starts
     else:
-        row_slots = np.repeat(slots, counts)
-        firsts = np.cumsum(counts, dtype=np.int32) - counts
-        positions = np.arange(len(row_slots), dtype=np.int32) + np.repeat(starts - firsts, counts)
+        row_slots, positions = np.repeat(slots, counts), run_positions(starts, counts)
     indexes, offsets = np.divmod(positions, block_size)
     return replace(
         batch,

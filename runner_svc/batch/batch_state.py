@@ -39,7 +39,7 @@ from runner_svc.batch.plan_columns import PlanColumns
 from runner_svc.batch.plan_continuation import Appends, PlanContinuation
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params
-from runner_svc.interface.step import StepBatch, StepOutput
+from runner_svc.interface.step import StepBatch, StepOutput, run_positions
 
 _NONE = np.zeros(0, np.int32)
 _NO_APPENDS = Appends(_NONE, _NONE, _NONE)
@@ -107,7 +107,7 @@ class BatchState:
         rows = np.flatnonzero(~counters.failed[columns.extent_slots])
         batch = self._batch(columns, rows) if len(rows) else None
         if batch is not None:
-            counters.computed[batch.slots] = self._upper_ends(batch)
+            counters.computed[batch.slots] = batch.upper_ends
             counters.num_tokens[batch.slots[batch.drawing_rows]] += 1
             if len(batch.drafts):
                 counters.spread[batch.slots] += batch.drafts
@@ -124,14 +124,6 @@ class BatchState:
             len(columns.extent_drafts) > 0,
             epochs,
         )
-
-    def _upper_ends(self, batch: StepBatch) -> NDArray[np.int32]:
-        """Returns the most positions that each row attends to, int32 [R], before the plan is counted."""
-        if not self._limits.max_drafts:
-            return batch.ends
-        counters, slots = self._counters, batch.slots
-        starts = np.where(batch.starts < 0, counters.num_tokens[slots] + counters.spread[slots] - 1, batch.starts)
-        return starts + batch.counts
 
     def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
         """Applies a plan that continues the last one; returns None for any other plan."""
@@ -200,8 +192,8 @@ class BatchState:
         """Appends the tokens of the rows set in `writes` [R] to the recorded ones."""
         slots, counts = batch.slots[writes], output.token_counts[writes].astype(np.int32)
         firsts = self._counters.recorded[slots]
-        places = np.arange(counts.sum(), dtype=np.int32) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
-        self._tokens[np.repeat(slots, counts), places] = output.tokens[np.repeat(writes, output.token_counts)]
+        tokens = output.tokens[np.repeat(writes, output.token_counts)]
+        self._tokens[np.repeat(slots, counts), run_positions(firsts, counts)] = tokens
         self._counters.recorded[slots] = firsts + counts
 
     def _correct_bounds(self, batch: StepBatch, output: StepOutput, current: NDArray[np.bool_]) -> None:
@@ -284,8 +276,8 @@ class BatchState:
         )
         if self._gathers_inputs:
             if self._limits.max_drafts and starts.min() < 0:
-                known, spread = self._counters.num_tokens[slots], self._counters.spread[slots]
-                batch.lowest = np.where(starts < 0, known - 1, starts)
-                batch.highest = np.where(starts < 0, known + spread - 1, starts)
+                least, most = self._counters.num_tokens[slots], self._counters.most_tokens(slots)
+                batch.lowest = np.where(starts < 0, least - 1, starts)
+                batch.highest = np.where(starts < 0, most - 1, starts)
             return batch
         return gather_inputs(batch, self._tokens, self._tables, self._limits.block_size)

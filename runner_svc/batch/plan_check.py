@@ -65,10 +65,9 @@ class SlotCounters:
             np.zeros(num_slots, np.int32),
         )
 
-    @property
-    def most_tokens(self) -> NDArray[np.int32]:
-        """int32 [num_slots]: largest number of tokens once every plan so far is done."""
-        return self.num_tokens + self.spread
+    def most_tokens(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns the largest number of tokens of each of `slots` [R] once every plan so far is done, int32 [R]."""
+        return self.num_tokens[slots] + self.spread[slots]
 
     def copy(self) -> SlotCounters:
         """Returns a deep copy."""
@@ -228,7 +227,7 @@ class PlanCheck:
             starts,
             spread,
         )
-        known = counters.num_tokens[slots] + spread
+        known = counters.most_tokens(slots)
         unread = alive & open_ended & (counters.computed[slots] != known - 1)
         _require("extent", unread, "start -1 in mid-prompt: {} of {} computed", counters.computed[slots], known)
         return np.where(open_ended, known - 1, starts), known + drafts

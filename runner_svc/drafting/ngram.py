@@ -9,6 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+LONGEST = 8
+"""Tokens from which one match is as good as another."""
+WINDOW = 8192
+"""Latest tokens that are searched."""
+
 
 class NgramDrafter:
     """Implements `runner_svc.drafting.drafter.Drafter`.
@@ -19,7 +24,7 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, longest: int = 8, window: int = 8192) -> None:
+    def __init__(self, longest: int = LONGEST, window: int = WINDOW) -> None:
         """`longest`: length from which matches are equally good, in tokens; `window`: number of tokens searched."""
         self._longest = longest
         self._window = window

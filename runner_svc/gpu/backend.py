@@ -28,7 +28,7 @@ from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs
 from runner_svc.gpu.kv_scales import calibrated_scales, stated_scales
 from runner_svc.gpu.masked_rows import CudaMaskedRows
-from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
+from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep, result_words
 from runner_svc.gpu.profiling_batch import largest_batch
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, Ring, aligned
 from runner_svc.gpu.steps import CudaSteps
@@ -111,7 +111,8 @@ class CudaBackend:
             self._scatter = launchers.scatter()
             self._sampling = self._make_sampling()
             self._pack_rows = RowPacker()
-            self._result = torch.zeros(self._result_words, dtype=torch.int32, device=device.device)
+            words = result_words(self._most_draws, sizes.num_slots)
+            self._result = torch.zeros(words, dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
@@ -120,7 +121,7 @@ class CudaBackend:
             self._steps = self._make_steps(self.cache)
             self._graphs, self._mixed_graphs = self._captured(progress)
         words = self._steps.layout.words
-        self._ring = Ring([self._make_buffers(words) for _ in range(MAX_IN_FLIGHT)])
+        self._ring = Ring([HostBuffers(device, words, self._most_draws, self.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
         self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number of rows
         self._last_end: Event | None = None
@@ -298,11 +299,9 @@ class CudaBackend:
         return self._launchers.sampling(self._slots.tokens)
 
     @property
-    def _result_words(self) -> int:
-        return 2 * aligned(self.num_slots)
-
-    def _make_buffers(self, words: int) -> HostBuffers:
-        return HostBuffers(self._device, words, self.num_slots)
+    def _most_draws(self) -> int:
+        """Most tokens that a step draws."""
+        return self.num_slots
 
     def _make_steps(self, cache: KVCache) -> CudaSteps:
         return CudaSteps(

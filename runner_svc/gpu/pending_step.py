@@ -17,12 +17,20 @@ from runner_svc.sampling.device_logprobs import PendingLogprobs
 class HostBuffers:
     """One ring entry: page-locked memory for a step's input and its result."""
 
-    def __init__(self, device: Device, words: int, num_slots: int) -> None:
+    def __init__(self, device: Device, words: int, most_draws: int, num_slots: int) -> None:
         self.input = device.pinned(words)
         self.words: NDArray[np.int32] = self.input.numpy()
-        self.result = device.pinned(2 * aligned(num_slots))
-        self.tokens: NDArray[np.int32] = self.result.numpy()[:num_slots]
-        self.finite: NDArray[np.uint8] = self.result.numpy()[aligned(num_slots) :].view(np.uint8)
+        self.result = device.pinned(result_words(most_draws, num_slots))
+        self.tokens: NDArray[np.int32] = self.result.numpy()[:most_draws]
+        self.outcomes: NDArray[np.int32] = self.result.numpy()[aligned(most_draws) :]
+        """Of rows whose draws were accepted on the device."""
+        self.finite: NDArray[np.uint8] = self.outcomes.view(np.uint8)
+        """The same place if each row has one draw: whether its logits were finite."""
+
+
+def result_words(most_draws: int, num_slots: int) -> int:
+    """Returns the words of a step's result: its draws, then what is known of each row."""
+    return aligned(most_draws) + aligned(num_slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.interface.slot_state import SlotState
+
+Integer = TypeVar("Integer", bound=np.integer)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,11 @@ class StepBatch:
     def ends(self) -> NDArray[np.int32]:
         """int32 [R]: number of positions that the row attends to, which is also the position of its sampled token."""
         return self.starts + self.counts
+
+    @property
+    def upper_ends(self) -> NDArray[np.int32]:
+        """int32 [R]: `ends`; its upper bound for a row whose start only the backend knows."""
+        return (self.highest if len(self.highest) else self.starts) + self.counts
 
     def num_scored(self, row: int) -> int:
         """Returns the number of leading positions whose logits score the next prompt token; 0 if not requested."""
@@ -206,3 +213,11 @@ def allowed_ids(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]
     """Unpacks `masks` [W, ceil(vocab_size / 32)] to bool [W, vocab_size]."""
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
     return bits[:, :vocab_size].view(np.bool_)
+
+
+def run_positions(starts: NDArray[Integer], counts: NDArray[np.integer]) -> NDArray[Integer]:
+    """Returns the positions `starts[i]`, `starts[i] + 1`, ... of each run of `counts` [R], one run after the other:
+    [counts.sum()], of the type of `starts` [R]."""
+    firsts = np.cumsum(counts, dtype=starts.dtype) - counts
+    offsets = (starts - firsts).astype(starts.dtype, copy=False)
+    return np.arange(int(counts.sum()), dtype=starts.dtype) + np.repeat(offsets, counts)

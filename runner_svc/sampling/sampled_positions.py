@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.interface.step import StepBatch
+from runner_svc.interface.step import StepBatch, run_positions
 
 
 def logit_indexes(batch: StepBatch, rows: NDArray[np.intp], verified: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -22,7 +22,7 @@ def logit_indexes(batch: StepBatch, rows: NDArray[np.intp], verified: NDArray[np
     `verified` [L]: number of drafted tokens of each row; it samples after its last 1 + this many positions.
     """
     ends = np.cumsum(batch.counts, dtype=np.int64)[rows]
-    return np.repeat(ends - verified - 1, 1 + verified) + within_row(1 + verified)
+    return run_positions(ends - verified - 1, 1 + verified)
 
 
 def each_position(
@@ -34,7 +34,6 @@ def each_position(
     """
     batch_rows = np.repeat(rows, 1 + verified)
     drafting = set(rows[verified > 0].tolist())
-    starts = np.repeat(batch.ends[rows] - verified - 1, 1 + verified) + within_row(1 + verified)
     states = {
         row: replace(batch.states[row], tokens=tokens[batch.slots[row]]) if row in drafting else batch.states[row]
         for row in rows.tolist()
@@ -42,7 +41,7 @@ def each_position(
     return replace(
         batch,
         slots=batch.slots[batch_rows],
-        starts=starts.astype(np.int32),
+        starts=run_positions(batch.ends[rows] - verified - 1, 1 + verified),
         counts=np.ones(len(batch_rows), np.int32),
         sample=np.ones(len(batch_rows), np.bool_),
         params=batch.params[batch_rows],
@@ -67,12 +66,6 @@ def row_logprobs(
         if own:
             joined.append(_joined(row, own))
     return joined
-
-
-def within_row(counts: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Returns 0, 1, ... for each row of `counts` [L] elements, one row after the other: int64 [counts.sum()]."""
-    firsts = np.cumsum(counts, dtype=np.int64) - counts
-    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(firsts, counts)
 
 
 def _joined(row: int, entries: list[plan_pb2.RowLogprobs]) -> plan_pb2.RowLogprobs:

@@ -1,4 +1,4 @@
-"""Drafters for the hash backend: one that lies, and mixtures of random lengths."""
+"""Drafters of tests: one that lies, one that knows the texts, and mixtures of random lengths."""
 
 from __future__ import annotations
 
@@ -35,6 +35,32 @@ class LyingDrafter:
         proposals = self._rng.integers(0, self._vocab_size, (len(slots), most.max()), np.int32)
         odd = self._rng.random(proposals.shape) < 0.1
         proposals[odd] = self._rng.choice([-1, -7, self._vocab_size, 2**31 - 1, -(2**31)], odd.sum())
+        return proposals
+
+
+class Prophet:
+    """Proposes what follows in the whole texts that it has, each token wrong with some probability."""
+
+    name = "prophet"
+
+    def __init__(self, rng: random.Random, vocab_size: int, wrong: float) -> None:
+        self.texts: list[list[int]] = []
+        self._rng, self._vocab_size, self._wrong = rng, vocab_size, wrong
+
+    def propose(
+        self,
+        tokens: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        counters: NDArray[np.int32],
+        most: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        proposals = np.full((len(slots), most.max()), -1, np.int32)
+        for row, (slot, known, count) in enumerate(zip(slots.tolist(), counters.tolist(), most.tolist(), strict=True)):
+            text = tokens[slot, :known].tolist()
+            whole = next((whole for whole in self.texts if whole[:known] == text), text)
+            for place, token in enumerate(whole[known : known + count]):
+                wrong = self._rng.random() < self._wrong
+                proposals[row, place] = self._rng.randrange(self._vocab_size) if wrong else token
         return proposals
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.cuda.drafts.ngram import LONGEST, WINDOW
 from runner_svc.drafting.drafter import Drafter
-from runner_svc.drafting.ngram import NgramDrafter
+from runner_svc.drafting.ngram import LONGEST, WINDOW, NgramDrafter
 from runner_svc.interface.draft_launchers import DraftLaunchers, DraftRows
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
 

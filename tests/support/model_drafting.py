@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
@@ -16,38 +15,13 @@ from runner_svc.drafting.ngram import NgramDrafter
 from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.drafts.draft_options import DraftOptions
-from tests.support.drafters import LyingDrafter, MixedDrafter
+from tests.support.drafters import LyingDrafter, MixedDrafter, Prophet
 from tests.support.drafting_driver import Drafting, DraftingDriver
 from tests.support.host_drafts import HostDrafter
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS
 
 _BEYOND = 20
-
-
-class Prophet:
-    """Proposes what follows in the whole texts that it has, each token wrong with some probability."""
-
-    name = "prophet"
-
-    def __init__(self, rng: random.Random, wrong: float) -> None:
-        self.texts: list[list[int]] = []
-        self._rng, self._wrong = rng, wrong
-
-    def propose(
-        self,
-        tokens: NDArray[np.int32],
-        slots: NDArray[np.int32],
-        counters: NDArray[np.int32],
-        most: NDArray[np.int32],
-    ) -> NDArray[np.int32]:
-        proposals = np.full((len(slots), most.max()), -1, np.int32)
-        for row, (slot, known, count) in enumerate(zip(slots.tolist(), counters.tolist(), most.tolist(), strict=True)):
-            text = tokens[slot, :known].tolist()
-            whole = next((whole for whole in self.texts if whole[:known] == text), text)
-            for place, token in enumerate(whole[known : known + count]):
-                proposals[row, place] = token if self._rng.random() >= self._wrong else self._rng.randrange(NUM_TOKENS)
-        return proposals
 
 
 def mixed_drafts(rng: random.Random, prophet: Prophet, max_drafts: int = 7) -> DraftOptions:

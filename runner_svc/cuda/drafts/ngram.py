@@ -6,10 +6,8 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
+from runner_svc.drafting.ngram import LONGEST, WINDOW
 from runner_svc.interface.draft_launchers import DraftRows
-
-LONGEST, WINDOW = 8, 8192
-"""Those of `runner_svc.drafting.ngram.NgramDrafter`."""
 
 _THREADS = 512
 

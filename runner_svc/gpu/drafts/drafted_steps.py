@@ -152,9 +152,6 @@ class DraftedSteps(CudaSteps):
         lowest = highest = starts
         if len(batch.lowest):
             lowest, highest = batch.lowest[chosen], batch.highest[chosen]
-        elif (starts < 0).any():
-            lowest = np.where(starts < 0, 0, starts)
-            highest = np.where(starts < 0, np.maximum(self._limits(batch)[chosen] - 1, 0), starts)
         return VerifyRows(
             (lowest + 1).astype(np.int32), (highest + 1).astype(np.int32), slots, rows.offsets[:-1][chosen]
         )

@@ -25,7 +25,7 @@ from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend, Forward
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
-from runner_svc.gpu.drafts.pending_step import DraftedBuffers, PendingDraftedStep, result_words
+from runner_svc.gpu.drafts.pending_step import PendingDraftedStep
 from runner_svc.gpu.drafts.verify_graphs import VerifyGraphs
 from runner_svc.gpu.graphs import StepGraphs
 from runner_svc.gpu.masked_rows import CudaMaskedRows
@@ -155,15 +155,8 @@ class DraftingCudaBackend(CudaBackend):
         return self._launchers.sampling(self._slots.tokens, writes=False)
 
     @property
-    def _most_sampled(self) -> int:
+    def _most_draws(self) -> int:
         return self._drafts.most_sampled(self.num_slots, self.max_step_tokens)
-
-    @property
-    def _result_words(self) -> int:
-        return result_words(self._most_sampled, self.num_slots)
-
-    def _make_buffers(self, words: int) -> HostBuffers:
-        return DraftedBuffers(self._device, words, self._most_sampled, self.num_slots)
 
     def _make_steps(self, cache: KVCache) -> CudaSteps:
         assert isinstance(self._decoder, CudaDecoder), "drafts are refused for others"

@@ -17,10 +17,11 @@ from runner_svc.gpu.drafts import draft_options
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.profiling_batch import batch_of
 from runner_svc.interface.step import StepBatch
+from tests.support.drafters import Prophet
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
 from tests.support.host_drafts import HostDrafter
-from tests.support.model_drafting import ModelDraftingDriver, Prophet, mixed_drafts
+from tests.support.model_drafting import ModelDraftingDriver, mixed_drafts
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
@@ -64,7 +65,7 @@ def test_streams_equal_those_without_drafts(folder: Path, run: int, monkeypatch:
     print(f"seed {seed}")
     dice = random.Random(seed)
     monkeypatch.setattr(draft_options, "MOST_SAMPLED", dice.choice([5, 12, 1024]))
-    prophet = Prophet(dice, wrong=dice.choice([0.0, 0.3]))
+    prophet = Prophet(dice, NUM_TOKENS, wrong=dice.choice([0.0, 0.3]))
     device = HostDevice(mixed_graphs=dice.random() < 0.5)
     drafting = backend(folder, mixed_drafts(dice, prophet, dice.randint(2, 7)), device=device)
     driver = ModelDraftingDriver(drafting, backend(folder), prophet, dice, requests=count(6, in_ci=4))
@@ -87,7 +88,7 @@ def opened(folder: Path, drafts: DraftOptions, prompt: list[int], blocks: list[i
 
 def guesses(tokens: list[int], max_drafts: int = 7) -> DraftOptions:
     """Returns a drafter that knows one text."""
-    prophet = Prophet(random.Random(1), wrong=0.0)
+    prophet = Prophet(random.Random(1), NUM_TOKENS, wrong=0.0)
     prophet.texts = [tokens]
     return DraftOptions("told", max_drafts, lambda _, slots: HostDrafter(prophet, slots.tokens, slots.counters))
 
@@ -167,6 +168,7 @@ def lying_batch(runner: Runner, count: int) -> StepBatch:
     batch = batch_of(np.array([-1], np.int32), np.array([count], np.int32))
     batch.states, batch.params = [state], runner._state._params[:1]
     batch.drafts = batch.counts - 1
+    batch.lowest, batch.highest = np.zeros(1, np.int32), np.full(1, len(state.tokens) - 1, np.int32)
     return batch
 
 

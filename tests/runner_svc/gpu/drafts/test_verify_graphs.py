@@ -12,13 +12,13 @@ from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import VerifyShape
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from scheduler_svc.policy import DraftRows, Load, Policy, PolicyGuard, PolicyParameters
+from tests.support.drafters import Prophet
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
 from tests.support.host_drafts import HostDrafter
 from tests.support.in_process import Stack
-from tests.support.model_drafting import Prophet
 from tests.support.plans import SAMPLE, admission, plan
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def texts(folder: Path, drafts: DraftOptions | None) -> tuple[list[list[int]], i
     stack.add_runner(host_backend(folder, **sizes, drafts=drafts))
     requests = [stack.submit(prompt, 20, seed=n, tenant="t") for n, prompt in enumerate(PROMPTS)]
     stack.run(random.Random(3))
-    schedulers = stack.engine.pool.schedulers.values()
-    return [request.streams[0].tokens for request in requests], sum(one.drafting.accepted for one in schedulers)
+    accepted = stack.engine.snapshots.take_snapshot().status.totals.accepted_tokens
+    return [request.streams[0].tokens for request in requests], accepted
 
 
 def test_an_engines_texts_are_those_without_drafts(folder: Path) -> None:
     """Two plans in flight, prefix hits, admissions and ends beside rows that draft, with errors."""
     expected, _ = texts(folder, None)
-    prophet = Prophet(random.Random(4), wrong=0.2)
+    prophet = Prophet(random.Random(4), NUM_TOKENS, wrong=0.2)
     prophet.texts = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
     options = DraftOptions("told", 7, lambda _, slots: HostDrafter(prophet, slots.tokens, slots.counters))
     drafted, accepted = texts(folder, options)
