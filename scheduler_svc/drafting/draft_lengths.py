@@ -55,8 +55,6 @@ class Drafting:
         """`view_of` returns the view of a sequence's request."""
         self.max_drafts = hello.max_drafts
         """Most tokens that a row may draft; 0: the runner has no drafter."""
-        self.drafted = self.accepted = 0
-        """Drafts verified and accepted since the runner joined."""
         self._table = table
         self._verifying = step_times.verifying
         self._view_of = view_of
@@ -191,8 +189,6 @@ class Drafting:
         if asked is None or drafted is None or accepted is None:
             return
         num_drafted, num_accepted = int(np.add.reduce(drafted)), int(np.add.reduce(accepted))
-        self.drafted += num_drafted
-        self.accepted += num_accepted
         self._gains.learn(flight.number, flight.num_drafts, num_accepted)
         self._acceptance.note(flight.number, flight.slots, flight.epochs, asked, drafted, accepted)
         hopeful = ((asked == 1) & (accepted == 1)).nonzero()[0]

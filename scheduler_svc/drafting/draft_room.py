@@ -85,6 +85,6 @@ def _within_blocks(plans: PlanBuilder, draft: PlanDraft, lengths: Column, may_gr
         if before[-1] > spare:
             num_grown = int(np.count_nonzero(before <= spare))
             short, need = short[:num_grown], need[:num_grown]
-        plans.grow_by(decode[short], need, draft.appends)
+        draft.appends.extend(plans.grow(decode[short], need))
         room[short] = lengths[short]
     return np.minimum(lengths, np.maximum(room, _NONE))

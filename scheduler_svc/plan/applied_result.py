@@ -6,6 +6,7 @@ gets its token (the stream must not lose it) but no counter changes; rows of an 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -176,11 +177,6 @@ def end_of(sequence: Sequence, token: int, num_tokens: int | None = None) -> End
     return None
 
 
-def failure(status: int) -> End:
-    """Returns the end of a sequence whose row has this status."""
-    return End(FinishReason.ERROR, message=_MESSAGES.get(status, f"the runner answered with status {status}"))
-
-
 def _apply_mixed(
     table: SlotTable,
     flight: InFlight,
@@ -191,7 +187,7 @@ def _apply_mixed(
     now_s: float,
 ) -> AppliedResult:
     """Applies any mix of chunks, samples, stale and failed rows; `failed`: row -> status."""
-    living, sequences = live.nonzero()[0], flight.sequences
+    living = live.nonzero()[0]
     table.computed[flight.slots[living]] = flight.ends[living]
     index_of_token = flight.batch_rows.rows if len(tokens) == len(got) else np.cumsum(got) - 1
     rows = (live & got).nonzero()[0]
@@ -199,16 +195,9 @@ def _apply_mixed(
     _append(table, flight.slots[rows], flight.known[rows], applied, now_s)
     late: list[int] = []
     stale = (~live).nonzero()[0].tolist() if len(living) < len(live) else []
-    for row in sorted({*stale, *failed}):
-        sequence: Sequence = sequences[row]
-        if sequence.phase is Phase.FINISHED:
-            applied.dropped_rows += 1
-            continue
-        sequence.stale -= not live[row]
-        if row in failed:
-            applied.ends.append((sequence, failure(failed[row])))
-        elif got[row]:
-            _append_late(sequence, int(tokens[index_of_token[row]]), applied)
+    for row, sequence in waiting_rows(applied, sorted({*stale, *failed}), live, failed):
+        if got[row]:
+            append_late(sequence, [int(tokens[index_of_token[row]])], applied)
             late.append(row)
     if late:
         applied.rows = np.concatenate((rows, late))
@@ -217,9 +206,34 @@ def _apply_mixed(
     return applied
 
 
-def _append_late(sequence: Sequence, token: int, applied: AppliedResult) -> None:
-    """Appends the token of a row planned before the preemption to a waiting sequence."""
-    sequence.log.append(token)
-    end = end_of(sequence, token)
-    if end is not None:
-        applied.ends.append((sequence, end))
+def waiting_rows(
+    applied: AppliedResult, rows: list[int], live: npt.NDArray[np.bool_], failed: Mapping[int, int]
+) -> Iterator[tuple[int, Sequence]]:
+    """Yields those of the stale or failed `rows` whose sequences wait and get the row's tokens, with the sequence.
+
+    The rows of ended sequences are dropped, and the sequences of failed rows end; `failed`: row -> status.
+    """
+    for row in rows:
+        sequence: Sequence = applied.flight.sequences[row]
+        if sequence.phase is Phase.FINISHED:
+            applied.dropped_rows += 1
+            continue
+        sequence.stale -= not live[row]
+        if row not in failed:
+            yield row, sequence
+            continue
+        status = failed[row]
+        message = _MESSAGES.get(status, f"the runner answered with status {status}")
+        applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
+
+
+def append_late(sequence: Sequence, tokens: list[int], applied: AppliedResult) -> int:
+    """Appends the tokens of a row planned before the preemption to a waiting sequence, up to its end; returns their
+    number."""
+    for count, token in enumerate(tokens, 1):
+        sequence.log.append(token)
+        end = end_of(sequence, token)
+        if end is not None:
+            applied.ends.append((sequence, end))
+            return count
+    return len(tokens)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from roster_protos import plan_pb2
-from scheduler_svc.model.sequence import End, FinishReason, Phase, Sequence
-from scheduler_svc.plan.applied_result import OK, AppliedResult, MalformedResult, end_of, failure
+from scheduler_svc.model.sequence import End, FinishReason, Sequence
+from scheduler_svc.plan.applied_result import OK, AppliedResult, MalformedResult, append_late, waiting_rows
 from scheduler_svc.plan.in_flight import InFlight
 from scheduler_svc.plan.plan_draft import Column
 from scheduler_svc.plan.slot_table import IntColumn, SlotTable, run_of
@@ -65,7 +65,7 @@ def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Resu
 def _apply_all(table: SlotTable, flight: InFlight, columns: _Columns, now_s: float) -> tuple[Column, AppliedResult]:
     """Applies a result in which every row is live and has tokens, as nearly all do; returns the number of tokens that
     each row keeps, too."""
-    slots, where, kept = flight.slots, run_of(flight.slots), columns.counts
+    kept = columns.counts
     ends: list[tuple[Sequence, End]] = []
     if flight.fills or table.stops:
         kept = kept.copy()
@@ -74,18 +74,7 @@ def _apply_all(table: SlotTable, flight: InFlight, columns: _Columns, now_s: flo
     cut = len(rows) != len(columns.tokens)
     tokens, firsts = _runs(columns, flight.batch_rows.rows, kept) if cut else (columns.tokens, columns.firsts)
     applied = AppliedResult(flight, rows, tokens, _NO_IDS, ends, now_s=now_s)
-    applied.previous_at = np.full(len(tokens), now_s)
-    applied.previous_at[firsts] = table.last_token_at[where]
-    unused = columns.most - columns.accepted
-    table.known[where] -= unused
-    table.planned[where] -= unused
-    table.spread[where] -= columns.most
-    lengths = table.length[where] + kept
-    table.computed[where] = lengths - _ONE
-    table.drafted[where] += columns.drafted
-    table.accepted[where] += np.minimum(columns.accepted, kept) if cut else columns.accepted
-    table.last_token_at[where] = now_s
-    table.append_runs(slots, tokens, kept, firsts, lengths)
+    _advance(table, flight, columns, slice(None), kept, firsts, applied)
     return kept, applied
 
 
@@ -97,8 +86,6 @@ def _apply_mixed(table: SlotTable, flight: InFlight, columns: _Columns, now_s: f
     rows = kept.nonzero()[0]
     tokens, firsts = _runs(columns, rows, kept)
     applied = AppliedResult(flight, np.repeat(rows, kept[rows]), tokens, _NO_IDS, ends, now_s=now_s)
-    applied.previous_at = np.full(len(tokens), now_s)
-    applied.previous_at[firsts] = table.last_token_at[flight.slots[rows]]
     _advance(table, flight, columns, rows, kept, firsts, applied)
     table.computed[flight.slots[live & ~flight.sample]] = flight.ends[live & ~flight.sample]
     _apply_others(columns, live, kept, applied)
@@ -171,58 +158,45 @@ def _advance(
     table: SlotTable,
     flight: InFlight,
     columns: _Columns,
-    rows: IntColumn,
+    rows: IntColumn | slice,
     kept: Column,
     firsts: Column,
     applied: AppliedResult,
 ) -> None:
-    """Appends the tokens of these live rows and advances their counters."""
-    slots, counts, drafts = flight.slots[rows], kept[rows], columns.most[rows]
-    lengths = table.length[slots] + counts
-    unused = drafts - columns.accepted[rows]
-    table.known[slots] -= unused
-    table.planned[slots] -= unused
-    table.spread[slots] -= drafts
-    table.computed[slots] = lengths - 1
-    table.drafted[slots] += columns.drafted[rows]
-    table.accepted[slots] += np.minimum(columns.accepted[rows], counts)
-    table.last_token_at[slots] = applied.now_s
+    """Appends the tokens of these live rows and advances their counters; `firsts`: index of each one's first token."""
+    slots, counts, drafts, accepted = flight.slots[rows], kept[rows], columns.most[rows], columns.accepted[rows]
+    where = run_of(slots)
+    applied.previous_at = np.full(len(applied.tokens), applied.now_s)
+    applied.previous_at[firsts] = table.last_token_at[where]
+    lengths = table.length[where] + counts
+    unused = drafts - accepted
+    table.known[where] -= unused
+    table.planned[where] -= unused
+    table.spread[where] -= drafts
+    table.computed[where] = lengths - _ONE
+    table.drafted[where] += columns.drafted[rows]
+    table.accepted[where] += np.minimum(accepted, counts)
+    table.last_token_at[where] = applied.now_s
     table.append_runs(slots, applied.tokens, counts, firsts, lengths)
 
 
 def _apply_others(columns: _Columns, live: npt.NDArray[np.bool_], kept: Column, applied: AppliedResult) -> None:
     """Applies stale and failed rows, and sets `kept` of stale ones whose sequences wait."""
-    flight, late = applied.flight, []
-    for row in (~live | (columns.statuses != OK)).nonzero()[0].tolist():
-        sequence: Sequence = flight.sequences[row]
-        if sequence.phase is Phase.FINISHED:
-            applied.dropped_rows += 1
-            continue
-        sequence.stale -= not live[row]
-        if columns.statuses[row] != OK:
-            applied.ends.append((sequence, failure(int(columns.statuses[row]))))
-        elif columns.counts[row]:
-            kept[row] = _append_late(sequence, columns, row, applied)
+    late = []
+    failed = {row: int(columns.statuses[row]) for row in (columns.statuses != OK).nonzero()[0].tolist()}
+    stale = (~live).nonzero()[0].tolist()
+    for row, sequence in waiting_rows(applied, sorted({*stale, *failed}), live, failed):
+        count = int(columns.counts[row])
+        if count:
+            first = int(columns.firsts[row])
+            kept[row] = append_late(sequence, columns.tokens[first : first + count].tolist(), applied)
+            sequence.drafted_tokens += int(columns.drafted[row])
+            sequence.accepted_tokens += min(count - 1, int(kept[row]))
             late.append(row)
     if late:
         rows = np.array(late)
         applied.tokens = np.concatenate((applied.tokens, _runs(columns, rows, kept)[0]))
         applied.rows = np.concatenate((applied.rows, np.repeat(rows, kept[rows])))
-
-
-def _append_late(sequence: Sequence, columns: _Columns, row: int, applied: AppliedResult) -> int:
-    """Appends the tokens of a row planned before the preemption to a waiting sequence, up to its end; returns their
-    number."""
-    first, count, end, kept = int(columns.firsts[row]), int(columns.counts[row]), None, 0
-    while kept < count and end is None:
-        token = int(columns.tokens[first + kept])
-        sequence.log.append(token)
-        end, kept = end_of(sequence, token), kept + 1
-    if end is not None:
-        applied.ends.append((sequence, end))
-    sequence.drafted_tokens += int(columns.drafted[row])
-    sequence.accepted_tokens += min(count - 1, kept)
-    return kept
 
 
 def _split(logprobs: plan_pb2.RowLogprobs, columns: _Columns, kept: Column, applied: AppliedResult) -> None:

@@ -60,29 +60,22 @@ class PlanBuilder:
         """Records for the observers of the next plan which sequence left, and why."""
         self._left.append((sequence, slot, reason))
 
-    def grow(self, need_block: npt.NDArray[np.int64]) -> Appends:
-        """Allocates a block for each of these slots, whose next position begins one, before anything else takes it."""
-        table, slots, blocks = self.table, need_block.tolist(), self.pool.allocate(len(need_block))
-        for sequence, block in zip(table.sequences[need_block], blocks, strict=True):
-            sequence.blocks.append(block)
-        capacity = table.capacity[need_block]
-        table.capacity[need_block] = capacity + self._block_size
-        return Appends(slots, (capacity // self._block_size).tolist(), blocks)
-
-    def grow_by(self, slots: npt.NDArray[np.int64], counts: Column, appends: Appends) -> None:
-        """Allocates `counts` blocks (each >= 1) for each of these slots, and adds them to `appends`."""
-        table, total = self.table, int(np.add.reduce(counts))
-        blocks = self.pool.allocate(total)
-        owners, indexes = slots, table.capacity[slots] // self._block_size
-        if total != len(slots):  # one entry per block: those of a slot follow one another
-            firsts = np.add.accumulate(counts) - counts
-            owners, indexes = np.repeat(slots, counts), np.repeat(indexes - firsts, counts) + np.arange(total)
+    def grow(self, slots: npt.NDArray[np.int64], counts: Column | None = None) -> Appends:
+        """Allocates `counts` blocks (each >= 1), by default one, for each of these slots, before anything else takes
+        them."""
+        table, owners, grown = self.table, slots, self._block_size
+        indexes = table.capacity[slots] // self._block_size
+        if counts is not None:
+            grown = counts * self._block_size
+            if int(np.add.reduce(counts)) != len(slots):  # one entry per block: those of a slot follow one another
+                firsts = np.add.accumulate(counts) - counts
+                owners = np.repeat(slots, counts)
+                indexes = np.repeat(indexes - firsts, counts) + np.arange(len(owners))
+        blocks = self.pool.allocate(len(owners))
         for sequence, block in zip(table.sequences[owners], blocks, strict=True):
             sequence.blocks.append(block)
-        table.capacity[slots] += counts * self._block_size
-        appends.slots += owners.tolist()
-        appends.indexes += indexes.tolist()
-        appends.blocks += blocks
+        table.capacity[slots] += grown
+        return Appends(owners.tolist(), indexes.tolist(), blocks)
 
     def commit(self, draft: PlanDraft) -> PlannedStep:
         """Updates the counters and encodes the plan."""

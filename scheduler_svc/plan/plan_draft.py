@@ -54,6 +54,12 @@ class Appends:
     indexes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
 
+    def extend(self, others: Appends) -> None:
+        """Adds the other appends behind these."""
+        self.slots += others.slots
+        self.indexes += others.indexes
+        self.blocks += others.blocks
+
     def encode_into(self, plan: plan_pb2.Plan) -> None:
         """Sets the plan's append columns."""
         plan.append_slots = pack(self.slots)

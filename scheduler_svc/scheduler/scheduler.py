@@ -82,7 +82,7 @@ class Scheduler:
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
-        self.table.drafts = self._may_draft = self.drafting.max_drafts > 0
+        self.table.drafts = self.drafting.max_drafts > 0
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -216,7 +216,7 @@ class Scheduler:
         """Plans and commits the next step. Returns None if no sequence can advance."""
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
-        drafts = self._may_draft and self.drafting.wants(self.last_plan, policy)
+        drafts = self.table.drafts and self.drafting.wants(self.last_plan, policy)
         if not may_displace and not drafts and not (waiting and self.table.free):
             step = self.plans.follow()
             if step is not None:
@@ -238,7 +238,7 @@ class Scheduler:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
             return None
-        if self._may_draft and not (prompts or draft.slots or draft.joined):
+        if self.table.drafts and not (prompts or draft.slots or draft.joined):
             self._add_drafts(draft, queue, policy)
         self.prefill_tokens += sum(draft.counts)
         step = self.plans.commit(draft)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
+from unittest import mock
 
 import numpy as np
 
@@ -62,9 +64,25 @@ class ScriptedDrafting(Drafting):
         return self.script.wants()
 
     def lengths(self, decode: IntColumn, *_: Any) -> Column | None:
-        wanted = np.array(self.script.lengths(len(decode)), np.int32)
-        lengths = np.minimum(wanted, most_drafts(self._table, decode, self._most))
-        return lengths if lengths.any() else None
+        return _lengths(self, decode, self.script)
+
+
+def _lengths(drafting: Drafting, decode: IntColumn, script: Script) -> Column | None:
+    """Returns what the script decides, cut as the default is."""
+    wanted = np.array(script.lengths(len(decode)), np.int32)
+    lengths = np.minimum(wanted, most_drafts(drafting._table, decode, drafting._most))
+    return lengths if lengths.any() else None
+
+
+@contextmanager
+def drafts_of(script: Script) -> Iterator[None]:
+    """Lets the test decide the drafts of all runners, also of a simulation's."""
+
+    def lengths(drafting: Drafting, decode: IntColumn, *_: Any) -> Column | None:
+        return _lengths(drafting, decode, script)
+
+    with mock.patch.multiple(Drafting, wants=lambda *_: script.wants(), lengths=lengths):
+        yield
 
 
 def follow_script(scheduler: Scheduler, script: Script) -> None:

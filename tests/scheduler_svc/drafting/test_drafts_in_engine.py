@@ -53,14 +53,11 @@ def run(policy: Policy, wrong: float) -> tuple[int, int, PolicyGuard]:
     stack.add_runner(backend)
     requests = [stack.submit([number, 2, 3], 60, seed=number, tenant="t") for number in range(3)]
     stack.run(rng)
-    drafted = accepted = 0
     for request in requests:
         assert request.streams[0].tokens == request.expected(0, EOS_PROBABILITY)
-    for scheduler in stack.engine.pool.schedulers.values():
-        drafted += scheduler.drafting.drafted
-        accepted += scheduler.drafting.accepted
     stack.assert_clean()
-    return drafted, accepted, guard
+    totals = stack.engine.snapshots.take_snapshot().status.totals
+    return totals.drafted_tokens, totals.accepted_tokens, guard
 
 
 @pytest.mark.parametrize("wrong", [0.05, 1.0])

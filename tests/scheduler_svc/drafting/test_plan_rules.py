@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
@@ -15,11 +14,12 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.interface.step import StepBatch
 from scheduler_svc.model.sequence import FinishReason, Sequence
 from scheduler_svc.plan.plan_builder import PlanBuilder
-from scheduler_svc.plan.plan_draft import Appends, pack
+from scheduler_svc.plan.plan_draft import Appends, Column, pack
+from scheduler_svc.plan.slot_table import IntColumn
 from scheduler_svc.scheduler.scheduler import Scheduler
 from tests.support.drafters import drafting_backend
 from tests.support.in_process import Stack, Submitted
-from tests.support.random_drafts import drafts_of
+from tests.support.scripted_drafts import Always
 
 SIZE = 4
 """Positions per block."""
@@ -37,15 +37,12 @@ class BadAt(HashBackend):
 class Drafting:
     """A stack with one runner whose drafter knows the next tokens, and errs with probability `wrong`."""
 
-    last: Drafting
-
     def __init__(
         self, wrong: float, *, depth: int = 2, blocks: int = 60, drafts: int = 3, sharing: bool = True
     ) -> None:
-        Drafting.last = self
-        self.drafts = drafts
-        """Length of each row's drafts, from the next plan on."""
         self.stack = Stack(depth=depth, prefix_sharing=sharing)
+        self.stack.drafts = self.drafts = Always(drafts)
+        """What each row drafts, from the next plan on."""
         self.backend = drafting_backend(
             BadAt,
             random.Random(1),
@@ -77,7 +74,7 @@ class Drafting:
 
     def decode(self, prompt: list[int], max_tokens: int, **fields: object) -> tuple[Submitted, Sequence]:
         """Submits a request; returns it and its sequence with its first token and a plan that drafts in flight."""
-        wanted, self.drafts = self.drafts, 0
+        wanted, self.drafts.wanted = self.drafts.wanted, 0
         request = self.stack.submit(prompt, max_tokens, **fields)
         self.stack.step()
         self.answer(len(self.plans()) - (len(self.plans()) > 1))
@@ -85,7 +82,7 @@ class Drafting:
             self.stack.step()
             self.answer()
         self.answer(len(self.plans()))
-        self.drafts = wanted
+        self.drafts.wanted = wanted
         self.stack.step()
         sequence = self.stack.engine.requests.book.sequence(request.first_sequence_id or 0)
         assert sequence is not None and column(self.plans()[-1], "extent_starts")[-1] == -1
@@ -107,13 +104,6 @@ class Drafting:
                 assert stream.tokens == (expected if whole else expected[: len(stream.tokens)])
 
 
-@pytest.fixture(autouse=True)
-def lengths() -> Iterator[None]:
-    """Lets all rows draft as many tokens as the stack made last says."""
-    with drafts_of(lambda decode: [Drafting.last.drafts] * len(decode), wants=lambda: Drafting.last.drafts > 0):
-        yield
-
-
 def column(plan: plan_pb2.Plan, name: str) -> list[int]:
     return np.frombuffer(getattr(plan, name), "<i4").tolist()
 
@@ -126,7 +116,7 @@ def test_rule_1_rows_behind_unanswered_drafts_have_no_start() -> None:
     assert list(first.extent_drafts) == [3]
     served.answer(len(served.plans()))
     served.stack.step()
-    served.drafts = 0  # the plans in flight draft; the next ones do not
+    served.drafts.wanted = 0  # the plans in flight draft; the next ones do not
     served.answer()
     served.stack.step()
     behind = served.plans()[-1]
@@ -194,18 +184,21 @@ def test_rule_5_blocks_are_named_only_below_the_confirmed_length() -> None:
 def test_rule_6_drafts_take_only_blocks_that_nothing_else_needs(blocks: int) -> None:
     """In a pool that fills with cached prefixes, and in a small one without them, in which sequences are preempted."""
     served, grown = Drafting(0.3, blocks=blocks, drafts=5, sharing=blocks > 24), [0]
-    scheduler, grow_by = served.scheduler, PlanBuilder.grow_by
+    scheduler, grow = served.scheduler, PlanBuilder.grow
     pool = scheduler.pool
 
-    def checked(plans: PlanBuilder, slots: list[int], counts: list[int], appends: Appends) -> None:
+    def checked(plans: PlanBuilder, slots: IntColumn, counts: Column | None = None) -> Appends:
+        if counts is None:  # not for drafts
+            return grow(plans, slots)
         cached = pool.num_cached
         assert not served.stack.engine.requests.num_waiting, "drafts took blocks while a sequence waited"
-        grow_by(plans, slots, counts, appends)
+        appends = grow(plans, slots, counts)
         assert pool.num_cached == cached, "drafts evicted a READY block"
         assert pool.num_free >= scheduler.table.num_running, "drafts left no block for the next step"
         grown.extend(np.bincount(appends.slots).tolist())
+        return appends
 
-    with mock.patch.object(PlanBuilder, "grow_by", checked):
+    with mock.patch.object(PlanBuilder, "grow", checked):
         rng = random.Random(2)
         for burst in (1, 4, 1, 2, 5):
             for _ in range(burst):

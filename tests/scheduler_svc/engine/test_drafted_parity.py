@@ -9,9 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
@@ -20,10 +18,11 @@ from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
+from tests.support.drafters import Prophet
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack
 from tests.support.parity import FLOAT32, Parity, expected_tokens
-from tests.support.random_drafts import drafts_of, random_lengths
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.tested_backend import poison, reference
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
@@ -36,32 +35,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("qwen3-moe", {}),
     "transformers": ("mistral", {"decoder": "transformers"}),
 }
-
-
-class Recalls:
-    """Proposes how one of `texts` goes on, each token wrong with probability 1/4."""
-
-    name = "recalls"
-
-    def __init__(self, rng: random.Random, texts: list[list[int]]) -> None:
-        self._rng, self._texts = rng, texts
-
-    def propose(
-        self,
-        tokens: NDArray[np.int32],
-        slots: NDArray[np.int32],
-        counters: NDArray[np.int32],
-        most: NDArray[np.int32],
-    ) -> NDArray[np.int32]:
-        proposals = np.full((len(slots), int(most.max())), -1, np.int32)
-        for row, (slot, counter, limit) in enumerate(
-            zip(slots.tolist(), counters.tolist(), most.tolist(), strict=True)
-        ):
-            known = tokens[slot, :counter].tolist()
-            text = next((text for text in self._texts if text[:counter] == known), [])[counter : counter + limit]
-            wrong = [self._rng.randrange(NUM_TOKENS) if self._rng.random() < 0.25 else token for token in text]
-            proposals[row, : len(wrong)] = wrong
-        return proposals
 
 
 def _grammar(number: int) -> dict[str, str]:
@@ -90,6 +63,9 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     answers = expected_tokens(parity.model, prompts, MAX_TOKENS)
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
 
+    prophet = Prophet(rng, NUM_TOKENS, wrong=0.25)
+    prophet.texts = texts
+
     def load() -> TorchBackend:
         backend = TorchBackend.load(
             str(folder),
@@ -99,7 +75,7 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
             block_size=4,
             num_slots=6,
             max_step_tokens=64,
-            drafter=Recalls(rng, texts),
+            drafter=prophet,
             max_drafts=MOST,
             **options,
         )
@@ -108,17 +84,17 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
 
     stack = Stack(depth=rng.randint(2, 3), policy_parameters={"step_tokens": 24}, prefix_sharing=True)
     session = stack.add_runner(load())
-    with drafts_of(random_lengths(rng, MOST)):
-        for number, prompt in enumerate(prompts):
-            stack.submit(prompt, MAX_TOKENS, sampling=_sampling(number), **_grammar(number))
-            for _ in range(rng.randrange(5)):
-                stack.turn(rng)
-            if number == len(prompts) // 3:
-                stack.restart_scheduler()
-            elif number == len(prompts) // 2:
-                stack.runners.kill(next(iter(stack.runners.runners)), Loss.LEFT)
-                session = stack.add_runner(load())
-        stack.run(rng)
+    stack.drafts = RandomDrafts(rng)
+    for number, prompt in enumerate(prompts):
+        stack.submit(prompt, MAX_TOKENS, sampling=_sampling(number), **_grammar(number))
+        for _ in range(rng.randrange(5)):
+            stack.turn(rng)
+        if number == len(prompts) // 3:
+            stack.restart_scheduler()
+        elif number == len(prompts) // 2:
+            stack.runners.kill(next(iter(stack.runners.runners)), Loss.LEFT)
+            session = stack.add_runner(load())
+    stack.run(rng)
     stack.assert_clean()
     requests = list(stack.requests.values())
     allowed = allowed_after(load().model, "regex", REGEX, stop_ids=[IM_END_ID])

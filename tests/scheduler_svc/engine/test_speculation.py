@@ -13,7 +13,7 @@ from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.drafters import LateHash, drafting_backend
 from tests.support.in_process import Stack, Submitted
-from tests.support.random_drafts import drafts_of, random_lengths
+from tests.support.scripted_drafts import RandomDrafts
 from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 40
@@ -64,17 +64,17 @@ def assert_exact(request: Submitted) -> None:
 def test_streams_are_those_without_speculation(seed: int) -> None:
     rng = random.Random(seed)
     stack = Stack(depth=rng.randint(1, 3))
-    with drafts_of(random_lengths(rng, 5)):
-        stack.add_runner(backend(rng, rng.choice([HashBackend, LateHash])))
-        requests = []
-        for number in range(10):
-            requests.append(submit(stack, rng, number))
-            for _ in range(rng.randint(0, 30)):
-                stack.turn(rng)
-        cancelled = rng.sample(requests, 2)
-        for request in cancelled:
-            stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
-        stack.run(rng)
+    stack.drafts = RandomDrafts(rng)
+    stack.add_runner(backend(rng, rng.choice([HashBackend, LateHash])))
+    requests = []
+    for number in range(10):
+        requests.append(submit(stack, rng, number))
+        for _ in range(rng.randint(0, 30)):
+            stack.turn(rng)
+    cancelled = rng.sample(requests, 2)
+    for request in cancelled:
+        stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
+    stack.run(rng)
     for request in requests:
         assert_exact(request)
     stack.assert_clean()

@@ -11,7 +11,7 @@ from tests.support.drafters import drafting_backend
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance
 from tests.support.plans import sampling
-from tests.support.random_drafts import drafts_of, random_lengths
+from tests.support.scripted_drafts import Always, RandomDrafts
 
 MOST = 5
 
@@ -27,19 +27,19 @@ def test_all_observers_count_the_same() -> None:
     rng = random.Random(5)
     stack = drafting_stack(rng, depth=2)
     stack.front.put(watch=engine_pb2.Watch(on=True))
-    with drafts_of(random_lengths(rng, MOST)):
-        requests = [
-            stack.submit([1, 2, number], 40, seed=number, sampling=sampling(), no_speculation=number % 3 == 0)
-            for number in range(9)
-        ]
-        seen: dict[str, tuple[int, int]] = {}
-        while not all(request.streams and request.streams[0].end for request in requests):
-            advance(stack, 1)
-            stack.front.put(roster_query=engine_pb2.RosterQuery(handle=1))
-            for message in stack.others[-1:]:
-                for row in message.roster_reply.roster.running:
-                    seen[row.sequence.request_id] = row.drafted_tokens, row.accepted_tokens
-        stack.run(rng)
+    stack.drafts = RandomDrafts(rng)
+    requests = [
+        stack.submit([1, 2, number], 40, seed=number, sampling=sampling(), no_speculation=number % 3 == 0)
+        for number in range(9)
+    ]
+    seen: dict[str, tuple[int, int]] = {}
+    while not all(request.streams and request.streams[0].end for request in requests):
+        advance(stack, 1)
+        stack.front.put(roster_query=engine_pb2.RosterQuery(handle=1))
+        for message in stack.others[-1:]:
+            for row in message.roster_reply.roster.running:
+                seen[row.sequence.request_id] = row.drafted_tokens, row.accepted_tokens
+    stack.run(rng)
     ends = [request.streams[0].end for request in requests]
     assert all(end is not None and end.drafted_tokens == end.accepted_tokens == 0 for end in ends[::3]), "it refused"
     told = [(end.drafted_tokens, end.accepted_tokens, end.num_tokens) for end in ends if end is not None]
@@ -76,13 +76,13 @@ def test_an_accepted_draft_is_no_more_than_a_token_that_is_left() -> None:
     """A stop string cuts tokens whose drafts were counted; the usage never exceeds the answer."""
     rng = random.Random(1)
     stack = drafting_stack(rng)
-    with drafts_of(lambda decode: [MOST] * len(decode)):
-        request = stack.submit([1, 2, 3], 60, seed=4, sampling=sampling(temperature=0.0))
-        while not request.streams or len(request.streams[0].tokens) < 12:
-            advance(stack, 1)
-        (sequence,) = next(iter(stack.engine.pool.schedulers.values())).table.running()
-        stack.front.put(cut=engine_pb2.Cut(sequence_id=sequence.id, num_tokens=1, stop_string="x"))
-        stack.run(rng)
+    stack.drafts = Always(MOST)
+    request = stack.submit([1, 2, 3], 60, seed=4, sampling=sampling(temperature=0.0))
+    while not request.streams or len(request.streams[0].tokens) < 12:
+        advance(stack, 1)
+    (sequence,) = next(iter(stack.engine.pool.schedulers.values())).table.running()
+    stack.front.put(cut=engine_pb2.Cut(sequence_id=sequence.id, num_tokens=1, stop_string="x"))
+    stack.run(rng)
     end = request.streams[0].end
     assert end is not None and end.stop_string == "x" and end.num_tokens == 1 >= end.accepted_tokens
     assert end.drafted_tokens > 1

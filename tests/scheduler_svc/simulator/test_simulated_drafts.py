@@ -16,7 +16,7 @@ from scheduler_svc.simulator.report.report_table import report_table
 from scheduler_svc.simulator.simulated_drafts import Run, SimulatedDrafts, WrongAcceptance
 from scheduler_svc.simulator.simulation import Setup, Simulation, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
-from tests.support.random_drafts import drafts_of, random_lengths
+from tests.support.scripted_drafts import Always, RandomDrafts, drafts_of
 from tests.support.simulated_cost import round_cost
 from tests.support.thoroughness import count as how_many
 
@@ -98,7 +98,7 @@ def test_random_lengths_lose_no_token_and_no_sequence(depth: int) -> None:
     """With preemptions, requests that stop before their maximum, and the scheduler's own checks."""
     trace = some_requests(how_many(60, in_ci=25), max_tokens=70)
     setup = Setup(round_cost(), kv_tokens=512, depth=depth, max_drafts=MOST, acceptance=(0.8, 0.5), check=True)
-    with drafts_of(random_lengths(random.Random(depth), MOST)):
+    with drafts_of(RandomDrafts(random.Random(depth))):
         outcome = simulate(trace, setup)
     assert outcome.tokens.tolist() == [request.output_tokens for request in trace.requests]
     counters = outcome.counters
@@ -109,7 +109,7 @@ def test_random_lengths_lose_no_token_and_no_sequence(depth: int) -> None:
 def test_a_step_that_verifies_costs_by_its_positions() -> None:
     """One request alone: a prompt of 10, then steps of 4 positions of which all are accepted."""
     trace, cost = Trace("one", (TraceRequest(0.0, 10, 13),)), round_cost(sequence_s=0.001)
-    with drafts_of(lambda decode: [3] * len(decode)):
+    with drafts_of(Always(3)):
         outcome = simulate(trace, Setup(cost, scheduler_s=0.0, depth=1, max_drafts=3, acceptance=(1.0,)))
     steps_s = outcome.itl_s[outcome.itl_s > 1e-9]
     assert steps_s == pytest.approx([0.01 + 0.0004 + 0.001] * 3)
