@@ -30,7 +30,7 @@ from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
 
-_NOT_TIMED = ("dtype", "random_weights", "timings")
+_NOT_TIMED = ("dtype", "timings")
 """Options that change no times, or that the key of the timings has anyway."""
 
 
