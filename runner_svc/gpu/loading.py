@@ -52,6 +52,9 @@ class GpuOptions:
     on_load: OnLoad = NOTHING
     tries_formats: bool = False
     """Whether quantized weights are served: their kernels have not been tried in whole models yet."""
+    draft: str = ""
+    max_drafts: int = 0
+    """What drafts and how many tokens, or nothing: `make` makes it, and times of steps depend on it."""
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
