@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from runner_svc.cuda.products import kernels
 from runner_svc.cuda.products.kernels import KERNELS, _OnDemand, prepared
 from runner_svc.gpu.loading import refuse_formats
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.quantization.selection import Quantization
+from runner_svc.weights.activation_rounding import NoRounding
 from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8
 from runner_svc.weights.int4_matrix import Int4Matrix, to_int4
 from runner_svc.weights.matrix import Matrix, joined
@@ -40,6 +42,18 @@ def test_what_is_not_refused_becomes_plain() -> None:
     plain = prepared(whole, torch.bfloat16, all_plain=True)
     assert isinstance(plain, PlainMatrix) and prepared(plain, all_plain=True) is plain
     assert torch.equal(plain.weight, whole.dequantized().bfloat16())
+
+
+def test_fp8_without_kernels_becomes_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded, kept = to_fp8(torch.randn(32, 64)), replace(to_fp8(torch.randn(32, 64)), rounding=NoRounding())
+    for is_hopper, dtype in ((True, torch.bfloat16), (True, torch.float16), (False, torch.bfloat16)):
+        monkeypatch.setattr(kernels, "is_hopper", lambda is_hopper=is_hopper: is_hopper)
+        plain = prepared(kept, dtype)
+        assert isinstance(plain, PlainMatrix) and torch.equal(plain.weight, kept.dequantized().to(dtype))
+        has_kernels = is_hopper and dtype is torch.bfloat16
+        assert (prepared(rounded, dtype) is rounded) == has_kernels
+        odd = prepared(to_fp8(torch.randn(33, 64)), dtype)
+        assert isinstance(odd, PlainMatrix) and odd.weight.dtype is dtype
 
 
 def test_a_plain_model_makes_no_launchers_of_other_formats() -> None:
