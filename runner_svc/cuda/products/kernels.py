@@ -189,20 +189,18 @@ class _OnDemand(Mapping[type[Matrix], T]):
         return sum(1 for _ in self)
 
 
-def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16, *, all_plain: bool = False) -> Matrix:
+def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Matrix:
     """Returns the matrix in the layout that its kernels read; itself if it is in one.
 
-    `dtype` is the type that is computed in, of what becomes plain: with `all_plain`, every matrix.
+    `dtype` is the type that is computed in, of what becomes plain.
     """
     if isinstance(matrix, JoinedMatrix):
-        parts = [prepared(part, dtype, all_plain=all_plain) for part in matrix.parts]
+        parts = [prepared(part, dtype) for part in matrix.parts]
         are_plain = all(isinstance(part, PlainMatrix) for part in parts)
         return joined(parts) if are_plain else JoinedMatrix(tuple(parts))
     if isinstance(matrix, PlainMatrix):
         return matrix
     kernels = KERNELS.get(type(matrix), MatrixKernels())
-    if all_plain:
-        return _plain(matrix, dtype)
     if kernels.replace is not None:
         return kernels.replace(matrix, dtype)
     return matrix if kernels.prepare is None else kernels.prepare(matrix)

@@ -1,47 +1,20 @@
-"""What a GPU does with quantized weights until their kernels have been tried in whole models."""
+"""Which layouts matrices get on a GPU, and which launchers of products a model makes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from runner_svc.cuda.products import kernels
 from runner_svc.cuda.products.kernels import KERNELS, _OnDemand, prepared
-from runner_svc.gpu.loading import refuse_formats
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.folder.config_file import read_config
-from runner_svc.model.quantization.selection import Quantization
 from runner_svc.weights.activation_rounding import NoRounding
 from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8
-from runner_svc.weights.int4_matrix import Int4Matrix, to_int4
-from runner_svc.weights.matrix import Matrix, joined
-from runner_svc.weights.on_load import NOTHING, OnLoad
+from runner_svc.weights.int4_matrix import Int4Matrix
+from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix
-from tests.support.tiny_models import make_tiny_model
-
-
-def test_quantized_weights_are_refused_but_for_blocks_of_gguf(tmp_path: Path) -> None:
-    config = ModelConfig.from_hugging_face(read_config(make_tiny_model("llama", tmp_path / "tiny")))
-    refuse_formats(config, NOTHING)
-    refuse_formats(replace(config, quantization=Quantization("gguf-blocks", (), ())), NOTHING)
-    with pytest.raises(UnsupportedModel, match="which only the CPU serves so far: set device to 'cpu'"):
-        refuse_formats(replace(config, quantization=Quantization("awq", (), ())), NOTHING)
-    for on_load in (OnLoad("fp8"), OnLoad(head=True)):
-        with pytest.raises(UnsupportedModel, match="quantize_head to false, or device to 'cpu'"):
-            refuse_formats(config, on_load)
-
-
-def test_what_is_not_refused_becomes_plain() -> None:
-    parts: list[Matrix] = [to_int4(torch.randn(24, 64), 32), to_fp8(torch.randn(8, 64))]
-    whole = joined(parts)
-    plain = prepared(whole, torch.bfloat16, all_plain=True)
-    assert isinstance(plain, PlainMatrix) and prepared(plain, all_plain=True) is plain
-    assert torch.equal(plain.weight, whole.dequantized().bfloat16())
 
 
 def test_fp8_without_kernels_becomes_plain(monkeypatch: pytest.MonkeyPatch) -> None:
