@@ -53,7 +53,8 @@ def test_rope_kv_write(shape: tuple, num_tokens: int, qk_norm: QkNorm, in_place:
 @pytest.mark.parametrize("qk_norm", [QkNorm.NONE, QkNorm.HEAD, QkNorm.LAYER_HEAD])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_of_a_product(shape: tuple, qk_norm: QkNorm) -> None:
-    check_sums(kernel, RopeCase(*shape, 70, qk_norm), DEVICE, torch.cuda.current_stream().cuda_stream)
+    case = RopeCase(*shape, num_tokens=70, qk_norm=qk_norm)
+    check_sums(kernel, case, DEVICE, torch.cuda.current_stream().cuda_stream)
 
 
 @pytest.mark.parametrize("qk_norm", QkNorm)
