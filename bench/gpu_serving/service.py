@@ -60,11 +60,14 @@ def card_of(device: str) -> dict[str, Any] | None:
 class Service:
     """Both processes; an async context manager. The first `schedule` starts the scheduler."""
 
-    def __init__(self, folder: Path, runner_flags: Mapping[str, object], profiled: bool) -> None:
+    def __init__(
+        self, folder: Path, runner_flags: Mapping[str, object], profiled: bool, recorder_flags: Sequence[str] = ()
+    ) -> None:
         """`folder` receives the runner's records; `runner_flags` are settings of the runner by name.
 
-        `profiled`: whether the profiler will record a load.
+        `profiled`: whether the profiler will record a load. `recorder_flags`: of `recording_runner` itself.
         """
+        self._recorder_flags = recorder_flags
         self._folder = folder
         self._profiled = profiled
         self._flags = {"link": "", **runner_flags}
@@ -86,6 +89,7 @@ class Service:
             *(sys.executable, "-m", "bench.gpu_serving.recording_runner"),
             f"--record={self._folder / 'steps.npz'}",
             *([f"--profile={self._folder / 'kernels.npz'}"] if self._profiled else []),
+            *self._recorder_flags,
             *as_arguments(flags),
         ]
         self._runner = await ChildProcess.start("runner", command, _print)
