@@ -165,7 +165,7 @@ def _make_certain(right: float | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)  # --draft is the runner's
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--certain", action="store_true")
