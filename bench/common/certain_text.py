@@ -51,7 +51,11 @@ class SuccessorDrafts:
         """`right`: probability that a draft is right."""
         self._slots = slots
         self._shift, self._vocab_size = shift, vocab_size
-        self._right = int(right * 0x10000)
+        self._right = torch.tensor(int(right * 0x10000), device=slots.tokens.device)
+
+    def be_right(self, right: float) -> None:
+        """Changes the probability, for captured launches too."""
+        self._right.fill_(int(right * 0x10000))
 
     def __call__(self, stream: int, rows: DraftRows, proposals: Tensor) -> None:
         """Fills `proposals`, int32 [R, S]; -1 where a row wants no more."""

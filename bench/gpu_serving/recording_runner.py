@@ -4,7 +4,8 @@
         [flags of roster-runner]
 
 SIGUSR1 starts and stops a recording by torch's profiler of each kernel's begin and end; the second signal saves it.
-`--certain`: random weights have certain texts. `--drafts-right`: what drafts on a GPU knows them, but errs.
+`--certain`: random weights have certain texts. `--drafts-right`: what drafts on a GPU knows them, but errs; at SIGUSR2
+it reads another share from a file beside the record.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from runner_svc.link.plan_socket import PlanSocket
 from runner_svc.service import serve
 from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
+
+RIGHT = ".right"
+"""Suffix of the file with the share of right drafts."""
 
 Times = dict[int, list[int]]
 """Values of a StepRecord row by plan, as far as known."""
@@ -143,25 +147,35 @@ class KernelProfiler:
         self._profiler = None
 
 
-def _make_certain(right: float | None) -> None:
-    """Makes a GPU's random weights those of certain texts, and drafts right with this probability, if it is given."""
+def _make_certain(right: float | None, file: Path) -> None:
+    """Makes a GPU's random weights those of certain texts, and drafts right with this probability, if it is given.
+
+    At SIGUSR2 the probability becomes that in `file`.
+    """
     from bench.common.certain_text import SuccessorDrafts, certain, shift_of
     from runner_svc.gpu import loading
     from runner_svc.gpu.drafts import draft_options
 
     random_weights, sizes = loading.random_weights, list[tuple[int, int]]()
+    drafters: list[SuccessorDrafts] = []
 
     def certain_weights(config: Any, *arguments: Any, **options: Any) -> Any:
         sizes.append((shift_of(config), config.vocab_size))
         return certain(random_weights(config, *arguments, **options), config)
 
     def drafter(launchers: object, slots: Any) -> SuccessorDrafts:
-        return SuccessorDrafts(slots, *sizes[-1], right or 0.0)
+        drafters.append(SuccessorDrafts(slots, *sizes[-1], right or 0.0))
+        return drafters[-1]
+
+    def reread(*_: object) -> None:
+        for each in drafters:
+            each.be_right(float(file.read_text()))
 
     loading.random_weights = certain_weights  # type: ignore[assignment]
     if right is not None:
         made = partial(draft_options.DraftOptions, make=drafter)
         draft_options.DraftOptions = made  # type: ignore[misc, assignment]
+        signal.signal(signal.SIGUSR2, reread)
 
 
 def main() -> None:
@@ -187,8 +201,8 @@ def main() -> None:
         return RecordingSocket(runner, endpoint, silence_s, curve, plan_timeout_s, records)
 
     if arguments.certain or arguments.drafts_right is not None:
-        _make_certain(arguments.drafts_right)
-    status = serve(settings, recording_link, tries_formats=True)
+        _make_certain(arguments.drafts_right, arguments.record.with_suffix(RIGHT))
+    status = serve(settings, recording_link)
     StepRecord.of(records).save(arguments.record)
     sys.exit(status)
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from bench.gpu_serving.client import ClientRecord
+from bench.gpu_serving.recording_runner import RIGHT
 from bench.gpu_serving.step_record import StepRecord
 from roster_client.client import RosterClient
 from roster_client.client.errors import UnavailableError
@@ -148,6 +149,14 @@ class Service:
         finally:
             await client.stop(1.0)
         return ClientRecord.load(record)
+
+    async def draft_right(self, share: float) -> None:
+        """Makes the runner's drafter right with this probability."""
+        if self._runner is None:
+            raise RuntimeError("the runner was never started")
+        (self._folder / "steps.npz").with_suffix(RIGHT).write_text(str(share))
+        os.kill(self._runner.pid, signal.SIGUSR2)
+        await asyncio.sleep(0.05)
 
     def kernels(self) -> tuple[np.ndarray, list[str]]:
         """Returns each kernel's begin and end in µs, [K, 2], and name, from the last profile, if there is one."""
