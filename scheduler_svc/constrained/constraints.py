@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 import structlog
 
 from roster_protos import plan_pb2
@@ -65,6 +66,17 @@ class _Job:
 
 
 @dataclass(slots=True, frozen=True)
+class _Row:
+    """A row of a plan that waits for the mask of `position`, the first that no plan knows."""
+
+    session: int
+    number: int
+    row: int
+    sequence: Sequence
+    position: int
+
+
+@dataclass(slots=True, frozen=True)
 class _Prepared:
     """Outcome of a job."""
 
@@ -98,6 +110,7 @@ class Constraints:
         self._at_work = False
         self._released: list[int] = []
         self._made: list[tuple[int, int, plan_pb2.Masks]] = []
+        self._deferred: list[_Row] = []
 
     def work_in(
         self,
@@ -186,7 +199,7 @@ class Constraints:
                 if sequence.phase is Phase.FINISHED:
                     self._released.append(output.id)
                     continue
-                sequence.output, sequence.num_matched = output, 0
+                sequence.output, sequence.num_matched, sequence.forced = output, 0, []
                 self._requests.rank_anew(sequence)  # the policy may have changed meanwhile
             job.then(request)
         self._compile_next()
@@ -201,13 +214,46 @@ class Constraints:
 
     def ask(self, session: int, step: PlannedStep) -> None:
         """Requests the masks of a plan that was sent."""
+        known = step.flight.known
+        self._ask([_Row(session, step.number, row, sequence, int(known[row]) - 1) for row, sequence in step.awaiting])
+
+    def _ask(self, rows: list[_Row]) -> None:
+        """Requests the masks of these rows, which are of one plan. Those with a forced token have theirs at once, and
+        those whose sequence still waits for an earlier answer, which a lost runner needs no more, are put off."""
+        asked, ready = list[_Row](), plan_pb2.Masks()
+        for row in rows:
+            sequence, forced = row.sequence, row.sequence.forced_from(row.position)
+            if sequence.asked:
+                self._deferred.append(row)
+            elif forced or sequence.phase is Phase.FINISHED:  # any token will do for one that has ended
+                ready.rows.add(row=row.row, bits=self._mask_of(forced[:1]))
+            else:
+                sequence.asked = True
+                asked.append(row)
+        if ready.rows:
+            self._made.append((rows[0].session, rows[0].number, ready))
+        if asked:
+            self._request(asked)
+
+    def _request(self, rows: list[_Row]) -> None:
         client, released = self._the_client, self._released
         self._released = []  # neither this plan nor a later one has a row for these matchers
-        rows = [_awaited(row, sequence) for row, sequence in step.awaiting]
-        sequences, number = [sequence for _, sequence in step.awaiting], step.number
-        self._masking.run(
-            lambda: _made(client, rows, released), lambda made: self._take(session, number, sequences, made)
-        )
+        awaited = [_awaited(row) for row in rows]
+        forces = self._forces(rows[0].session)
+        self._masking.run(lambda: _made(client, awaited, released, forces), lambda made: self._take(rows, made))
+
+    def _forces(self, session: int) -> bool:
+        """Returns whether the runner takes forced tokens."""
+        scheduler = self._pool.schedulers.get(session)
+        return scheduler is not None and scheduler.forces
+
+    def _mask_of(self, tokens: list[int]) -> bytes:
+        """Returns the mask that allows these tokens, or every token if there are none."""
+        model = self._pool.model
+        words = np.zeros(-(-(model.vocab_size if model is not None else 0) // 32), "<u4")
+        for token in tokens:
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words.tobytes() if tokens else (~words).tobytes()
 
     @property
     def busy(self) -> bool:
@@ -227,13 +273,23 @@ class Constraints:
             self._runners.send_masks(session, number, masks)
         self._made.clear()
 
-    def _take(self, session: int, number: int, sequences: list[Sequence], made: MadeMasks) -> None:
-        self._made.append((session, number, made.masks))
+    def _take(self, rows: list[_Row], made: MadeMasks) -> None:
+        self._made.append((rows[0].session, rows[0].number, made.masks))
+        for row in rows:
+            row.sequence.asked = False
+        for index, tokens in made.forced.items():
+            sequence = rows[index].sequence
+            sequence.forced = tokens
+            sequence.num_matched += len(tokens)
         for index, problem in made.failures:
             if index in made.unavailable:
-                self._requests.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
+                self._requests.finish(rows[index].sequence, End(FinishReason.UNAVAILABLE, message=problem))
             else:
-                self._fail(sequences[index], problem)
+                self._fail(rows[index].sequence, problem)
+        if self._deferred:
+            deferred, self._deferred = self._deferred, []
+            for row in deferred:
+                self._ask([row])
 
     # ------------------------------------------------------------------ ends
 
@@ -315,10 +371,10 @@ def _prepared(
     return _Prepared(clock() - began_at, grammar, outputs, problem)
 
 
-def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int]) -> MadeMasks:
+def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int], forced: bool) -> MadeMasks:
     """Makes the rows' masks. If that raises, all rows fail with masks that allow every token, so the runner goes on."""
     try:
-        return client.make(rows, released)
+        return client.make(rows, released, forced=forced)
     except Exception as error:  # one plan's rows must not end the thread
         log.exception("masks could not be made")
         return client.free(rows, f"{type(error).__name__}: {error}")
@@ -329,10 +385,11 @@ def _field(kind: str) -> str:
     return f"constraint.{kind}" if kind else "constraint"
 
 
-def _awaited(row: int, sequence: Sequence) -> AwaitedRow:
+def _awaited(row: _Row) -> AwaitedRow:
     """Returns the row with the tokens that its matcher has not consumed yet."""
+    sequence = row.sequence
     if sequence.output is None:
         raise RuntimeError(f"sequence {sequence.id} runs without its matcher")
     tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :].tolist()
     sequence.num_matched += len(tokens)
-    return AwaitedRow(row, sequence.output, tokens)
+    return AwaitedRow(row.row, sequence.output, tokens)

@@ -76,12 +76,14 @@ class Results:
         if applied.drafted is not None:
             requests.measurements.verified(scheduler.hello.drafter, applied)
             requests.rate.gained(applied.num_accepted)
+        if applied.flight.forced:
+            requests.rate.gained(applied.flight.num_forced)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
             requests.finish(sequence, end)
         running, waiting = scheduler.table.num_running, len(requests.queue)
-        requests.rate.stepped(now_s, applied.step_s, applied.flight.num_decode, running, waiting)
+        requests.rate.stepped(now_s, applied.step_s, applied.flight.decode_rows, running, waiting)
         if self._policy.observes:
             self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
             self._ended.clear()
@@ -89,8 +91,11 @@ class Results:
     def _record(self, applied: AppliedResult) -> None:
         """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
+        flight = applied.flight
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows, applied.drafted is None)
+        requests.totals.forced_tokens += flight.num_forced
+        once = applied.drafted is None and not flight.forced
+        requests.ledger.charge_sampled(flight.batch_rows.tenants, applied.rows, once)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:

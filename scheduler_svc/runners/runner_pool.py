@@ -90,7 +90,14 @@ class RunnerPool:
         self._note_context(hello)
         self.likeness.learn(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, rule=self.timing_rule)
+        scheduler = Scheduler(
+            hello,
+            sharing=rules,
+            clock=self._clock,
+            ledger=self._ledger,
+            rule=self.timing_rule,
+            forces=self._settings.forced_tokens,
+        )
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
         scheduler.step_times.on_fit = self._choose_slowest

@@ -80,9 +80,7 @@ class MaskServer:
         bits = self._memory(places * self._maker.words).reshape(places, self._maker.words)
         positions, failures = self._maker.make(rows, asked.tokens, bits, asked.drafts)
         answer = MaskAnswer(positions if asked.drafts else [], failures)
-        if asked.forced:
-            failed = {index for index, _ in failures}
-            answer.forced = [
-                [] if index in failed else output.matcher.compute_ff_tokens() for index, output in enumerate(rows)
-            ]
+        if asked.forced and not asked.drafts:
+            runs = self._maker.force(rows, bits, [index for index, _ in failures])
+            answer.forced = runs if any(runs) else []
         return answer.encode()
