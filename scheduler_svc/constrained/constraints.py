@@ -13,17 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
-import numpy as np
 import structlog
 
 from roster_protos import plan_pb2
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable
-from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
+from scheduler_svc.constrained.mask_client import MaskClient
+from scheduler_svc.constrained.mask_requests import MaskRequests
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.link.links import Runners
 from scheduler_svc.model.output_state import OutputState
@@ -31,9 +30,6 @@ from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool
-
-if TYPE_CHECKING:
-    from scheduler_svc.plan.plan_builder import PlannedStep
 
 START_AFTER_S = 2.0
 """Delay from the first runner to the start of the mask processes, unless a request needs them earlier.
@@ -66,17 +62,6 @@ class _Job:
 
 
 @dataclass(slots=True, frozen=True)
-class _Row:
-    """A row of a plan that waits for the mask of `position`, the first that no plan knows."""
-
-    session: int
-    number: int
-    row: int
-    sequence: Sequence
-    position: int
-
-
-@dataclass(slots=True, frozen=True)
 class _Prepared:
     """Outcome of a job."""
 
@@ -93,7 +78,6 @@ class Constraints:
         """`threads`: number of threads that make the masks of one plan."""
         self._requests = requests
         self._pool = pool
-        self._runners = runners
         self._threads = threads
         self.wake: Callable[[], None] = lambda: None
         """Wakes the engine; called by other threads."""
@@ -108,9 +92,14 @@ class Constraints:
         self._plans: CompileLine[_Job] = CompileLine()
         self._waiting: Counter[str] = Counter()
         self._at_work = False
-        self._released: list[int] = []
-        self._made: list[tuple[int, int, plan_pb2.Masks]] = []
-        self._deferred: list[_Row] = []
+        self.masks = MaskRequests(
+            pool,
+            runners,
+            lambda: self._the_client,
+            lambda: self._requests.ledger.now_s,
+            self._end,
+            self._masking,
+        )
 
     def work_in(
         self,
@@ -124,6 +113,7 @@ class Constraints:
         Must be called before the first request.
         """
         self._compiling, self._masking = compiling, masking
+        self.masks.thread = masking
         self._new_client, self._clock = new_client, clock
 
     def expect(self) -> None:
@@ -190,14 +180,15 @@ class Constraints:
         self._plans.charge(request.tenant, prepared.seconds)
         outputs = prepared.outputs or []
         if request.finished:
-            self._released.extend(output.id for output in outputs)
+            for output in outputs:
+                self.masks.release(output)
         elif prepared.problem is not None:
             self._give_up(request, prepared.problem)
         else:
             request.grammar = prepared.grammar
             for sequence, output in zip(request.sequences, outputs, strict=True):
                 if sequence.phase is Phase.FINISHED:
-                    self._released.append(output.id)
+                    self.masks.release(output)
                     continue
                 sequence.output, sequence.num_matched, sequence.forced = output, 0, []
                 self._requests.rank_anew(sequence)  # the policy may have changed meanwhile
@@ -207,53 +198,10 @@ class Constraints:
     def release_matcher(self, sequence: Sequence) -> None:
         """Releases the matcher of a sequence that has ended."""
         if sequence.output is not None:
-            self._released.append(sequence.output.id)
+            self.masks.release(sequence.output)
             sequence.output = None
 
-    # ------------------------------------------------------------------ masks
-
-    def ask(self, session: int, step: PlannedStep) -> None:
-        """Requests the masks of a plan that was sent."""
-        known = step.flight.known
-        self._ask([_Row(session, step.number, row, sequence, int(known[row]) - 1) for row, sequence in step.awaiting])
-
-    def _ask(self, rows: list[_Row]) -> None:
-        """Requests the masks of these rows, which are of one plan. Those with a forced token have theirs at once, and
-        those whose sequence still waits for an earlier answer, which a lost runner needs no more, are put off."""
-        asked, ready = list[_Row](), plan_pb2.Masks()
-        for row in rows:
-            sequence, forced = row.sequence, row.sequence.forced_from(row.position)
-            if sequence.asked:
-                self._deferred.append(row)
-            elif forced or sequence.phase is Phase.FINISHED:  # any token will do for one that has ended
-                ready.rows.add(row=row.row, bits=self._mask_of(forced[:1]))
-            else:
-                sequence.asked = True
-                asked.append(row)
-        if ready.rows:
-            self._made.append((rows[0].session, rows[0].number, ready))
-        if asked:
-            self._request(asked)
-
-    def _request(self, rows: list[_Row]) -> None:
-        client, released = self._the_client, self._released
-        self._released = []  # neither this plan nor a later one has a row for these matchers
-        awaited = [_awaited(row) for row in rows]
-        forces = self._forces(rows[0].session)
-        self._masking.run(lambda: _made(client, awaited, released, forces), lambda made: self._take(rows, made))
-
-    def _forces(self, session: int) -> bool:
-        """Returns whether the runner takes forced tokens."""
-        scheduler = self._pool.schedulers.get(session)
-        return scheduler is not None and scheduler.forces
-
-    def _mask_of(self, tokens: list[int]) -> bytes:
-        """Returns the mask that allows these tokens, or every token if there are none."""
-        model = self._pool.model
-        words = np.zeros(-(-(model.vocab_size if model is not None else 0) // 32), "<u4")
-        for token in tokens:
-            words[token // 32] |= np.uint32(1 << token % 32)
-        return words.tobytes() if tokens else (~words).tobytes()
+    # ------------------------------------------------------------------ threads
 
     @property
     def busy(self) -> bool:
@@ -267,31 +215,14 @@ class Constraints:
         self._compiling.collect()
         self._masking.collect()
 
-    def send(self) -> None:
-        """Sends the masks that were made to their runners."""
-        for session, number, masks in self._made:
-            self._runners.send_masks(session, number, masks)
-        self._made.clear()
-
-    def _take(self, rows: list[_Row], made: MadeMasks) -> None:
-        self._made.append((rows[0].session, rows[0].number, made.masks))
-        for row in rows:
-            row.sequence.asked = False
-        for index, tokens in made.forced.items():
-            sequence = rows[index].sequence
-            sequence.forced = tokens
-            sequence.num_matched += len(tokens)
-        for index, problem in made.failures:
-            if index in made.unavailable:
-                self._requests.finish(rows[index].sequence, End(FinishReason.UNAVAILABLE, message=problem))
-            else:
-                self._fail(rows[index].sequence, problem)
-        if self._deferred:
-            deferred, self._deferred = self._deferred, []
-            for row in deferred:
-                self._ask([row])
-
     # ------------------------------------------------------------------ ends
+
+    def _end(self, sequence: Sequence, problem: str, unavailable: bool) -> None:
+        """Ends a sequence without a mask; `unavailable`: no mask process could be started."""
+        if unavailable:
+            self._requests.finish(sequence, End(FinishReason.UNAVAILABLE, message=problem))
+        else:
+            self._fail(sequence, problem)
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
         """Ends the sequence with an error, or refuses its request if none of the sequences has a new token."""
@@ -371,25 +302,6 @@ def _prepared(
     return _Prepared(clock() - began_at, grammar, outputs, problem)
 
 
-def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int], forced: bool) -> MadeMasks:
-    """Makes the rows' masks. If that raises, all rows fail with masks that allow every token, so the runner goes on."""
-    try:
-        return client.make(rows, released, forced=forced)
-    except Exception as error:  # one plan's rows must not end the thread
-        log.exception("masks could not be made")
-        return client.free(rows, f"{type(error).__name__}: {error}")
-
-
 def _field(kind: str) -> str:
     """Returns the constraint's path in the public message."""
     return f"constraint.{kind}" if kind else "constraint"
-
-
-def _awaited(row: _Row) -> AwaitedRow:
-    """Returns the row with the tokens that its matcher has not consumed yet."""
-    sequence = row.sequence
-    if sequence.output is None:
-        raise RuntimeError(f"sequence {sequence.id} runs without its matcher")
-    tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :].tolist()
-    sequence.num_matched += len(tokens)
-    return AwaitedRow(row.row, sequence.output, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_svc.constrained.mask_requests import MaskRequests
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_lifecycle import RunnerLifecycle
 from scheduler_svc.failure.worthless import NOT_FINITE, is_worthless
@@ -32,6 +33,7 @@ class Results:
         probation: Probation,
         lifecycle: RunnerLifecycle,
         watchers: Watchers,
+        masks: MaskRequests,
     ) -> None:
         self._requests = requests
         self._pool = pool
@@ -40,6 +42,7 @@ class Results:
         self._probation = probation
         self._lifecycle = lifecycle
         self._watchers = watchers
+        self._masks = masks
         self._policy = requests.policy
         self._ended: list[Ended] = []  # since the policy's last observation
 
@@ -63,6 +66,8 @@ class Results:
             return
         self._pool.wake(event.session)
         self.carry_out(scheduler, applied)
+        if applied.flight.awaiting:
+            self._masks.look_ahead(event.session, applied)
         self._placement.touch(event.session)
         if scheduler.leaving:
             self._lifecycle.finish_drain(event.session)

@@ -104,6 +104,8 @@ class Sequence:
     """The last run of tokens that its grammar forces; it ends with the last of the `num_matched` tokens."""
     asked: bool = False
     """Whether its next mask has been requested and not arrived."""
+    forced_share: float = 0.25
+    """How often forced tokens have begun after one of its tokens; a usual value at first."""
 
     @property
     def tokens(self) -> TokenLog:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.plan_draft import Column, pack
 from scheduler_svc.plan.slot_table import SlotTable
 
@@ -99,6 +100,9 @@ class InFlight:
     forced: list[list[int]] = field(default_factory=list)
     """Tokens appended to the sequences of the first rows after the `num_decode` ones, a list for each. They are among
     the positions, and among the tokens of the result."""
+
+    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
+    """Rows that wait for a mask, with their sequences."""
 
     @property
     def prefills(self) -> bool:

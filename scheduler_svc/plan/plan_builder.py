@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,11 @@ class PlannedStep:
     flight: InFlight
     joined: list[tuple[Sequence, int]]
     left: list[tuple[Sequence, int, str]]
-    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
-    """Rows that wait for a mask."""
+
+    @property
+    def awaiting(self) -> list[tuple[int, Sequence]]:
+        """Rows that wait for a mask."""
+        return self.flight.awaiting
 
 
 class PlanBuilder:

@@ -202,11 +202,14 @@ class RunnerPool:
         """
         scheduler = self.schedulers[session]
         if len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving:
-            due_at = scheduler.due_at if self.timing_rule.holds else 0.0
-            if due_at <= self._clock():
+            due_at, now_s = scheduler.due_at if self.timing_rule.holds else 0.0, self._clock()
+            if max(due_at, scheduler.hold_until_s) <= now_s:
                 return True
-            if due_at < math.inf:
+            if due_at <= now_s:
+                due_at = scheduler.hold_until_s
+            elif due_at < math.inf:
                 scheduler.timing.hold()
+            if due_at < math.inf:
                 self._due_at[session] = due_at
                 heapq.heappush(self._held, (due_at, session))
         del self._open[session]

@@ -89,6 +89,8 @@ class Scheduler:
         self.table.drafts = self.drafting.max_drafts > 0
         self.forces = forces and FORCED in hello.features
         """Whether plans append the tokens that grammars force."""
+        self.hold_until_s = 0.0
+        """Until when the next plan waits for a look ahead at forced tokens; 0: it does not."""
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -250,7 +252,7 @@ class Scheduler:
         step = self.plans.commit(draft)
         self.timing.planned(step.flight)
         if self.table.num_constrained:
-            step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
+            mark_awaiting(self.table, step.flight, step.plan)
         return step
 
     def _add_drafts(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> None:

@@ -26,7 +26,7 @@ from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.mask_handles import LocalHandle, dies_once, local_client
 
-DEADLY = "[ab]{3}z[ab]{9}"
+DEADLY = "[ab]{3}[yz][ab]{9}"
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
 
 
