@@ -208,7 +208,7 @@ def _apply_others(columns: _Columns, live: npt.NDArray[np.bool_], kept: Column, 
             first = int(columns.firsts[row])
             kept[row] = append_late(sequence, columns.tokens[first : first + count].tolist(), applied)
             sequence.drafted_tokens += int(columns.drafted[row])
-            sequence.accepted_tokens += min(count - 1, int(kept[row]))
+            sequence.accepted_tokens += min(int(columns.accepted[row]), int(kept[row]))
             late.append(row)
     if late:
         rows = np.array(late)
