@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roster_client.client import AdminClient, RosterClient
+from roster_client.client import RosterClient
+from roster_client.client.admin import AdminClient
 from roster_client.client.requests import Message
 from tests.support.json_schemas import Schema
 from tests.support.processes import RosterProcesses
