@@ -212,9 +212,7 @@ class PlanCheck:
         awaiting = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
         _require("extent", has_some & (flags != awaiting), "flags {} of a row with forced tokens, must be 3", flags)
         if not self._admitted.isdisjoint(slots[has_some].tolist()):
-            raise PlanFault(
-                "a sequence is admitted without some of its tokens: they are forced tokens of the same plan"
-            )
+            raise PlanFault("a sequence is admitted with forced tokens: they belong to its other tokens")
         known = counters.num_tokens[slots]
         # A row in flight that awaits its mask has computed the last known token, and its own is not known yet.
         unknown = alive & has_some & ((counters.spread[slots] > 0) | (counters.computed[slots] >= known))
