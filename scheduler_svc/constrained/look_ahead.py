@@ -35,7 +35,7 @@ class LookAhead:
     def pays(self, sequences: list[Sequence], running: int) -> bool:
         """Returns whether to look ahead for these of the `running` sequences of a runner."""
         share = sum(sequence.forced_share for sequence in sequences)
-        return bool(sequences) and share * self._step_s > _MARGIN * self._wait_s * running
+        return share * self._step_s > _MARGIN * self._wait_s * running
 
     def asked(self, now_s: float) -> float:
         """Notes a request; returns until when the plan waits for the answer."""

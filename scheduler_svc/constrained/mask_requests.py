@@ -65,7 +65,7 @@ class MaskRequests:
         self._client = client
         self._now_s = now_s
         self._fail = fail
-        self._look_ahead = LookAhead()
+        self.looking_ahead = LookAhead()
         self._released: list[int] = []
         self._made: list[tuple[int, int, plan_pb2.Masks]] = []
         self._deferred: list[_Row] = []
@@ -82,7 +82,7 @@ class MaskRequests:
     def look_ahead(self, session: int, applied: AppliedResult) -> None:
         """Requests the next masks of the sequences that waited for one in this plan, if that is worth a short wait."""
         scheduler, flight, now_s = self._pool.schedulers[session], applied.flight, self._now_s()
-        self._look_ahead.stepped(applied.step_s)
+        self.looking_ahead.stepped(applied.step_s)
         if not scheduler.forces or scheduler.leaving:
             return
         rows = []
@@ -92,9 +92,9 @@ class MaskRequests:
             position = int(scheduler.table.known[sequence.slot])
             if position == scheduler.table.length[sequence.slot] and not sequence.forced_from(position):
                 rows.append(_Row(session, NO_PLAN, row, sequence, position))
-        if not self._look_ahead.pays([row.sequence for row in rows], scheduler.table.num_running):
+        if not rows or not self.looking_ahead.pays([row.sequence for row in rows], scheduler.table.num_running):
             return
-        scheduler.hold_until_s = self._look_ahead.asked(now_s)
+        scheduler.hold_until_s = self.looking_ahead.asked(now_s)
         self._request(rows)
 
     def send(self) -> None:
@@ -139,14 +139,14 @@ class MaskRequests:
         if number != NO_PLAN:
             self._made.append((session, number, made.masks))
         elif scheduler is not None:
-            self._look_ahead.answered(self._now_s())
+            self.looking_ahead.answered(self._now_s())
             scheduler.hold_until_s = 0.0
             self._pool.wake(session)
         for index, row in enumerate(rows):
             sequence, tokens = row.sequence, made.forced.get(index, [])
             sequence.asked = False
             if has_news[index]:
-                self._look_ahead.note(sequence, bool(tokens))
+                self.looking_ahead.note(sequence, bool(tokens))
             if tokens:
                 sequence.forced = tokens
                 sequence.num_matched += len(tokens)

@@ -95,6 +95,7 @@ def test_any_interleaving_with_preemptions_and_restarts(seed: int) -> None:
     """Unconstrained and constrained sequences, several runners, too few blocks, runners and schedulers that die."""
     rng = random.Random(seed)
     stack = Stack(depth=rng.randrange(1, 4), policy=rng.choice(["fcfs", "priority"]))
+    stack.late = rng if seed % 2 else None
     for _ in range(rng.randrange(1, 3)):
         stack.add_runner(backend(num_blocks=rng.randrange(32, 64)))
     stack.step()
