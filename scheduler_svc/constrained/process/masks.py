@@ -24,7 +24,7 @@ _ALL = 0xFFFFFFFF
 MOST_FORCED = 64
 """Maximum number of forced tokens that one call finds for a row."""
 FORCED_S = 0.005
-"""Time after which a call looks for no further forced tokens, since the other rows' masks wait for it."""
+"""Usual time for which a call looks for forced tokens: the other rows' masks wait for it."""
 
 Mask = npt.NDArray[np.uint32]
 """[words]"""
@@ -87,6 +87,8 @@ class MaskMaker:
         self.words = -(-vocab_size // 32)
         """Number of uint32 in one mask."""
         self._executor = LLExecutor(threads)
+        self.forced_s = FORCED_S
+        """Time after which `force` looks for no further forced tokens."""
 
     def make(
         self,
@@ -138,7 +140,7 @@ class MaskMaker:
         to leave out. The masks after the forced tokens are kept for the next call of `make`.
         """
         runs: list[list[int]] = [[] for _ in outputs]
-        until_at, left_out = time.monotonic() + FORCED_S, set(failed)
+        until_at, left_out = time.monotonic() + self.forced_s, set(failed)
         rows, masks = [index for index in range(len(outputs)) if index not in left_out], bits
         if len(rows) < len(outputs):
             masks = bits[rows]

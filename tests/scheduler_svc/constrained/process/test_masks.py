@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from scheduler_svc.constrained.process import masks as masks_module
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.masks import MOST_FORCED, MaskMaker, OutputMatcher, only_tokens
 from tests.support.json_schemas import random_schema
@@ -119,13 +118,8 @@ def test_a_draft_has_the_masks_of_its_tokens_one_by_one(compiler: GrammarCompile
 # ---------------------------------------------------------------------- forced tokens
 
 
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call looks for forced tokens however long that takes on a busy machine."""
-    monkeypatch.setattr(masks_module, "FORCED_S", 60.0)
-
-
 def forced(maker: MaskMaker, outputs: list[OutputMatcher], tokens: list[list[int]]) -> list[list[int]]:
+    maker.forced_s = 60.0  # however long that takes on a busy machine
     bits = np.zeros((len(outputs), maker.words), np.uint32)
     _, failures = maker.make(outputs, tokens, bits)
     return maker.force(outputs, bits, [index for index, _ in failures])
@@ -137,7 +131,6 @@ def test_only_tokens_are_those_of_masks_with_one_bit() -> None:
     assert only_tokens(bits) == [(1, 0), (2, 95)]
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("seed", choice(range(8), in_ci=range(2)))
 def test_forced_tokens_are_what_masks_one_by_one_would_give(compiler: GrammarCompiler, seed: int) -> None:
     """Each of them is the only token of its mask, and the run ends where a mask allows several, or before a stop."""
@@ -165,7 +158,6 @@ def test_forced_tokens_are_what_masks_one_by_one_would_give(compiler: GrammarCom
     assert ended
 
 
-@pytest.mark.usefixtures("unhurried")
 def test_each_forced_token_is_the_only_one_of_its_mask(compiler: GrammarCompiler) -> None:
     maker = MaskMaker(NUM_TOKENS, 1)
     fast, slow = (output(compiler, "(foo|bar)baz[xy]q{70}") for _ in range(2))
@@ -181,7 +173,15 @@ def test_each_forced_token_is_the_only_one_of_its_mask(compiler: GrammarCompiler
     assert only(made(maker, [AskedRow(fast, [])])[0]) == [{IM_END_ID}] and forced(maker, [fast], [[]]) == [[]]
 
 
-@pytest.mark.usefixtures("unhurried")
+def test_a_slow_run_ends_early(compiler: GrammarCompiler) -> None:
+    maker, fast = MaskMaker(NUM_TOKENS, 1), output(compiler, "[ab]c{9}")
+    bits = np.zeros((1, maker.words), np.uint32)
+    maker.make([fast], [[ord("a")]], bits)
+    maker.forced_s = 0.0
+    assert maker.force([fast], bits, []) == [[ord("c")]]
+    assert forced(maker, [fast], [[]]) == [[ord("c")] * 8]
+
+
 def test_a_row_that_fails_has_no_forced_tokens(compiler: GrammarCompiler) -> None:
     maker = MaskMaker(NUM_TOKENS, 1)
     outputs = [output(compiler, "abc"), output(compiler, "abc")]
