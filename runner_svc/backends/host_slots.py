@@ -55,7 +55,7 @@ class HostSlots:
         self._vocab_size = vocab_size
 
     def change(self, changes: SlotChanges) -> None:
-        """Applies admissions, then appends."""
+        """Applies admissions, then appends. Raises RuntimeError for tokens that do not follow the last known one."""
         for admitted in changes.admitted:
             slot, count = admitted.state.slot, admitted.num_tokens
             self.tokens[slot, :count] = admitted.state.tokens[:count]
@@ -67,6 +67,12 @@ class HostSlots:
         if len(changes.append_slots):
             self.tables[changes.append_slots, changes.append_indexes] = changes.append_blocks
             self.table_lengths[changes.append_slots] = changes.append_indexes + 1  # a slot's last append counts
+        for forced in changes.forced:
+            end = forced.first + len(forced.tokens)
+            if forced.first != self.known[forced.slot]:
+                raise RuntimeError(f"tokens appended at {forced.first}, {self.known[forced.slot]} are known")
+            self.tokens[forced.slot, forced.first : end] = forced.tokens
+            self.known[forced.slot] = end
 
     def gathered(self, batch: StepBatch) -> StepBatch:
         """Returns the batch with its inputs. Raises RuntimeError if an input token has not been written yet.
