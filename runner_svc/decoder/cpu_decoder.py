@@ -145,7 +145,15 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [L, vocab_size] for L positions of the residual stream, [L, hidden_size]."""
-        logits = self._head(self._norm(hidden)).float()
+        return self.head(self.final_states(hidden))
+
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        return self._norm(hidden)
+
+    def head(self, states: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        logits = self._head(states).float()
         finish_logits(logits, self.config.model)
         return logits
 

@@ -121,6 +121,14 @@ class TransformersDecoder:
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self._split.logits(hidden).float()
 
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """See `ServedDecoder`: base models return them."""
+        return hidden
+
+    def head(self, states: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        return self.logits(states)
+
     def _vocab_size(self) -> int:
         with torch.inference_mode():
             example = self._split.example
