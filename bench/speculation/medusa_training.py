@@ -76,7 +76,7 @@ def train(
 ) -> None:
     """Trains `heads` for at most `steps` steps of `batch` examples, or until `seconds` have passed.
 
-    `head`: the model's output matrix, [vocab_size, hidden_size]. Only ids that occur as targets are told apart: the
+    `head`: the model's output matrix, [vocab_size, hidden_size]. Only ids that occur as targets are distinguished: the
     others never have to be drafted.
     """
     began = time.monotonic()
