@@ -6,10 +6,12 @@ a drafter may guess in any way, but it must not read the token buffer at or beyo
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runner_svc.interface.backend import SlotChanges
 
 
 class Drafter(Protocol):
@@ -30,3 +32,20 @@ class Drafter(Protocol):
         `tokens`: the token buffer [slots + 1, context_length]. `slots` [L], `counters` [L]: number of known tokens of
         each; only `tokens[slot, :counter]` may be read. `most` [L]: maximum number of proposals of each row, >= 0.
         """
+
+
+@runtime_checkable
+class SlotDrafter(Drafter, Protocol):
+    """A drafter that keeps state of its own for each slot or block."""
+
+    def change(self, changes: SlotChanges, tables: NDArray[np.int32]) -> None:
+        """Follows admissions, then appends.
+
+        `tables` [slots + 1, W]: the block tables after the changes; the backend's own array, which stays the same.
+        """
+
+    def settle(self, slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
+        """Notes that the drafts of `slots` [L] were accepted or not: `counters` [L] tokens of each are known now."""
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies what it keeps of whole blocks; all sources are read before any target is written."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-NGRAM = "ngram"
-_LATER = {"model": "a draft model", "eagle": "EAGLE's draft layer", "medusa": "Medusa's heads"}
+NGRAM, MODEL = "ngram", "model"
+_LATER = {"eagle": "EAGLE's draft layer", "medusa": "Medusa's heads"}
 """Kinds with a path, which this version does not have yet."""
+
+
+def draft_parts(value: str) -> tuple[str, str]:
+    """Returns the kind of a drafter, and its path, "" where it has none."""
+    kind, _, path = value.partition(":")
+    return kind, path
 
 
 def check_draft(value: str) -> str:
     """Returns the name of a drafter, or "" for none. Raises ValueError, saying what to write instead."""
-    if value in ("", NGRAM):
+    kind, path = draft_parts(value)
+    if value in ("", NGRAM) or (kind == MODEL and path):
         return value
-    kind, colon, _ = value.partition(":")
-    if kind in _LATER and (colon or kind == value):
+    if kind == MODEL:
+        raise ValueError(f"{value!r} names no draft model: write '{MODEL}:' and its folder, .gguf file or hub id")
+    if kind in _LATER and (path or value == kind or value == f"{kind}:"):
         raise ValueError(
             f"{value!r} is {_LATER[kind]}, which this version of Roster can't run yet: set it to {NGRAM!r}, or to '' "
             "for no drafts"

@@ -105,9 +105,14 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
             ["--device", "null", "--draft", "ngram"],
             "draft is 'ngram', but the test backend 'null' verifies nothing: set",
         ),
+        (["--draft", "model:"], "setting draft: 'model:' names no draft model: write 'model:' and its folder"),
         (
-            ["--draft", "model:/tiny"],
-            "setting draft: 'model:/tiny' is a draft model, which this version of Roster can't",
+            ["--device", "cpu", "--draft", "model:/tiny"],
+            "draft is 'model:/tiny': There is no model '/tiny'; use a fold",
+        ),
+        (
+            ["--device", "hash", "--draft", "model:/tiny"],
+            "the device 'hash' has one draft model: set draft to 'model:h",
         ),
         (["--draft", "eagle:/x"], "is EAGLE's draft layer, which"),
         (["--draft", "medusa"], "is Medusa's heads, which"),
@@ -123,6 +128,11 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
 def test_a_gpu_verifies_no_drafts_yet() -> None:
     with pytest.raises(UnusableSettings, match="draft is 'ngram', but a GPU can't verify drafts yet: set draft to ''"):
         build_backend(RunnerSettings.read(draft="ngram"), "cuda", no_progress)
+
+
+def test_a_gpu_computes_no_draft_model_yet() -> None:
+    with pytest.raises(UnusableSettings, match="a GPU can't compute a draft model yet: set draft to 'ngram' or ''"):
+        build_backend(RunnerSettings.read(draft="model:/tiny"), "cuda", no_progress, tries_formats=True)
     with pytest.raises(UnusableSettings, match="a GPU verifies at most 7 tokens of a sequence in a step"):
         build_backend(RunnerSettings.read(draft="ngram", max_drafts=8), "cuda", no_progress, tries_formats=True)
 

@@ -102,7 +102,7 @@ class LateHash(HashBackend):
 def let_draft(backend: Any, rng: random.Random, max_drafts: int = 5) -> None:
     """Lets a backend on the CPU that computes a model draft n-grams, of which tiny models repeat many, and lies."""
     drafters: list[Drafter] = [NgramDrafter(), NgramDrafter(), LyingDrafter(rng, backend.model.vocab_size)]
-    backend.host_slots._drafter = MixedDrafter(rng, drafters)
+    backend.host_slots.draft_with(MixedDrafter(rng, drafters))
     backend.max_drafts, backend.drafter_name = max_drafts, "mixed"
 
 
