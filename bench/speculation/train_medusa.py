@@ -34,7 +34,8 @@ def written(options: argparse.Namespace, model: object, text: ModelText, end: in
     frame = message_frame(encode)
     inner = len(encode("a")) - 1 - sum(map(len, frame))
     assert not inner, "the template changes the message"
-    began, writer, texts = time.monotonic(), Writer(model, frame, end, options.seed), []
+    began, writer = time.monotonic(), Writer(model, frame, end, options.seed)
+    texts: list[Written] = []
     for number in range(options.rounds):
         if number % 2 == 0 or not texts:
             messages = writer.messages(options.rows, options.prompt_tokens)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.interface.progress import Progress
-from runner_svc.settings.drafter_names import MODEL, draft_parts
+from runner_svc.settings.drafter_names import MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def hash_drafter(settings: RunnerSettings, backend: HashBackend) -> Drafter | No
     if not settings.draft:
         return None
     kind, path = draft_parts(settings.draft)
+    if kind == MEDUSA:
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but the test backend 'hash' has no states for heads: set draft to 'ngram'"
+        )
     if kind != MODEL:
         return drafter_without_model()
     from runner_svc.backends.hash_drafter import hash_model_drafter
@@ -51,6 +56,8 @@ def cpu_drafter(settings: RunnerSettings, progress: Progress) -> MakeDrafter | N
     if not settings.draft:
         return None
     kind, path = draft_parts(settings.draft)
+    if kind == MEDUSA:
+        return lambda target: _medusa_drafter(settings, path, target)
     if kind != MODEL:
         return lambda target: drafter_without_model()
     from runner_svc.backends.torch_draft import load_draft_model
@@ -66,9 +73,20 @@ def cpu_drafter(settings: RunnerSettings, progress: Progress) -> MakeDrafter | N
     return make
 
 
+def _medusa_drafter(settings: RunnerSettings, path: str, target: DraftTarget) -> Drafter:
+    from runner_svc.drafting.medusa.checkpoint import read_heads
+    from runner_svc.drafting.medusa.drafter import MedusaDrafter
+
+    decoder = target.decoder
+    sizes = decoder.config.hidden_size, decoder.config.vocab_size
+    with _told_of(settings):
+        heads = read_heads(Path(path).expanduser(), *sizes)
+    return MedusaDrafter(settings.draft, heads, decoder.head, target.num_slots, *sizes)
+
+
 @contextmanager
 def _told_of(settings: RunnerSettings) -> Iterator[None]:
-    """Raises UnusableSettings for errors of loading the draft model."""
+    """Raises UnusableSettings for errors of loading what drafts."""
     from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 
     try:

@@ -128,7 +128,7 @@ def _check(path: Path, tensors: dict[str, StoredTensor], expected: dict[str, tup
             raise UnsupportedModel(
                 f"{path} has a tensor {name!r} of type {found.dtype}: convert it to float32, float16 or bfloat16."
             )
-    for name in tensors:
+    for name in sorted(tensors):
         if name not in expected:
             raise UnsupportedModel(f"{path} has a tensor {name!r}, which its {CONFIG_FILE} does not explain.")
 

@@ -21,17 +21,17 @@ from runner_svc.interface.backend import SlotChanges
 class MedusaDrafter:
     """Implements `runner_svc.drafting.drafter.HiddenDrafter`."""
 
-    name = "medusa"
-
     def __init__(
         self,
+        name: str,
         heads: Sequence[MedusaHead],
         model_head: Callable[[Tensor], Tensor],
         num_slots: int,
         hidden_size: int,
         vocab_size: int,
     ) -> None:
-        """`model_head`: returns the model's logits for final states, as `ServedDecoder.head`."""
+        """`name`: as the setting `draft` has it. `model_head`: as `ServedDecoder.head`, for heads that share it."""
+        self.name = name
         self.max_drafts = len(heads)
         self._heads, self._model_head = heads, model_head
         self._draws = SlotDraws(num_slots, vocab_size)
