@@ -1,4 +1,4 @@
-"""Measures drafts on the CPU: `python -m bench.speculation [--draft SETTING] [--rows 1 4] [--drafts 3 7] [--json FILE]`.
+"""Measures drafts on the CPU: `python -m bench.speculation [--draft SETTING] [--rows 1 4] [--drafts 3 7]`.
 
 The backend alone answers the prompts of `bench.speculation.prompts`, task by task and `--rows` at a time, without
 drafts and with each number of `--drafts` in every row and step. The runs alternate, `--rounds` times; the gain is the
