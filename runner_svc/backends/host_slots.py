@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.drafting.accept import accept
-from runner_svc.drafting.drafter import Drafter, HiddenDrafter, SlotDrafter
+from runner_svc.drafting.drafter import Drafter, FollowingDrafter, HiddenDrafter, SlotDrafter
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.step import StepBatch, StepOutput
 
@@ -59,6 +59,7 @@ class HostSlots:
         self._drafter = drafter
         self._follower = drafter if isinstance(drafter, SlotDrafter) else None
         self.observer = drafter if isinstance(drafter, HiddenDrafter) else None
+        self.reader = drafter if isinstance(drafter, FollowingDrafter) else None
 
     def change(self, changes: SlotChanges) -> None:
         """Applies admissions, then appends."""

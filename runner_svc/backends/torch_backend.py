@@ -151,6 +151,8 @@ class TorchBackend:
         started = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
         hidden = self._pass.hidden(batch)
+        if self.host_slots.reader is not None:
+            self.host_slots.reader.follow(batch, hidden)
         rows = np.flatnonzero(batch.sample)
         verified = batch.drafts[rows] if len(batch.drafts) else np.zeros(len(rows), np.int32)
         # [P, hidden_size]; P is 0 if no prompt is complete

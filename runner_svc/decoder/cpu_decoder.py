@@ -117,7 +117,11 @@ class Decoder:
     """The model: embeddings, layers, final norm, head."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
-        self._embeddings = weights.embeddings
+        self.embeddings = weights.embeddings
+        self.taps: tuple[int, ...] = ()
+        """Layers whose inputs `forward` leaves in `tapped`; one behind the last stands for its output."""
+        self.tapped: list[Tensor] = []
+        """[T, hidden_size] each, in the order of the layers."""
         self._positions = weights.positions
         self._layers: list[DecoderLayer] = []
         sinks: list[Tensor | None] = []
@@ -133,14 +137,19 @@ class Decoder:
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the residual stream [T, hidden_size], which `logits` reads."""
-        hidden = functional.embedding(inputs.tokens, self._embeddings)
+        hidden = functional.embedding(inputs.tokens, self.embeddings)
         if self.config.model.embedding_scale != 1.0:
             hidden = hidden * self.config.model.embedding_scale
         if self._positions is not None:
             hidden = hidden + functional.embedding(inputs.positions, self._positions)
         rotations = [rope.rotation(inputs.positions, inputs.prompt_lens) for rope in self._ropes]
+        states = [hidden] if self.taps else None
         for layer in self._layers:
             hidden = layer.forward(hidden, inputs.slot_mapping, rotations, cache, attention)
+            if states is not None:
+                states.append(hidden)
+        if states is not None:
+            self.tapped = [states[index] for index in self.taps]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

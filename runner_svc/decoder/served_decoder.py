@@ -20,6 +20,10 @@ class ServedDecoder(Protocol):
     @property
     def config(self) -> ServedConfig: ...
 
+    @property
+    def embeddings(self) -> Tensor:
+        """The table of token embeddings, [at least vocab_size, hidden_size]."""
+
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.step import StepBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,3 +68,11 @@ class HiddenDrafter(SlotDrafter, Protocol):
         `counters` [L]: number of known tokens of `slots` [L]. `states`: float32 [L, hidden_size] after the final norm,
         of the position before each slot's last known token.
         """
+
+
+@runtime_checkable
+class FollowingDrafter(SlotDrafter, Protocol):
+    """A drafter that reads the model's states at all positions."""
+
+    def follow(self, batch: StepBatch, hidden: Tensor) -> None:
+        """Takes the hidden states [T, hidden_size] of a gathered batch, right after the model has computed them."""

@@ -13,7 +13,7 @@ import structlog
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
-from runner_svc.settings.drafter_names import MEDUSA, MODEL, draft_parts
+from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
 from runner_svc.startup.drafters import cpu_drafter, hash_drafter
@@ -125,7 +125,7 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
 
 def _refuse_drafts(settings: RunnerSettings, device: str, tries: bool) -> None:
     reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
-    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads"}
+    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
     if device == "cuda" and (what := computed.get(draft_parts(settings.draft)[0])):
         raise UnusableSettings(
             f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "

@@ -15,16 +15,18 @@ import pytest
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.torch_backend import DraftTarget, TorchBackend
-from runner_svc.drafting.medusa.checkpoint import read_heads
-from runner_svc.drafting.medusa.drafter import MedusaDrafter
+from runner_svc.drafting.drafter import Drafter
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.drafters import cpu_drafter
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
 from tests.support.drafters import Prophet
+from tests.support.eagle_layers import cycle_layer, save_layer
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack
-from tests.support.medusa_models import HIDDEN, cycle_heads, make_cycle_model, save_heads
+from tests.support.medusa_models import cycle_heads, make_cycle_model, save_heads
 from tests.support.parity import FLOAT32, Parity, expected_tokens
 from tests.support.scripted_drafts import RandomDrafts
 from tests.support.tested_backend import poison, reference
@@ -39,16 +41,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("qwen3-moe", {}),
     "transformers": ("mistral", {"decoder": "transformers"}),
     "medusa": ("cycle", {}),
+    "eagle": ("cycle", {}),
 }
 
 
-def _medusa(tmp_path: Path, target: DraftTarget) -> MedusaDrafter:
-    """Returns heads that are right for the cycle model."""
-    folder = tmp_path / "heads"
+def _right(kind: str, tmp_path: Path, target: DraftTarget) -> Drafter:
+    """Returns a drafter that is right for the cycle model, by the model's states alone."""
+    folder = tmp_path / "drafter"
     if not folder.exists():
-        save_heads(folder, cycle_heads(MOST, own_outputs=False))
-    heads = read_heads(folder, HIDDEN, NUM_TOKENS)
-    return MedusaDrafter("medusa", heads, target.decoder.head, target.num_slots, HIDDEN, NUM_TOKENS)
+        if kind == "medusa":
+            save_heads(folder, cycle_heads(MOST, own_outputs=False))
+        else:
+            save_layer(folder, cycle_layer())
+    return cpu_drafter(RunnerSettings.read(draft=f"{kind}:{folder}"), no_progress)(target)  # type: ignore[misc]
 
 
 def _grammar(number: int) -> dict[str, str]:
@@ -61,7 +66,7 @@ def _sampling(number: int) -> plan_pb2.Sampling:
     return plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1, stop_ids=stop_ids)
 
 
-@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows", "medusa"]))
+@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows", "medusa", "eagle"]))
 def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -92,7 +97,7 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
             num_slots=6,
             max_step_tokens=64,
             drafter=prophet,
-            make_drafter=partial(_medusa, tmp_path) if is_cycle else None,
+            make_drafter=partial(_right, kind, tmp_path) if is_cycle else None,
             max_drafts=MOST,
             **options,
         )
@@ -128,6 +133,6 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     accepted = sum(end.accepted_tokens for end in ends if end is not None)
     drafted = sum(end.drafted_tokens for end in ends if end is not None)
     print(f"{totals.preemptions} preemptions, {drafted} drafted, {accepted} accepted")
-    if is_cycle:  # heads that are right are always accepted, whatever became of a slot since
+    if is_cycle:  # what is right is always accepted, whatever became of slots and blocks since
         assert accepted == drafted
     assert accepted > len(requests)
