@@ -13,12 +13,14 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
-from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.backends.torch_backend import DraftTarget, TorchBackend
+from runner_svc.backends.torch_draft import TorchDraftModel, load_draft_model
+from runner_svc.drafting.drafter import Drafter
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
-from tests.support.drafters import Prophet
+from tests.support.drafters import MixedDrafter, Prophet
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack
 from tests.support.parity import FLOAT32, Parity, expected_tokens
@@ -66,6 +68,13 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     prophet = Prophet(rng, NUM_TOKENS, wrong=0.25)
     prophet.texts = texts
 
+    def make_drafter(target: DraftTarget) -> Drafter:
+        """Half of the rows are drafted by the model itself, from its second KV."""
+        model = load_draft_model("itself", folder, target, folder / "unused", no_progress)
+        assert isinstance(model._model, TorchDraftModel)
+        poison(model._model.cache_pass.cache.data)
+        return MixedDrafter(rng, [prophet, model])
+
     def load() -> TorchBackend:
         backend = TorchBackend.load(
             str(folder),
@@ -75,7 +84,7 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
             block_size=4,
             num_slots=6,
             max_step_tokens=64,
-            drafter=prophet,
+            make_drafter=make_drafter,
             max_drafts=MOST,
             **options,
         )
