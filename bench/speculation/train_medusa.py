@@ -8,8 +8,10 @@ are for a GPU, about a minute on an H200; on a CPU, lower `--rows`, `--rounds` a
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="as the runner's setting")
     parser.add_argument("--base", help="what the heads' config.json calls the model; default: --model")
     parser.add_argument("--out", type=Path, required=True, help="folder for the heads")
+    parser.add_argument("--texts", type=Path, help="JSON file that keeps what the model wrote; read if it exists")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--rows", type=int, default=1024, help="texts of a round")
@@ -85,7 +88,12 @@ def main() -> None:
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(options.device).eval()
     text = ModelText(description)
-    texts = written(options, model, text, description.eos_token_ids[0])
+    if options.texts is not None and options.texts.exists():
+        texts = [Written(**one) for one in json.loads(options.texts.read_text("utf-8"))]
+    else:
+        texts = written(options, model, text, description.eos_token_ids[0])
+        if options.texts is not None:
+            options.texts.write_text(json.dumps([asdict(one) for one in texts]), "utf-8")
     text.close()
     random.Random(options.seed).shuffle(texts)
     apart = max(1, min(128, len(texts) // 10))

@@ -76,7 +76,7 @@ class HashDraftModel:
     def __init__(self, target: HashBackend, context_length: int) -> None:
         """`context_length`: most positions of a sequence; at most the target's."""
         self.context_length = context_length
-        self._kv = HashBackend(
+        self._kv = type(target)(
             num_slots=1,
             block_size=target.block_size,
             num_blocks=target.num_blocks,
@@ -84,6 +84,7 @@ class HashDraftModel:
             context_length=target.model.context_length,
             eos_probability=target.eos_probability,
         )
+        self._kv.host_slots = target.host_slots
 
     def draw(self, batch: StepBatch) -> NDArray[np.int32]:
         """As `DraftModel.draw`."""
@@ -91,7 +92,7 @@ class HashDraftModel:
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """As `DraftModel.copy_blocks`."""
-        self._kv.copy_blocks(sources, targets)
+        self._kv._kv[targets] = self._kv._kv[sources]
 
 
 def hash_model_drafter(target: HashBackend, context_length: int | None = None) -> ModelDrafter:

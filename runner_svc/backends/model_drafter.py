@@ -48,9 +48,18 @@ class DraftModel(Protocol):
 class ModelDrafter:
     """Implements `runner_svc.drafting.drafter.SlotDrafter`."""
 
-    def __init__(self, name: str, model: DraftModel, counters: DraftCounters, num_slots: int, block_size: int) -> None:
-        """`name`: as the setting `draft` has it."""
+    def __init__(
+        self,
+        name: str,
+        model: DraftModel,
+        counters: DraftCounters,
+        num_slots: int,
+        block_size: int,
+        catch_up: int = CATCH_UP,
+    ) -> None:
+        """`name`: as the setting `draft` has it. `catch_up`: most positions of a step that rows catch up by."""
         self.name = name
+        self._catch_up = catch_up
         self.counters = counters
         self._model = model
         self._params = np.zeros(num_slots, ROW_PARAMS)
@@ -110,7 +119,7 @@ class ModelDrafter:
         starts = self.counters.drafted[slots]
         lags = known - starts
         counts = np.zeros_like(lags)
-        counts[rows] = _shares(lags[rows])
+        counts[rows] = _shares(lags[rows], self._catch_up)
         rows = rows[counts[rows] > 0]
         if not len(rows):
             return rows
@@ -154,11 +163,11 @@ class ModelDrafter:
         return state
 
 
-def _shares(lags: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Returns how many of its `lags` [L] positions each row computes: the shortest lags first."""
+def _shares(lags: NDArray[np.int32], most: int) -> NDArray[np.int32]:
+    """Returns how many of its `lags` [L] positions each row computes, the shortest lags first; `most` to catch up."""
     order = np.argsort(lags, kind="stable")
     owed = np.where(lags[order] > _USUAL_LAG, lags[order], 0)
     before = np.cumsum(owed) - owed
     shares = np.empty_like(lags)
-    shares[order] = np.where(owed == 0, lags[order], np.clip(CATCH_UP - before, 0, owed))
+    shares[order] = np.where(owed == 0, lags[order], np.clip(most - before, 0, owed))
     return shares

@@ -149,6 +149,7 @@ class _Measurement:
         self._rng = np.random.default_rng(0)
         self._in_flight: deque[LaunchedPlan] = deque()
         self._filled = 0
+        self._written: set[int] = set()  # blocks that steps wrote to since they were filled, and copies of such
         runner.reset()
 
     def fill_cache(self, step: Step) -> None:
@@ -157,18 +158,35 @@ class _Measurement:
         Blocks that no step reads stay untouched: on a CPU, filling them takes longer than the steps.
         """
         size = self.hello.block_size
-        if not self._filled:
-            plan = plan_pb2.Plan(admissions=[self._admission(0, size, 0, np.array([1]))])
-            _set_extents(plan, [(0, 0, size, 0)])
-            self._execute([plan])
-            self._filled = 1
+        if not self._filled or (step.drafts and 1 in self._written):
+            self._runner.reset()
+            self._execute(self._first_block())
+            self._filled = max(self._filled, 1)
         most = step.rows * self._blocks(step) + -(-step.start // size) + 1
         targets = np.arange(self._filled + 1, min(most, self.hello.num_blocks) + 1)
         self._filled += len(targets)
+        if step.drafts:  # what a draft model computed of blocks that earlier rows wrote to does not count
+            targets = np.concatenate([targets, sorted(self._written - {1, *targets.tolist()})]).astype(np.int64)
+            self._written.clear()
+        elif 1 in self._written:
+            self._written.update(targets.tolist())
         parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
         for part in parts:
             ones = np.ones(len(part), "<i4").tobytes()
             self._execute([plan_pb2.Plan(copy_sources=ones, copy_targets=part.astype("<i4").tobytes())])
+
+    def _first_block(self) -> list[plan_pb2.Plan]:
+        """Returns plans that compute the first block, also that of a draft model, which computes in rows that draft."""
+        size, hello = self.hello.block_size, self.hello
+        room = min(hello.num_blocks * size, hello.model.context_length) - size
+        drafts = hello.max_drafts > 0 and room > 2 and hello.max_step_tokens > 1
+        plan = plan_pb2.Plan(admissions=[self._admission(0, size + drafts, 0, np.arange(1, 2 + drafts), drafts)])
+        _set_extents(plan, [(0, 0, size, 0)])
+        if not drafts:
+            return [plan]
+        drafting = plan_pb2.Plan(extent_drafts=b"\1")
+        _set_extents(drafting, [(0, -1, 2, SAMPLE_FLAG)])
+        return [plan, drafting]
 
     def cost(self, step: Step, warm_up: int, timed: int) -> list[plan_pb2.StepCost]:
         """Executes the step `warm_up` + `timed` times in a row; returns its median time.
@@ -210,11 +228,13 @@ class _Measurement:
                 released += range(step.rows)
                 for row in range(step.rows):
                     own = 1 + row * per_row + np.arange(per_row)
+                    self._written.update(own[step.context // size :].tolist())
                     admission = self._admission(row, step.context + 1, step.context, own, step.drafts > 0)
                     plan.admissions.append(admission)
             if step.positions:
                 plan.admissions.append(self._admission(chunk, end, step.start, blocks))
                 released.append(chunk)
+                self._written.update(blocks.tolist())
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
             plan.releases = np.array(released if number else [], "<i4").tobytes()
             if step.drafts and self._draws_first:

@@ -15,6 +15,7 @@ import pytest
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.torch_backend import DraftTarget, TorchBackend
+from runner_svc.backends.torch_draft import TorchDraftModel, load_draft_model
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.drafters import cpu_drafter
@@ -22,7 +23,7 @@ from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
-from tests.support.drafters import Prophet
+from tests.support.drafters import MixedDrafter, Prophet
 from tests.support.eagle_layers import cycle_layer, save_layer
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack
@@ -87,6 +88,13 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     prophet = Prophet(rng, NUM_TOKENS, wrong=0.25)
     prophet.texts = texts
 
+    def make_drafter(target: DraftTarget) -> Drafter:
+        """Half of the rows are drafted by the model itself, from its second KV."""
+        model = load_draft_model("itself", folder, target, folder / "unused", no_progress)
+        assert isinstance(model._model, TorchDraftModel)
+        poison(model._model.cache_pass.cache.data)
+        return MixedDrafter(rng, [prophet, model])
+
     def load() -> TorchBackend:
         backend = TorchBackend.load(
             str(folder),
@@ -96,8 +104,7 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
             block_size=4,
             num_slots=6,
             max_step_tokens=64,
-            drafter=prophet,
-            make_drafter=partial(_right, kind, tmp_path) if is_cycle else None,
+            make_drafter=partial(_right, kind, tmp_path) if is_cycle else make_drafter,
             max_drafts=MOST,
             **options,
         )
