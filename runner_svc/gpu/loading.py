@@ -30,7 +30,7 @@ from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
 
-_NOT_TIMED = ("dtype", "random_weights", "timings")
+_NOT_TIMED = ("dtype", "timings")
 """Options that change no times, or that the key of the timings has anyway."""
 
 
@@ -52,6 +52,9 @@ class GpuOptions:
     on_load: OnLoad = NOTHING
     tries_formats: bool = False
     """Whether quantized weights are served: their kernels have not been tried in whole models yet."""
+    draft: str = ""
+    max_drafts: int = 0
+    """What drafts and how many tokens, or nothing: `make` makes it, and times of steps depend on it."""
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""

@@ -107,8 +107,8 @@ class RunnerSettings(ServiceSettings):
     draft: str = Field(
         "",
         description="What drafts tokens that the model then verifies, several in one step; '': nothing does. ngram: "
-        "what followed the longest recent match of a sequence's last tokens. Texts do not depend on it. On the CPU "
-        "only so far (docs/speculation.md).",
+        "what followed the longest recent match of a sequence's last tokens. Texts do not depend on it "
+        "(docs/speculation.md).",
         json_schema_extra=tuning("answers quote their prompts, as edits, extractions and code do"),
     )
     max_drafts: int = Field(
@@ -116,7 +116,7 @@ class RunnerSettings(ServiceSettings):
         ge=1,
         le=15,
         description="Maximum number of tokens that a sequence drafts in one step. The scheduler chooses fewer where "
-        "they do not pay.",
+        "they do not pay. A GPU takes at most 7.",
         json_schema_extra=tuning("texts are quoted word for word and longer drafts would be accepted"),
     )
     weights: Literal["checkpoint", "random"] = Field(

@@ -22,8 +22,6 @@ from runner_svc.startup.kernel_cache import choose_kernel_cache
 if TYPE_CHECKING:
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
-DRAFTS_ON_GPU = False
-"""Whether a GPU drafts: not before steps that verify have run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -64,10 +62,9 @@ class Sizes:
 def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, tries_formats: bool = False) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
-    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`; it lets a GPU draft, too.
+    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
-    _refuse_drafts(settings, device, tries_formats)
     if device == "cuda":
         return _gpu_backend(settings, progress, tries_formats)
     _refuse_fp8_cache(settings, device)
@@ -79,6 +76,10 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, 
                 "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
             ) from error
     _refuse_quantization(settings, device)
+    if settings.draft and device == "null":
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but the test backend 'null' verifies nothing: set draft to ''"
+        )
     return _test_backend(settings, device)
 
 
@@ -121,21 +122,6 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         context_length=context_length,
         step_ms=given.step_ms,
     )
-
-
-def _refuse_drafts(settings: RunnerSettings, device: str, tries: bool) -> None:
-    reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
-    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
-    if device == "cuda" and (what := computed.get(draft_parts(settings.draft)[0])):
-        raise UnusableSettings(
-            f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
-            "to 'cpu'"
-        )
-    if device == "cuda" and (tries or DRAFTS_ON_GPU):
-        return
-    if settings.draft and device in reasons:
-        instead = ", or device to 'cpu'" if device == "cuda" else ""
-        raise UnusableSettings(f"draft is {settings.draft!r}, but {reasons[device]}: set draft to ''{instead}")
 
 
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
@@ -221,11 +207,17 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
 
 
 def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
-    """Returns what makes the backend. Raises UnusableSettings for more drafts than a GPU verifies."""
+    """Returns what makes the backend. Raises UnusableSettings for what a GPU can't draft."""
     from runner_svc.gpu.backend import CudaBackend
 
     if not settings.draft:
         return CudaBackend
+    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
+    if (what := computed.get(draft_parts(settings.draft)[0])) is not None:
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
+            "to 'cpu'"
+        )
     from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 
@@ -258,6 +250,8 @@ def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
         timings=settings.timings,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
         tries_formats=tries_formats,
+        draft=settings.draft,
+        max_drafts=settings.max_drafts if settings.draft else 0,
     )
 
 
