@@ -1,4 +1,4 @@
-"""Measures drafts on the CPU: `python -m bench.speculation [--model NAME] [--rows 1 4] [--drafts 3 7] [--json FILE]`.
+"""Measures drafts on the CPU: `python -m bench.speculation [--draft SETTING] [--rows 1 4] [--drafts 3 7]`.
 
 The backend alone answers the prompts of `bench.speculation.prompts`, task by task and `--rows` at a time, without
 drafts and with each number of `--drafts` in every row and step. The runs alternate, `--rounds` times; the gain is the
@@ -30,8 +30,8 @@ from bench.speculation.service_runs import Served
 from roster_common.logs import configure_logs
 from roster_protos import inference_pb2
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.drafting.ngram import NgramDrafter
-from runner_svc.settings.runner_settings import default_cache_folder
+from runner_svc.settings.runner_settings import RunnerSettings, default_cache_folder
+from runner_svc.startup.drafters import cpu_drafter
 from scheduler_svc.front.text.tokenizer import ModelText
 
 COLUMNS = (
@@ -136,7 +136,7 @@ def measure_service(options: argparse.Namespace) -> list[dict[str, Any]]:
     records = []
     print(f"| {' | '.join(SERVICE_COLUMNS)} |\n|{'---|' * len(SERVICE_COLUMNS)}", flush=True)
     sizes = options.model, max(options.rows), options.threads
-    with Served("", options.max_drafts, *sizes) as plain, Served("ngram", options.max_drafts, *sizes) as drafting:
+    with Served("", options.max_drafts, *sizes) as plain, Served(options.draft, options.max_drafts, *sizes) as drafting:
         for rows in options.rows:
             for task in options.tasks:
                 record = _compare(plain, drafting, task, rows, options)
@@ -179,6 +179,7 @@ def row_of(case: Case) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="as the runner's setting")
+    parser.add_argument("--draft", default="ngram", help="as the runner's setting")
     parser.add_argument("--tasks", nargs="+", choices=[*PROMPTS], default=[*PROMPTS])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], help="prompts at a time")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="drafts of each row")
@@ -197,18 +198,22 @@ def main() -> None:
         write_results(options.json, source, {"service": options.service, "cases": records})
 
 
+def _no_progress(what: str, share: float) -> None:
+    pass
+
+
 def measure_backend(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a record of each case, measured on the backend alone; prints each."""
     torch.set_num_threads(options.threads)
     backend = TorchBackend.load(
         options.model,
         cache_folder=default_cache_folder(),
-        progress=lambda what, share: None,
+        progress=_no_progress,
         num_blocks=640,
         block_size=16,
         num_slots=max(options.rows),
         max_step_tokens=512,
-        drafter=NgramDrafter(),
+        make_drafter=cpu_drafter(RunnerSettings.read(draft=options.draft), _no_progress),
         max_drafts=max(options.drafts),
     )
     text = ModelText(backend.model)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.drafting.accept import accept
-from runner_svc.drafting.drafter import Drafter, SlotDrafter
+from runner_svc.drafting.drafter import Drafter, FollowingDrafter, HiddenDrafter, SlotDrafter
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.step import StepBatch, StepOutput
 
@@ -58,6 +58,8 @@ class HostSlots:
         """Sets the drafter, before the first change."""
         self._drafter = drafter
         self._follower = drafter if isinstance(drafter, SlotDrafter) else None
+        self.observer = drafter if isinstance(drafter, HiddenDrafter) else None
+        self.reader = drafter if isinstance(drafter, FollowingDrafter) else None
 
     def change(self, changes: SlotChanges) -> None:
         """Applies admissions, then appends."""

@@ -23,7 +23,7 @@ from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
 from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder
 from runner_svc.decoder.served_decoder import ServedDecoder
-from runner_svc.drafting.drafter import Drafter
+from runner_svc.drafting.drafter import Drafter, HiddenDrafter
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
@@ -72,8 +72,10 @@ class TorchBackend:
         drafter: Drafter | None = None,
         max_drafts: int = 0,
     ) -> None:
-        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`."""
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`, and at most what it can propose."""
         config = decoder.config
+        if isinstance(drafter, HiddenDrafter):
+            max_drafts = min(max_drafts, drafter.max_drafts)
         device = torch.device("cpu")
         self.model = model
         self.device = str(device)
@@ -149,18 +151,23 @@ class TorchBackend:
         started = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
         hidden = self._pass.hidden(batch)
+        if self.host_slots.reader is not None:
+            self.host_slots.reader.follow(batch, hidden)
         rows = np.flatnonzero(batch.sample)
         verified = batch.drafts[rows] if len(batch.drafts) else np.zeros(len(rows), np.int32)
-        # [P, vocab_size]; P is 0 if no prompt is complete
-        logits = self._decoder.logits(hidden[torch.from_numpy(logit_indexes(batch, rows, verified))])
+        # [P, hidden_size]; P is 0 if no prompt is complete
+        states = self._decoder.final_states(hidden[torch.from_numpy(logit_indexes(batch, rows, verified))])
+        logits = self._decoder.head(states)
         forwarded = time.perf_counter_ns()
         if len(batch.awaits):
-            waits = np.repeat(np.isin(rows, batch.awaits), 1 + verified)
-            masked_rows = self._keep_masked_rows(logits[torch.from_numpy(waits)], batch)
-            output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
-            output.masked_rows = masked_rows
+            waits = torch.from_numpy(np.repeat(np.isin(rows, batch.awaits), 1 + verified))
+            masked_rows = self._keep_masked_rows(logits[waits], batch)
+            output = self._sample(logits[~waits], batch, batch.drawing_rows)
+            output.masked_rows, states = masked_rows, states[~waits]
         else:
             output = self._sample(logits, batch, rows)
+        if (observer := self.host_slots.observer) is not None:
+            self._show_states(observer, batch, states, output)
         output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
         output.forward_ns = forwarded - started
         output.sample_ns = time.perf_counter_ns() - forwarded
@@ -180,6 +187,16 @@ class TorchBackend:
         firsts = np.cumsum(1 + verified, dtype=np.int64) - (1 + verified)
         output.logprobs = row_logprobs(rows, firsts, output.token_counts[rows], sampled.logprobs)
         return output
+
+    def _show_states(self, observer: HiddenDrafter, batch: StepBatch, states: Tensor, output: StepOutput) -> None:
+        """Shows the drafter each row's state before its last token; `states` [P, hidden_size] as in `_verify`."""
+        rows = batch.drawing_rows
+        verified = batch.drafts[rows] if len(batch.drafts) else np.zeros(len(rows), np.int32)
+        counts = output.token_counts[rows].astype(np.int32)
+        drew = counts > 0
+        lasts = np.cumsum(1 + verified, dtype=np.int64) - (1 + verified) + counts - 1
+        counters = batch.ends[rows] - verified + counts
+        observer.observe(batch.slots[rows[drew]], counters[drew], states[torch.from_numpy(lasts[drew])])
 
     def _keep_masked_rows(self, logits: Tensor, batch: StepBatch) -> MaskedDraw:
         """Returns the draw of the rows that wait for masks; their logits are adjusted for the tokens known now."""

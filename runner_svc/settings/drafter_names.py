@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-NGRAM, MODEL = "ngram", "model"
-_LATER = {"eagle": "EAGLE's draft layer", "medusa": "Medusa's heads"}
-"""Kinds with a path, which this version does not have yet."""
+NGRAM, MODEL, MEDUSA, EAGLE = "ngram", "model", "medusa", "eagle"
+_MISSING = {
+    MODEL: "draft model: write 'model:' and its folder, .gguf file or hub id",
+    MEDUSA: "heads: write 'medusa:' and the folder of Medusa heads",
+    EAGLE: "draft layer: write 'eagle:' and the folder of EAGLE's draft layer",
+}
+"""Kinds with a path, and what to write where it is missing."""
 
 
 def draft_parts(value: str) -> tuple[str, str]:
@@ -16,13 +20,8 @@ def draft_parts(value: str) -> tuple[str, str]:
 def check_draft(value: str) -> str:
     """Returns the name of a drafter, or "" for none. Raises ValueError, saying what to write instead."""
     kind, path = draft_parts(value)
-    if value in ("", NGRAM) or (kind == MODEL and path):
+    if value in ("", NGRAM) or (kind in _MISSING and path):
         return value
-    if kind == MODEL:
-        raise ValueError(f"{value!r} names no draft model: write '{MODEL}:' and its folder, .gguf file or hub id")
-    if kind in _LATER and (path or value == kind or value == f"{kind}:"):
-        raise ValueError(
-            f"{value!r} is {_LATER[kind]}, which this version of Roster can't run yet: set it to {NGRAM!r}, or to '' "
-            "for no drafts"
-        )
+    if kind in _MISSING:
+        raise ValueError(f"{value!r} names no {_MISSING[kind]}")
     raise ValueError(f"there is no drafter {value!r}: set it to {NGRAM!r}, or to '' for no drafts")

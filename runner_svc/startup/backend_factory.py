@@ -13,7 +13,7 @@ import structlog
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
-from runner_svc.settings.drafter_names import MODEL, draft_parts
+from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
 from runner_svc.startup.drafters import cpu_drafter, hash_drafter
@@ -212,10 +212,11 @@ def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
 
     if not settings.draft:
         return CudaBackend
-    if draft_parts(settings.draft)[0] == MODEL:
+    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
+    if what := computed.get(draft_parts(settings.draft)[0]):
         raise UnusableSettings(
-            f"draft is {settings.draft!r}, but a GPU can't compute a draft model yet: set draft to 'ngram' or '', or "
-            "device to 'cpu'"
+            f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
+            "to 'cpu'"
         )
     from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend

@@ -20,6 +20,7 @@ from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.execution.runner import Runner
+from runner_svc.settings.drafter_names import MEDUSA, draft_parts
 from runner_svc.timings.start_timings import COST_FIELDS, StartTimings
 
 GPU_SECONDS, CPU_SECONDS = 2.0, 0.4
@@ -83,7 +84,7 @@ def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
     if not step.rows:
         return step if -(-end // size) < hello.num_blocks else None
     each = (hello.num_blocks - 1 - -(-end // size)) // step.rows * size
-    context = min(step.context, longest // 2, longest - 2 - step.drafts, each - max(_MOST_STEPS, 1 + step.drafts))
+    context = min(step.context, longest // 2, longest - 3 - step.drafts, each - max(_MOST_STEPS, 2 + step.drafts))
     return replace(step, context=context) if context > 0 else None
 
 
@@ -143,6 +144,8 @@ class _Measurement:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.hello = runner.hello()
+        self._draws_first = draft_parts(self.hello.drafter)[0] == MEDUSA
+        """Whether a row drafts only after a step that drew its last token."""
         self._rng = np.random.default_rng(0)
         self._in_flight: deque[LaunchedPlan] = deque()
         self._filled = 0
@@ -191,7 +194,8 @@ class _Measurement:
         Returns nothing if a row failed, or verified fewer drafts than the step has.
         """
         self._runner.reset()
-        results = self._execute(list(self._plans(step, warm_up + timed)))[warm_up:]
+        results = self._execute(list(self._plans(step, warm_up + timed)))
+        results = (results[1::2] if step.drafts and self._draws_first else results)[warm_up:]
         if any(any(result.statuses) or set(result.drafted) - {step.drafts} for result in results):
             return []
         took_ns = [result.timings.forward_ns + result.timings.sample_ns for result in results]
@@ -210,6 +214,7 @@ class _Measurement:
         """Yields `count` plans with the step's work.
 
         The decoding rows go on from one to the next, but those that draft begin again: their next tokens are unknown.
+        Each of these is preceded by a step that draws a token, where the drafter needs one.
         """
         size, per_row = self.hello.block_size, self._blocks(step)
         chunk, end = step.rows, step.start + step.positions
@@ -232,6 +237,10 @@ class _Measurement:
                 self._written.update(blocks.tolist())
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
             plan.releases = np.array(released if number else [], "<i4").tobytes()
+            if step.drafts and self._draws_first:
+                _set_extents(plan, [(row, step.context, 1, SAMPLE_FLAG) for row in range(step.rows)])
+                yield plan
+                plan = plan_pb2.Plan()
             _set_extents(plan, rows)
             if step.drafts:
                 plan.extent_drafts = bytes([step.drafts] * step.rows)
@@ -239,7 +248,7 @@ class _Measurement:
 
     def _blocks(self, step: Step) -> int:
         """Returns the blocks of one decoding row."""
-        most = step.context + max(_MOST_STEPS, 1 + step.drafts)
+        most = step.context + max(_MOST_STEPS, 2 + step.drafts)
         return -(-most // self.hello.block_size) if step.rows else 0
 
     def _admission(

@@ -114,8 +114,9 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
             ["--device", "hash", "--draft", "model:/tiny"],
             "the device 'hash' has one draft model: set draft to 'model:h",
         ),
-        (["--draft", "eagle:/x"], "is EAGLE's draft layer, which"),
-        (["--draft", "medusa"], "is Medusa's heads, which"),
+        (["--draft", "eagle"], "'eagle' names no draft layer: write 'eagle:' and the folder of EAGLE's draft layer"),
+        (["--draft", "medusa:"], "'medusa:' names no heads: write 'medusa:' and the folder of Medusa heads"),
+        (["--device", "hash", "--draft", "medusa:/x"], "the test backend 'hash' has no hidden states: set draft to"),
         (["--draft", "n-gram"], "there is no drafter 'n-gram': set it to 'ngram', or to '' for no drafts"),
         (["--max-drafts", "16"], "max_drafts: Input should be less than or equal to 15"),
         (["--model", "/nope", "--link", "127.0.0.1:5"], "setting link: '127.0.0.1:5' is not an endpoint; write tcp://"),
@@ -126,6 +127,8 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
 
 
 def test_a_gpu_computes_no_draft_model_yet() -> None:
+    with pytest.raises(UnusableSettings, match="a GPU can't compute Medusa's heads yet: set draft to 'ngram' or ''"):
+        build_backend(RunnerSettings.read(draft="medusa:/heads"), "cuda", no_progress, tries_formats=True)
     with pytest.raises(UnusableSettings, match="a GPU can't compute a draft model yet: set draft to 'ngram' or ''"):
         build_backend(RunnerSettings.read(draft="model:/tiny"), "cuda", no_progress)
 
