@@ -1,4 +1,4 @@
-"""Measures drafts: `python -m bench.speculation [--model NAME] [--rows 1 4] [--drafts 3 7] [--json FILE]`.
+"""Measures drafts: `python -m bench.speculation [--draft SETTING] [--model NAME] [--rows 1 4] [--drafts 3 7]`.
 
 The backend alone answers the prompts of `bench.speculation.prompts`, task by task and `--rows` at a time, without
 drafts and with each number of `--drafts` in every row and step. The runs alternate, `--rounds` times; the gain is the
@@ -32,8 +32,8 @@ from bench.speculation.service_runs import Served
 from roster_common.logs import configure_logs
 from roster_protos import inference_pb2
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.drafting.ngram import NgramDrafter
-from runner_svc.settings.runner_settings import default_cache_folder
+from runner_svc.settings.runner_settings import RunnerSettings, default_cache_folder
+from runner_svc.startup.drafters import cpu_drafter
 from scheduler_svc.front.text.tokenizer import ModelText
 
 COLUMNS = (
@@ -139,7 +139,7 @@ def measure_service(options: argparse.Namespace) -> list[dict[str, Any]]:
     print(f"| {' | '.join(SERVICE_COLUMNS)} |\n|{'---|' * len(SERVICE_COLUMNS)}", flush=True)
     sizes = options.max_drafts, options.model, max(options.rows), options.threads
     with ExitStack() as stack:
-        drafting = stack.enter_context(Served("ngram", *sizes, options.device))
+        drafting = stack.enter_context(Served(options.draft, *sizes, options.device))
         plain = drafting.forbidding() if options.device != "cpu" else stack.enter_context(Served("", *sizes))
         for rows in options.rows:
             for task in options.tasks:
@@ -183,6 +183,7 @@ def row_of(case: Case) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="as the runner's setting")
+    parser.add_argument("--draft", default="ngram", help="as the runner's setting")
     parser.add_argument("--tasks", nargs="+", choices=[*PROMPTS], default=[*PROMPTS])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], help="prompts at a time")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="drafts of each row")
@@ -202,18 +203,22 @@ def main() -> None:
         write_results(options.json, source, {"service": options.service, "cases": records})
 
 
+def _no_progress(what: str, share: float) -> None:
+    pass
+
+
 def measure_backend(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a record of each case, measured on the backend alone; prints each."""
     torch.set_num_threads(options.threads)
     backend = TorchBackend.load(
         options.model,
         cache_folder=default_cache_folder(),
-        progress=lambda what, share: None,
+        progress=_no_progress,
         num_blocks=640,
         block_size=16,
         num_slots=max(options.rows),
         max_step_tokens=512,
-        drafter=NgramDrafter(),
+        make_drafter=cpu_drafter(RunnerSettings.read(draft=options.draft), _no_progress),
         max_drafts=max(options.drafts),
     )
     text = ModelText(backend.model)
