@@ -59,14 +59,13 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, tries_formats: bool = False) -> Backend:
+def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
-    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
     if device == "cuda":
-        return _gpu_backend(settings, progress, tries_formats)
+        return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
         try:
@@ -172,7 +171,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     return backend
 
 
-def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bool) -> Backend:
+def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
     from runner_svc.cuda.module import LOADS
@@ -181,7 +180,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
     from runner_svc.startup.gpu_probe import failure
 
     choose_kernel_cache(settings.cache_dir)
-    options, make = _gpu_options(settings, tries_formats), _gpu_backend_kind(settings)
+    options, make = _gpu_options(settings), _gpu_backend_kind(settings)
     try:
         backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make)
     except OutOfMemory as error:
@@ -229,7 +228,7 @@ def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
     return partial(DraftingCudaBackend, drafts=DraftOptions(settings.draft, settings.max_drafts))
 
 
-def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
+def _gpu_options(settings: RunnerSettings) -> GpuOptions:
     import torch
 
     from runner_svc.gpu.loading import GpuOptions
@@ -249,7 +248,6 @@ def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
         decoder=settings.decoder,
         timings=settings.timings,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
-        tries_formats=tries_formats,
         draft=settings.draft,
         max_drafts=settings.max_drafts if settings.draft else 0,
     )
