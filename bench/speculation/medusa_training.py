@@ -8,14 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from bench.speculation.own_answers import Written
+from bench.speculation.own_answers import Answer
 from runner_svc.drafting.medusa.checkpoint import HEADS_FILE
 
 NEARER = 0.8
@@ -30,30 +29,18 @@ class Examples:
     targets: Tensor  # int64 [N, heads]; -1 where the text has ended
 
 
-@torch.inference_mode()
-def examples_of(model: Any, texts: Sequence[Written], num_heads: int, rows: int = 64) -> Examples:
-    """Computes the states of the texts' answers, `rows` texts at a time.
-
-    The state that draws token p is that of position p - 1; head i drafts token p + 1 + i from it.
-    """
+def examples_of(texts: Sequence[Answer], num_heads: int) -> Examples:
+    """Returns the examples of all answers: from the state that drew a token, head 0 drafts the token behind it."""
     states, targets = [], []
-    device = model.device
-    ordered = sorted(texts, key=lambda text: len(text.tokens))
-    for at in range(0, len(ordered), rows):
-        group = ordered[at : at + rows]
-        longest = max(len(text.tokens) for text in group)
-        # Causal attention: what is behind a text's end changes none of its states.
-        ids = torch.tensor([text.tokens + [0] * (longest - len(text.tokens)) for text in group], device=device)
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        for line, text in zip(hidden, group, strict=True):
-            first, known = text.prompt_len - 1, len(text.tokens)
-            wanted = torch.full((known - 2 - first, num_heads), -1, dtype=torch.int64, device=device)
-            for head in range(num_heads):
-                following = torch.tensor(text.tokens[first + 2 + head :], dtype=torch.int64, device=device)
-                wanted[: len(following), head] = following
-            states.append(line[first : known - 2])
-            targets.append(wanted)
-    return Examples(torch.cat(states).clone(), torch.cat(targets).clone())
+    for text in texts:
+        known = len(text.tokens) - 1
+        wanted = torch.full((known, num_heads), -1)
+        for head in range(num_heads):
+            following = text.tokens[1 + head :]
+            wanted[: len(following), head] = torch.tensor(following, dtype=torch.int64)
+        states.append(text.states[:known])
+        targets.append(wanted)
+    return Examples(torch.cat(states), torch.cat(targets).to(states[0].device))
 
 
 class Heads(torch.nn.Module):
@@ -72,12 +59,12 @@ class Heads(torch.nn.Module):
 
 
 def train(
-    heads: Heads, examples: Examples, head: Tensor, *, steps: int, batch: int, rate: float, seconds: float
+    heads: Heads, examples: Examples, head: Tensor, *, steps: int, batch: int, rate: float, seconds: float, rivals: int
 ) -> None:
     """Trains `heads` for at most `steps` steps of `batch` examples, or until `seconds` have passed.
 
     `head`: the model's output matrix, [vocab_size, hidden_size]. Only ids that occur as targets are distinguished: the
-    others never have to be drafted.
+    others never have to be drafted. With `rivals`, a step has only the ids of its batch, and as many random ones.
     """
     began = time.monotonic()
     ids, places = torch.unique(examples.targets, return_inverse=True)
@@ -93,9 +80,14 @@ def train(
             break
         optimizer.param_groups[0]["lr"] = rate * min(1.0, 10 * done + 1 / steps) * (1 + math.cos(math.pi * done)) / 2
         some = torch.randint(0, len(examples.states), (batch,), device=head.device)
+        rows, wanted = head, places[some]
+        if rivals:
+            others = torch.randint(0, len(ids), (rivals,), device=head.device)
+            kept = torch.unique(torch.cat((wanted[wanted >= 0], others)))
+            rows, wanted = head[kept], torch.where(wanted < 0, -1, torch.searchsorted(kept, wanted))
         outputs = heads(examples.states[some].float()).to(head.dtype)
         losses = [
-            functional.cross_entropy((output @ head.T).float(), places[some, i], ignore_index=-1)
+            functional.cross_entropy((output @ rows.T).float(), wanted[:, i], ignore_index=-1)
             for i, output in enumerate(outputs)
         ]
         loss = torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()

@@ -29,12 +29,13 @@ TASKS = (
 """Instructions before a text of the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A prompt with its answer, as token ids."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """An answer, as token ids, and the model's final states from which they were drawn."""
 
     tokens: list[int]
-    prompt_len: int
+    states: Tensor
+    """[tokens, hidden_size], in the model's dtype."""
 
 
 def message_frame(encode: Callable[[str], list[int]]) -> tuple[list[int], list[int]]:
@@ -54,30 +55,29 @@ class Writer:
         self._dice = random.Random(seed)
         torch.manual_seed(seed)
 
+        self._seen: list[Tensor] = []
+        model.model.norm.register_forward_hook(lambda module, inputs, output: self._seen.append(output[:, -1]))
+
     def messages(self, count: int, most: int) -> list[list[int]]:
-        """Returns at most `count` messages of a user, made up by the model, each of less than `most` tokens."""
-        made = self._continued([self._before] * count, most, temperature=1.0)
-        return [message[:-1] for message in made if len(message) > 4 and message[-1] == self._end]
+        """Returns `count` messages of a user, made up by the model, each of at most `most` tokens."""
+        return [self._cut(made.tokens) for made in self._continued([self._before] * count, most, temperature=1.0)]
 
-    def tasks(self, texts: Sequence[Written], encode_text: Callable[[str], list[int]], most: int) -> list[list[int]]:
-        """Returns a message for each text: an instruction, then the text's answer cut to `most` tokens."""
-        return [
-            [*encode_text(f"{self._dice.choice(TASKS)}\n\n"), *self._cut(text.tokens[text.prompt_len :][:most])]
-            for text in texts
-        ]
+    def tasks(self, texts: Sequence[Answer], encode_text: Callable[[str], list[int]], most: int) -> list[list[int]]:
+        """Returns a message for each text: an instruction, then the text, cut to `most` tokens."""
+        return [[*encode_text(f"{self._dice.choice(TASKS)}\n\n"), *self._cut(text.tokens[:most])] for text in texts]
 
-    def answers(self, messages: Sequence[list[int]], most: int, temperature: float) -> list[Written]:
+    def answers(self, messages: Sequence[list[int]], most: int, temperature: float) -> list[Answer]:
         """Returns the answers to messages, each of at most `most` tokens."""
         prompts = [[*self._before, *message, *self._behind] for message in messages]
-        made = self._continued(prompts, most, temperature)
-        return [Written([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, made, strict=True)]
+        return self._continued(prompts, most, temperature)
 
     def _cut(self, tokens: list[int]) -> list[int]:
         return tokens[:-1] if tokens and tokens[-1] == self._end else tokens
 
     @torch.inference_mode()
-    def _continued(self, prompts: Sequence[list[int]], most: int, temperature: float) -> list[list[int]]:
+    def _continued(self, prompts: Sequence[list[int]], most: int, temperature: float) -> list[Answer]:
         """Returns what follows each prompt, up to `end` included."""
+        self._seen.clear()
         longest = max(map(len, prompts))
         device = self._model.device
         ids = torch.tensor([[self._end] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
@@ -92,7 +92,9 @@ class Writer:
             pad_token_id=self._end,
             **drawing,
         )
-        return [self._ended(line) for line in made[:, longest:].tolist()]
+        answers = [self._ended(line) for line in made[:, longest:].tolist()]
+        states = torch.stack(self._seen, dim=1)  # [prompts, steps, hidden_size]
+        return [Answer(tokens, line[: len(tokens)].clone()) for tokens, line in zip(answers, states, strict=True)]
 
     def _ended(self, tokens: list[int]) -> list[int]:
         return tokens[: tokens.index(self._end) + 1] if self._end in tokens else tokens

@@ -212,7 +212,7 @@ def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
     if not settings.draft:
         return CudaBackend
     computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
-    if what := computed.get(draft_parts(settings.draft)[0]):
+    if (what := computed.get(draft_parts(settings.draft)[0])) is not None:
         raise UnusableSettings(
             f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
             "to 'cpu'"

@@ -29,10 +29,10 @@ def make_cycle_model(folder: Path, margin: float = 1.0) -> Path:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name].zero_()
     tensors["model.norm.weight"].fill_(1.0)
-    codes = _codes()
-    tensors["model.embed_tokens.weight"] = torch.cat((codes, codes))[:NUM_TOKENS].contiguous()
+    known = codes()
+    tensors["model.embed_tokens.weight"] = torch.cat((known, known))[:NUM_TOKENS].contiguous()
     head = torch.zeros_like(tensors["lm_head.weight"])
-    head[_following(1)] = codes * margin
+    head[following(1)] = known * margin
     tensors["lm_head.weight"] = head
     save_file(tensors, path, {"format": "pt"})
     return folder
@@ -58,7 +58,7 @@ def cycle_heads(num_heads: int, *, own_outputs: bool) -> dict[str, Tensor]:
     for head in range(num_heads):
         if own_outputs:
             output = torch.zeros(NUM_TOKENS, HIDDEN)
-            output[_following(2 + head)] = _codes()
+            output[following(2 + head)] = codes()
             tensors[f"{head}.1.weight"] = output
         else:  # SiLU of 50 x keeps the positive elements of a code, which say as much
             tensors[f"{head}.0.linear.weight"] = 50 * torch.eye(HIDDEN).roll(1 + head, dims=0)
@@ -96,14 +96,14 @@ def save_heads(folder: Path, tensors: dict[str, Tensor], **config: object) -> Pa
     return folder
 
 
-def _codes() -> Tensor:
+def codes() -> Tensor:
     """Returns [_CYCLES, HIDDEN] of -1 and 1, of which those of a cycle are rolled copies of the first."""
     random = torch.Generator().manual_seed(3)
     firsts = torch.randint(0, 2, (_CYCLES // HIDDEN, HIDDEN), generator=random).float() * 2 - 1
     return torch.cat([torch.stack([first.roll(place) for place in range(HIDDEN)]) for first in firsts])
 
 
-def _following(distance: int) -> Tensor:
+def following(distance: int) -> Tensor:
     """Returns the token that is `distance` behind each token of the cycles, int64 [_CYCLES]."""
     tokens = torch.arange(_CYCLES)
     return tokens // HIDDEN * HIDDEN + (tokens + distance) % HIDDEN

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.drafting.medusa.heads import MedusaHead
+from runner_svc.drafting.medusa.heads import MedusaHead, logits_of
 from runner_svc.drafting.slot_draws import SlotDraws
 from runner_svc.interface.backend import SlotChanges
 
@@ -64,11 +64,15 @@ class MedusaDrafter:
     ) -> NDArray[np.int32]:
         proposals = np.full((len(slots), int(most.max(initial=0))), -1, np.int32)
         wanted = np.where(self._counters[slots] == counters, most, 0)
-        for distance in range(min(int(wanted.max(initial=0)), len(self._heads))):
-            rows = np.flatnonzero(wanted > distance)
-            of_rows = slots[rows]
-            states = self._states[torch.from_numpy(of_rows.astype(np.int64))]
-            logits = self._heads[distance].logits(states, self._model_head)
+        drafting = np.flatnonzero(wanted)
+        if not len(drafting):
+            return proposals
+        states = self._states[torch.from_numpy(slots[drafting].astype(np.int64))]
+        heads = self._heads[: int(wanted.max())]
+        for distance, logits in enumerate(logits_of(heads, states, self._model_head)):
+            kept = np.flatnonzero(wanted[drafting] > distance)
+            rows = drafting[kept]
             before = proposals[rows, :distance]
-            proposals[rows, distance] = self._draws.draw(logits, tokens, of_rows, counters[rows], before)
+            own = logits[torch.from_numpy(kept)]
+            proposals[rows, distance] = self._draws.draw(own, tokens, slots[rows], counters[rows], before)
         return proposals

@@ -6,9 +6,10 @@ state from which the model draws a token, and guesses the token behind it; each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,10 +34,20 @@ class MedusaHead:
     output: Tensor | None
     """[vocab_size, hidden_size]; None: the model's own head follows the blocks."""
 
-    def logits(self, states: Tensor, model_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns float32 [L, vocab_size] for final states [L, hidden_size] of the model."""
+    def hidden(self, states: Tensor) -> Tensor:
+        """Returns what the head's output matrix reads, [L, hidden_size], for final states of the model."""
         for block in self.blocks:
             states = block(states)
-        if self.output is None:
-            return model_head(states)
-        return functional.linear(states, self.output).float()
+        return states
+
+
+def logits_of(heads: Sequence[MedusaHead], states: Tensor, model_head: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Returns each head's logits, float32 [L, vocab_size], for final states [L, hidden_size] of the model.
+
+    Heads that share the model's are multiplied with it together: it is read once.
+    """
+    hidden = [head.hidden(states) for head in heads]
+    own = [head.output for head in heads if head.output is not None]
+    if not own:
+        return list(model_head(torch.cat(hidden)).chunk(len(heads)))
+    return [functional.linear(each, output).float() for each, output in zip(hidden, own, strict=True)]

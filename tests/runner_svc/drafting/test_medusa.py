@@ -14,6 +14,7 @@ import torch
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.drafting.medusa.checkpoint import HEADS_FILE, read_heads
+from runner_svc.drafting.medusa.heads import logits_of
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -146,14 +147,15 @@ def test_the_layout_of_public_checkpoints_is_read(tmp_path: Path) -> None:
     kept = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
     folder = save_heads(tmp_path / "heads", kept, decoding_strategy="tree_decoding", hidden_size=HIDDEN)
     states = torch.randn(2, HIDDEN)
-    for number, head in enumerate(read_heads(folder, HIDDEN, NUM_TOKENS)):
+    found = logits_of(read_heads(folder, HIDDEN, NUM_TOKENS), states, lambda x: x)
+    for number, logits in enumerate(found):
         x = states
         for block in range(2):
             weight, bias = (kept[f"{number}.{block}.linear.{part}"].float() for part in ("weight", "bias"))
             z = x @ weight.T + bias
             x = x + z * torch.sigmoid(z)
         expected = x @ kept[f"{number}.2.weight"].float().T
-        torch.testing.assert_close(head.logits(states, lambda x: x), expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
