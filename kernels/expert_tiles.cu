@@ -54,10 +54,14 @@ struct JobRows {
         const int* members = problem.pairs + work.expert * problem.room + work.before;
         rows = work.rows;
 #pragma unroll
+        for (int i = 0; i < TOKENS / kBoxRows; i++) {  // all are loaded before one is used
+            if (i * kBoxRows + row < rows) offsets[i] = __ldcg(members + i * kBoxRows + row);
+        }
+#pragma unroll
         for (int i = 0; i < TOKENS / kBoxRows; i++) {
             const int index = i * kBoxRows + row;
             if (index >= rows) continue;
-            const int pair = __ldcg(members + index);
+            const int pair = offsets[i];
             offsets[i] = pair / problem.top_k * (problem.steps * 8) + chunk;
             if (work.tile == 0 && chunk == 0) places[pair] = work.first + index;
         }
@@ -121,9 +125,10 @@ __device__ __forceinline__ void gather_into_ring(
     if (leads) fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, min(kFetched, problem.steps));
     wait_then_release();
     Ring<STAGES> ring(1);
+    Work work = first_work(problem);
     const int total = load_job(problem.jobs) * problem.tiles;
     for (int index = blockIdx.x; index < total; index += gridDim.x) {
-        const Work work(problem, index);
+        if (index != static_cast<int>(blockIdx.x)) work = Work(problem, index);
         job.find(problem, work, places);
         for (int step = 0; step < problem.steps; step++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
@@ -148,9 +153,10 @@ struct Consumer {
     float sums[2][kSums];
 
     __device__ __forceinline__ void consume() {
+        Work work = first_work(problem);
         const int total = load_job(problem.jobs) * problem.tiles;
         for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
-            const Work work(problem, tile);
+            if (tile != static_cast<int>(blockIdx.x)) work = Work(problem, tile);
             multiply_columns(work.rows);
             write(work);
         }
