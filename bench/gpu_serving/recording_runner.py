@@ -160,7 +160,7 @@ def main() -> None:
     ) -> PlanSocket:
         return RecordingSocket(runner, endpoint, silence_s, curve, plan_timeout_s, records)
 
-    status = serve(settings, recording_link, tries_formats=True)
+    status = serve(settings, recording_link)
     StepRecord.of(records).save(arguments.record)
     sys.exit(status)
 

@@ -109,7 +109,7 @@ class CudaLaunchers(StepLaunchers):
 
     `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
     rows, by their blocks per multiprocessor. `expert_variants`: those of experts' products, by the most rows of a job
-    and their blocks per multiprocessor. `all_plain`: quantized matrices become plain ones.
+    and their blocks per multiprocessor.
     """
 
     def __init__(
@@ -120,12 +120,10 @@ class CudaLaunchers(StepLaunchers):
         overlap: bool = True,
         skinny_blocks: Sequence[int] = (1, 2),
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
-        all_plain: bool = False,
     ) -> None:
         super().__init__(config, dtype, overlap=overlap)
         self._config = config
         self._skinny_blocks = skinny_blocks
-        self._all_plain = all_plain
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
@@ -139,7 +137,7 @@ class CudaLaunchers(StepLaunchers):
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, dtype=self._dtype, all_plain=self._all_plain),
+            prepare=partial(prepared, dtype=self._dtype),
             rounding_norm=self._rounding_norm(),
         )
 

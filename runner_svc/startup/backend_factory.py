@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from runner_svc.drafting.drafter import Drafter
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
-DRAFTS_ON_GPU = False
-"""Whether a GPU drafts: not before steps that verify have run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -60,15 +58,13 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, tries_formats: bool = False) -> Backend:
+def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
-    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`; it lets a GPU draft, too.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
-    _refuse_drafts(settings, device, tries_formats)
     if device == "cuda":
-        return _gpu_backend(settings, progress, tries_formats)
+        return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
         try:
@@ -78,6 +74,10 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, 
                 "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
             ) from error
     _refuse_quantization(settings, device)
+    if settings.draft and device == "null":
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but the test backend 'null' verifies nothing: set draft to ''"
+        )
     return _test_backend(settings, device)
 
 
@@ -129,15 +129,6 @@ def _drafter(settings: RunnerSettings) -> Drafter | None:
     return NgramDrafter()
 
 
-def _refuse_drafts(settings: RunnerSettings, device: str, tries: bool) -> None:
-    reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
-    if device == "cuda" and (tries or DRAFTS_ON_GPU):
-        return
-    if settings.draft and device in reasons:
-        instead = ", or device to 'cpu'" if device == "cuda" else ""
-        raise UnusableSettings(f"draft is {settings.draft!r}, but {reasons[device]}: set draft to ''{instead}")
-
-
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
     if settings.kv_cache_dtype != "auto":
         raise UnusableSettings(
@@ -186,7 +177,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     return backend
 
 
-def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bool) -> Backend:
+def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
     from runner_svc.cuda.module import LOADS
@@ -195,7 +186,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
     from runner_svc.startup.gpu_probe import failure
 
     choose_kernel_cache(settings.cache_dir)
-    options, make = _gpu_options(settings, tries_formats), _gpu_backend_kind(settings)
+    options, make = _gpu_options(settings), _gpu_backend_kind(settings)
     try:
         backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make)
     except OutOfMemory as error:
@@ -237,7 +228,7 @@ def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
     return partial(DraftingCudaBackend, drafts=DraftOptions(settings.draft, settings.max_drafts))
 
 
-def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
+def _gpu_options(settings: RunnerSettings) -> GpuOptions:
     import torch
 
     from runner_svc.gpu.loading import GpuOptions
@@ -257,7 +248,8 @@ def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
         decoder=settings.decoder,
         timings=settings.timings,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
-        tries_formats=tries_formats,
+        draft=settings.draft,
+        max_drafts=settings.max_drafts if settings.draft else 0,
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.settings.runner_settings import RunnerSettings
-from runner_svc.startup.backend_factory import build_backend
+from runner_svc.startup.backend_factory import _gpu_options, build_backend
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.host_backend import no_progress
 from tests.support.in_this_process import Ended, run_runner
@@ -120,11 +120,15 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
     assert_refused(run_runner(*flags), sentence)
 
 
-def test_a_gpu_verifies_no_drafts_yet() -> None:
-    with pytest.raises(UnusableSettings, match="draft is 'ngram', but a GPU can't verify drafts yet: set draft to ''"):
-        build_backend(RunnerSettings.read(draft="ngram"), "cuda", no_progress)
+def test_a_gpu_verifies_at_most_seven_drafts_of_a_sequence() -> None:
     with pytest.raises(UnusableSettings, match="a GPU verifies at most 7 tokens of a sequence in a step"):
-        build_backend(RunnerSettings.read(draft="ngram", max_drafts=8), "cuda", no_progress, tries_formats=True)
+        build_backend(RunnerSettings.read(draft="ngram", max_drafts=8), "cuda", no_progress)
+
+
+def test_timings_of_a_gpu_that_drafts_are_kept_apart() -> None:
+    settings = [RunnerSettings.read(**given) for given in ({}, {"draft": "ngram"}, {"draft": "ngram", "max_drafts": 3})]
+    keys = [(options.draft, options.max_drafts) for options in (_gpu_options(each) for each in settings)]
+    assert keys == [("", 0), ("ngram", 7), ("ngram", 3)]
 
 
 def test_the_process_reports_it_and_exits() -> None:
