@@ -20,14 +20,15 @@ def assert_scored(
     If `constrained`, a token may also be certain, with log-probability 0: a forced token, which no backend has drawn.
     """
     expected = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
+    ids = np.frombuffer(row.top_ids, "<i4").reshape(len(tokens), -1).tolist() if tokens else []
+    given = np.frombuffer(row.values, "<f4").tolist(), ids
     if constrained:
-        values = np.frombuffer(row.values, "<f4").tolist()
-        for index, (token, value) in enumerate(zip(tokens, values, strict=True)):
-            if value == 0:
-                likeliest = [token, *(other for other in range(top) if other != token)][:top]
+        for index, (token, value, top_ids) in enumerate(zip(tokens, *given, strict=True)):
+            likeliest = [token, *(other for other in range(top) if other != token)][:top]
+            if value == 0 and top_ids == likeliest:
                 expected[index] = (0.0, likeliest, [])
-    assert np.array_equal(np.frombuffer(row.values, "<f4"), np.array([value for value, _, _ in expected], "<f4"))
-    assert np.frombuffer(row.top_ids, "<i4").tolist() == [token for _, ids, _ in expected for token in ids]
+    assert np.array_equal(given[0], np.array([value for value, _, _ in expected], "<f4"))
+    assert given[1] == [ids for _, ids, _ in expected]
 
 
 class ScoredStream:
