@@ -264,7 +264,7 @@ class BatchState:
         state = self._states[slot] = SlotState.admitted(admission, self._tokens[slot])
         self._params[slot] = row_params(admission)
         self._epochs[slot] += 1
-        return AdmittedSlot(state, self._params[slot], len(tokens), blocks)
+        return AdmittedSlot(state, self._params[slot], len(tokens), blocks, admission.num_computed)
 
     def _batch(self, columns: PlanColumns, rows: NDArray[np.intp]) -> StepBatch:
         slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]

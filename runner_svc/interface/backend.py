@@ -54,6 +54,7 @@ class AdmittedSlot:
     params: np.void  # a record of ROW_PARAMS
     num_tokens: int  # number of leading state.tokens that are known
     blocks: NDArray[np.int32]  # its block table so far
+    num_computed: int  # number of leading positions whose KV is in these blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,7 +44,7 @@ def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: in
         num_tokens = int(rng.integers(1, CONTEXT + 1))
         tokens = rng.integers(0, 1 << 20, CONTEXT + 24, dtype=np.int32)
         blocks = rng.integers(1, 1 << 20, int(rng.integers(0, MAX_BLOCKS - 1)), dtype=np.int32)
-        admitted.append(AdmittedSlot(SimpleNamespace(slot=slot, tokens=tokens), np.void(b""), num_tokens, blocks))
+        admitted.append(AdmittedSlot(SimpleNamespace(slot=slot, tokens=tokens), np.void(b""), num_tokens, blocks, 0))
         free[slot] = len(blocks)
     slots = rng.permutation(NUM_SLOTS)[:num_appended].astype(np.int32)
     indexes = np.array([free[slot] for slot in slots.tolist()], np.int32)
