@@ -95,7 +95,7 @@ def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> t
 
 
 def only_logprobs(token: int, top: int) -> tuple[float, list[int], list[float]]:
-    """Returns the same for a token that is the only one that its mask allows, as of any backend: no other is possible."""
+    """Returns the same for the only token that a mask allows, as any backend would: no other is possible."""
     ids = [token, *(other for other in range(top) if other != token)][:top]
     return 0.0, ids, [0.0, *[-math.inf] * top][: len(ids)]
 
