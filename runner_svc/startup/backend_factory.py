@@ -13,12 +13,13 @@ import structlog
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
+from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
+from runner_svc.startup.drafters import cpu_drafter, hash_drafter
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
-    from runner_svc.drafting.drafter import Drafter
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
 _TEST_CONTEXT_LENGTH = 8192
@@ -101,11 +102,13 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             eos_probability=given.eos_probability,
             step_ms=given.step_ms,
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
-            drafter=oracle or _drafter(settings),
+            drafter=oracle,
             max_drafts=settings.max_drafts,
         )
         if oracle is not None:
             oracle.backend = backend
+        elif (drafter := hash_drafter(settings, backend)) is not None:
+            backend.draft_with(drafter, settings.max_drafts)
         return backend
     from runner_svc.backends.null_backend import NullBackend
 
@@ -118,15 +121,6 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         context_length=context_length,
         step_ms=given.step_ms,
     )
-
-
-def _drafter(settings: RunnerSettings) -> Drafter | None:
-    """Returns the drafter that `draft` names; None: nothing drafts."""
-    if not settings.draft:
-        return None
-    from runner_svc.drafting.ngram import NgramDrafter
-
-    return NgramDrafter()
 
 
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
@@ -169,7 +163,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         max_step_tokens=sizes.max_step_tokens,
         decoder=settings.decoder,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
-        drafter=_drafter(settings),
+        make_drafter=cpu_drafter(settings, progress),
         max_drafts=settings.max_drafts,
     )
     if settings.context_length is not None:
@@ -212,11 +206,17 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 
 
 def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
-    """Returns what makes the backend. Raises UnusableSettings for more drafts than a GPU verifies."""
+    """Returns what makes the backend. Raises UnusableSettings for what a GPU can't draft."""
     from runner_svc.gpu.backend import CudaBackend
 
     if not settings.draft:
         return CudaBackend
+    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
+    if what := computed.get(draft_parts(settings.draft)[0]):
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
+            "to 'cpu'"
+        )
     from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 
