@@ -17,6 +17,7 @@ from runner_svc.cuda.drafts.ngram import NgramDraft
 from runner_svc.cuda.drafts.place import PlaceDrafts
 from runner_svc.cuda.drafts.records import ExpandRecords
 from runner_svc.cuda.embed import Embed
+from runner_svc.cuda.experts.expert_entry import ExpertEntry
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
@@ -205,7 +206,14 @@ class CudaLaunchers(StepLaunchers):
             shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)
             if shared is not None
             else None,
+            entry=self._entry(experts),
         )
+
+    def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
+        variant, hidden_size = TilesVariant(_TILES_JOB_ROWS, gathers=True), self._config.hidden_size
+        if not ExpertEntry.supports(experts, hidden_size):
+            return None
+        return ExpertEntry(experts, hidden_size, self._dtype, variant, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
         return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
