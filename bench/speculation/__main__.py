@@ -1,11 +1,12 @@
-"""Measures drafts on the CPU: `python -m bench.speculation [--draft SETTING] [--rows 1 4] [--drafts 3 7]`.
+"""Measures drafts: `python -m bench.speculation [--draft SETTING] [--model NAME] [--rows 1 4] [--drafts 3 7]`.
 
 The backend alone answers the prompts of `bench.speculation.prompts`, task by task and `--rows` at a time, without
 drafts and with each number of `--drafts` in every row and step. The runs alternate, `--rounds` times; the gain is the
 median of the rounds' ratios. A scheduler would choose fewer drafts where they do not pay.
 
 With `--service`, both services answer them instead, once without and once with the drafter, and the scheduler decides
-what is drafted. The prompts are cached before.
+what is drafted. The prompts are cached before. With `--device cuda` there is one service, whose requests forbid
+drafts or let it draft. The backend alone is that of a CPU.
 
 With `--threads 1` the clock is the CPU time of the thread or the runner, so that other programs disturb less;
 otherwise it is the wall's.
@@ -17,6 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,8 +137,10 @@ def measure_service(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a record of each task and number of rows, measured through both services; prints each."""
     records = []
     print(f"| {' | '.join(SERVICE_COLUMNS)} |\n|{'---|' * len(SERVICE_COLUMNS)}", flush=True)
-    sizes = options.model, max(options.rows), options.threads
-    with Served("", options.max_drafts, *sizes) as plain, Served(options.draft, options.max_drafts, *sizes) as drafting:
+    sizes = options.max_drafts, options.model, max(options.rows), options.threads
+    with ExitStack() as stack:
+        drafting = stack.enter_context(Served(options.draft, *sizes, options.device))
+        plain = drafting.forbidding() if options.device != "cpu" else stack.enter_context(Served("", *sizes))
         for rows in options.rows:
             for task in options.tasks:
                 record = _compare(plain, drafting, task, rows, options)
@@ -185,6 +189,7 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="drafts of each row")
     parser.add_argument("--max-drafts", type=int, default=7, help="with --service: the runner's setting")
     parser.add_argument("--service", action="store_true", help="measure both services instead of the backend")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="with --service")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)

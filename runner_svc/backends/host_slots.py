@@ -62,7 +62,7 @@ class HostSlots:
         self.reader = drafter if isinstance(drafter, FollowingDrafter) else None
 
     def change(self, changes: SlotChanges) -> None:
-        """Applies admissions, then appends."""
+        """Applies admissions, then appends. Raises RuntimeError for tokens that do not follow the last known one."""
         for admitted in changes.admitted:
             slot, count = admitted.state.slot, admitted.num_tokens
             self.tokens[slot, :count] = admitted.state.tokens[:count]
@@ -74,6 +74,12 @@ class HostSlots:
         if len(changes.append_slots):
             self.tables[changes.append_slots, changes.append_indexes] = changes.append_blocks
             self.table_lengths[changes.append_slots] = changes.append_indexes + 1  # a slot's last append counts
+        for forced in changes.forced:
+            end = forced.first + len(forced.tokens)
+            if forced.first != self.known[forced.slot]:
+                raise RuntimeError(f"tokens appended at {forced.first}, {self.known[forced.slot]} are known")
+            self.tokens[forced.slot, forced.first : end] = forced.tokens
+            self.known[forced.slot] = end
         if self._follower is not None:
             self._follower.change(changes, self.tables)
 

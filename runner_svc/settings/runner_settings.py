@@ -91,16 +91,15 @@ class RunnerSettings(ServiceSettings):
     )
     quantization: Literal["none", "fp8", "fp8-block", "int4"] = Field(
         "none",
-        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded, on the CPU only so far. "
-        "fp8: a scale for each row, and for each token. fp8-block: scales for blocks of 128 x 128, and for each token "
-        "and 128 columns. int4: groups of 128, 64 or 32 columns, rounded to nearest "
-        "without calibration, so that checkpoints made by GPTQ or AWQ answer better.",
+        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded. fp8: a scale for each "
+        "row, and for each token. fp8-block: scales for blocks of 128 x 128, and for each token and 128 columns. int4: "
+        "groups of 128, 64 or 32 columns, rounded to nearest without calibration, so that checkpoints made by GPTQ or "
+        "AWQ answer better.",
         json_schema_extra=tuning("a model's weights take too much memory"),
     )
     quantize_head: bool = Field(
         False,
-        description="Holds the head in FP8, whatever the layers are in, on the CPU only so far: a scale for each token "
-        "of the vocabulary. "
+        description="Holds the head in FP8, whatever the layers are in: a scale for each token of the vocabulary. "
         "Embeddings that are tied to it stay as they are.",
         json_schema_extra=tuning("a decode step's time counts more than small differences in the logits"),
     )

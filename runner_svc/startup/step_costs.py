@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import structlog
 
-from roster_common.link_protocol import SAMPLE_FLAG
+from roster_common.link_protocol import GRAPH_DRAFTS, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.plans_in_flight import LaunchedPlan
@@ -59,9 +59,9 @@ def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     slots = hello.num_slots
     cases = [Step(1, 256), Step(0, 0, 64), Step(min(8, slots), 256), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
     if most := hello.max_drafts:
-        few, many = min(8, slots), min(64, slots)
+        few, many, half = min(8, slots), min(64, slots), _half(most)
         cases[3:3] = [Step(1, 256, drafts=most), Step(few, 256, drafts=most)]
-        cases += [Step(1, 256, drafts=-(-most // 2)), Step(many, 256, drafts=-(-most // 2))]
+        cases += [Step(1, 256, drafts=half), Step(many, 256, drafts=half), Step(min(256, slots), 256, drafts=1)]
     cases += [
         Step(min(64, slots), 256),
         Step(0, 0, 1024),
@@ -72,6 +72,11 @@ def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     cases += [Step(min(64, slots - 1), 512, 1984), Step(0, 0, 512, 4096), Step(0, 0, 4096), Step(slots, 256)]
     possible = [step for case in cases if (step := _fitting(case, hello)) is not None]
     return list(dict.fromkeys(possible))
+
+
+def _half(most: int) -> int:
+    """Returns about half as many drafts, a number that has graphs of its own: others cost as much as the next."""
+    return max((drafts for drafts in GRAPH_DRAFTS if 2 * drafts <= most), default=most)
 
 
 def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import JoinedMatrix, Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.format_cases import FORMATS
 from tests.support.scaled_twins import scaled_twin
 
@@ -46,7 +47,8 @@ def pair(name: str, out: int, width: int) -> tuple[Matrix, Matrix]:
     """Returns a matrix and the same as the kernels read it."""
     matrix = FORMATS[name](out, width, "cuda")
     ready = prepared(matrix)
-    assert torch.equal(ready.dequantized().float(), matrix.dequantized().float())
+    numbers = matrix.dequantized().to(BF16) if isinstance(ready, PlainMatrix) else matrix.dequantized()
+    assert torch.equal(ready.dequantized().float(), numbers.float())
     assert prepared(ready) is ready or isinstance(ready, JoinedMatrix)
     return matrix, ready
 

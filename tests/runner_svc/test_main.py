@@ -140,7 +140,7 @@ def test_a_gpu_verifies_at_most_seven_drafts_of_a_sequence() -> None:
 
 def test_timings_of_a_gpu_that_drafts_are_kept_apart() -> None:
     settings = [RunnerSettings.read(**given) for given in ({}, {"draft": "ngram"}, {"draft": "ngram", "max_drafts": 3})]
-    keys = [(options.draft, options.max_drafts) for options in (_gpu_options(each, False) for each in settings)]
+    keys = [(options.draft, options.max_drafts) for options in (_gpu_options(each) for each in settings)]
     assert keys == [("", 0), ("ngram", 7), ("ngram", 3)]
 
 

@@ -131,7 +131,7 @@ class DraftModel:
 
     def propose(self, stream: int, rows: DraftRows, prompt_lens: Tensor, proposals: Tensor, plan: int) -> None:
         """Fills `proposals`, int32 [R, S]; `plan`: the device address of what `pack` filled."""
-        count, most = proposals.shape
+        most = proposals.shape[1]
         known = self._slots.counters.index_select(0, rows.slots)
         limits = rows.limits.clamp(max=self.context_length)
         fits = (rows.counts > 0) & (known >= 1) & (known <= limits)

@@ -95,7 +95,7 @@ def test_steps_that_verify_are_measured_where_all_drafts_were_verified(missing: 
         patch.setattr(step_costs, "CPU_SECONDS", 60.0)
         costs = measured_step_costs(runner, on_gpu=False)
     verified = [(cost.decode_rows, cost.drafts) for cost in costs if cost.drafts]
-    assert verified == ([(1, 7), (8, 7), (1, 4), (8, 4)] if not missing else [])
+    assert verified == ([(1, 7), (8, 7), (1, 3), (8, 3), (8, 1)] if not missing else [])
     assert (costs[0].decode_rows, costs[0].drafts) == (1, 0) and any(cost.prompt_positions for cost in costs)
     kept = kept_step_costs(StartTimings(step_costs=[[8, 2048, 0, 0, 7, 5]]))
     assert kept == [plan_pb2.StepCost(decode_rows=8, context=2048, drafts=7, step_ns=5)]

@@ -191,7 +191,10 @@ class FakeLibrary:
 
 
 def test_driver_and_power_limit_are_those_of_the_management_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = [management_library.driver_version, partial(management_library.power_limit, "0000:19:00.0")]
+    read: list[Callable[[], str]] = [
+        management_library.driver_version,
+        partial(management_library.power_limit, "0000:19:00.0"),
+    ]
     monkeypatch.setattr(management_library, "_NAME", "libnothing-of-this-name.so")
     assert [each() for each in read] == ["", ""]
     for failing, expected in (
