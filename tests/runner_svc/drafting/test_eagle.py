@@ -67,8 +67,8 @@ class Spied:
 
     def __call__(self, tokens: Any, slots: Any, counters: Any, most: Any) -> Any:
         made = self._propose(tokens, slots, counters, most)
-        for slot, known, count, line in zip(slots, counters, most, made, strict=True):
-            self.proposed.append((tokens[slot, :known].tolist(), line[:count].tolist()))
+        for slot, known, asked, line in zip(slots, counters, most, made, strict=True):
+            self.proposed.append((tokens[slot, :known].tolist(), line[:asked].tolist()))
         return made
 
 
