@@ -63,14 +63,10 @@ def train(
 ) -> None:
     """Trains `heads` for at most `steps` steps of `batch` examples, or until `seconds` have passed.
 
-    `head`: the model's output matrix, [vocab_size, hidden_size]. Only ids that occur as targets are distinguished: the
-    others never have to be drafted. With `rivals`, a step has only the ids of its batch, and as many random ones.
+    `head`: the model's output matrix, [vocab_size, hidden_size]. With `rivals`, a step distinguishes only the ids of
+    its batch and as many random ones of the vocabulary.
     """
     began = time.monotonic()
-    ids, places = torch.unique(examples.targets, return_inverse=True)
-    if ids[0] < 0:
-        ids, places = ids[1:], places - 1
-    head = head[ids]
     optimizer = torch.optim.AdamW(heads.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     weights = [NEARER**i for i in range(len(heads.weight))]
     for step in range(steps):
@@ -80,14 +76,15 @@ def train(
             break
         optimizer.param_groups[0]["lr"] = rate * min(1.0, 10 * done + 1 / steps) * (1 + math.cos(math.pi * done)) / 2
         some = torch.randint(0, len(examples.states), (batch,), device=head.device)
-        rows, wanted = head, places[some]
+        rows, wanted = head, examples.targets[some]
         if rivals:
-            others = torch.randint(0, len(ids), (rivals,), device=head.device)
+            others = torch.randint(0, len(head), (rivals,), device=head.device)
             kept = torch.unique(torch.cat((wanted[wanted >= 0], others)))
             rows, wanted = head[kept], torch.where(wanted < 0, -1, torch.searchsorted(kept, wanted))
         outputs = heads(examples.states[some].float()).to(head.dtype)
         losses = [
-            functional.cross_entropy((output @ rows.T).float(), wanted[:, i], ignore_index=-1)
+            functional.cross_entropy((output @ rows.T).float(), wanted[:, i], ignore_index=-1, reduction="sum")
+            / (wanted[:, i] >= 0).sum().clamp(min=1)
             for i, output in enumerate(outputs)
         ]
         loss = torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()

@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("--write-s", type=float, default=30, help="seconds after which no further round begins")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--rivals", type=int, default=0, help="random ids beside those of a batch; 0: all that occur")
+    parser.add_argument(
+        "--rivals", type=int, default=0, help="random ids beside those of a batch; 0: the whole vocabulary"
+    )
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--train-s", type=float, default=20, help="most seconds of training")
     parser.add_argument("--seed", type=int, default=1)
