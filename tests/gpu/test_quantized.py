@@ -122,7 +122,7 @@ def check(backend: CudaBackend, folder: Path, on_load: OnLoad, model: Any, rng: 
 
 
 def assert_scores_are_close(ours: np.ndarray, theirs: np.ndarray, rounds: bool, case: str) -> None:
-    """Compares log-probabilities of a text's tokens, which are all equal where a token is repeated from the first on."""
+    """Compares log-probabilities of a text's tokens, which are all equal if one token is repeated."""
     spread = float(theirs.std())
     errors = np.abs(ours - theirs) / max(spread, 1.0)
     error = float(np.sqrt(np.mean(errors**2)))
