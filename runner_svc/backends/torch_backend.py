@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.arithmetic.plain import PLAIN, Arithmetic
+from runner_svc.attention.canonical import CanonicalAttention
 from runner_svc.attention.cpu import CpuAttention
+from runner_svc.backends.determinism import Determinism
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
 from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder, DecoderInputs
@@ -57,8 +60,9 @@ class TorchBackend:
         max_step_tokens: int,
         drafter: Drafter | None = None,
         max_drafts: int = 0,
+        determinism: Determinism | None = None,
     ) -> None:
-        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`."""
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`. `determinism` made the decoder's parts."""
         config = decoder.config
         device = torch.device("cpu")
         self.model = model
@@ -73,7 +77,13 @@ class TorchBackend:
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
         self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
         self._decoder = decoder
-        self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.attention_layers)
+        self._attention: CpuAttention | CanonicalAttention
+        if determinism is None:
+            self.numerics = ""
+            self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.attention_layers)
+        else:
+            self.numerics = determinism.numerics()
+            self._attention = determinism.attention(self.cache, config.attention_layers)
         self._sampler = Sampler(config.vocab_size, device)
 
     @classmethod
@@ -91,13 +101,17 @@ class TorchBackend:
         on_load: OnLoad = NOTHING,
         drafter: Drafter | None = None,
         max_drafts: int = 0,
+        deterministic: bool = False,
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
-        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
+        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served, UnusableSettings if it
+        can't be `deterministic`.
         """
         folder = model_folder(name, cache_folder, progress)
-        loaded = load_decoder(folder, decoder, progress, on_load)
+        determinism = _determinism(folder, decoder, block_size, on_load) if deterministic else None
+        arithmetic = determinism.arithmetic if determinism is not None else PLAIN
+        loaded = load_decoder(folder, decoder, progress, on_load, arithmetic)
         version = weights_fingerprint(folder, torch.float32, on_load)
         model = describe_model(name, folder, loaded.config, version, cache_folder, progress)
         if isinstance(loaded.config, ModelConfig):
@@ -111,6 +125,7 @@ class TorchBackend:
             max_step_tokens=max_step_tokens,
             drafter=drafter,
             max_drafts=max_drafts,
+            determinism=determinism,
         )
 
     def change_slots(self, changes: SlotChanges) -> None:
@@ -222,8 +237,22 @@ class TorchBackend:
         return scored
 
 
-def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_load: OnLoad = NOTHING) -> ServedDecoder:
+def _determinism(folder: Path, asked: DecoderSetting, block_size: int, on_load: OnLoad) -> Determinism:
+    config = choose_decoder(read_config(folder), asked).config
+    formats = weight_formats(config, on_load) if config is not None else ""
+    return Determinism.of(folder, config, formats, block_size)
+
+
+def load_decoder(
+    folder: Path,
+    asked: DecoderSetting,
+    progress: Progress,
+    on_load: OnLoad = NOTHING,
+    arithmetic: Arithmetic = PLAIN,
+) -> ServedDecoder:
     """Loads the model of `folder` into the decoder that `choose_decoder` chooses; see `load_weights`.
+
+    `arithmetic` is what Roster's own decoder computes with.
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
     """
@@ -235,7 +264,7 @@ def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_loa
         if formats and choice.config.num_layer_weights > MAX_PLAIN_WEIGHTS:
             held = "FP8 is held and multiplied in bfloat16, int4 is multiplied as it is stored"
             log.info(f"quantized weights on the CPU: {held}", formats=formats)
-        return Decoder(choice.config, weights)
+        return Decoder(choice.config, weights, arithmetic)
     if on_load.name:
         raise UnsupportedModel(not_quantized(choice.why_not_own))
     from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
