@@ -46,3 +46,10 @@ __device__ __forceinline__ void wait_then_release() {
     wait_for_predecessors();
     release_successors();
 }
+
+// The tile that a block begins with, if there is that much work: read at once, beside the number of jobs.
+__device__ __forceinline__ Work first_work(const Problem& problem) {
+    Work work(problem, blockIdx.x);
+    asm volatile("" : "+r"(work.expert), "+r"(work.first), "+r"(work.rows), "+r"(work.before));
+    return work;
+}

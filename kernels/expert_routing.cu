@@ -8,21 +8,11 @@
 // Macros: those of expert_choice.cuh, with up to 1,024 EXPERTS.
 
 #include "expert_choice.cuh"
+#include "expert_lists.cuh"
 
 constexpr int kThreads = 1024;  // of a block
 constexpr int kWarps = kThreads / 32;
 static_assert(EXPERTS <= kThreads && TOP_K <= 32 && TOP_K <= EXPERTS, "a thread for each expert, a lane for each choice");
-
-struct Sorted {
-    int* places;  // [rows, TOP_K]: where each pair lies; with several blocks: among the pairs of its expert
-    int* pairs;   // [rows * TOP_K]: row * TOP_K + rank of what lies there; not filled by several blocks
-    int* members; // [EXPERTS, room]: each expert's pairs
-    int* counts;  // [EXPERTS]: how many there are yet; 0 between launches
-    int* ends;    // [EXPERTS]: where each expert's pairs end
-    int* jobs;    // their number, three unused words; then of each: expert, first pair, pairs, pairs of the expert before
-    int room;
-    int job_rows; // most pairs of a job
-};
 
 // By a block: counts its pairs by expert. `number(pair, index)` gets each pair's index among those of its expert.
 template <typename ExpertOf, typename Number>
@@ -33,41 +23,13 @@ __device__ __forceinline__ void count_pairs(int* counts, const ExpertOf& expert_
     __syncthreads();
 }
 
-// By a block, whose thread e knows the pairs of expert e: lists ends and jobs; returns where the expert's pairs begin.
-__device__ __forceinline__ int list_jobs(int count, const Sorted& sorted) {
-    __shared__ unsigned long long totals[2][kThreads];  // pairs in the upper half, jobs in the lower
-    const int thread = threadIdx.x;
-    const int own_jobs = (count + sorted.job_rows - 1) / sorted.job_rows;
-    const int of_job = own_jobs > 0 ? (count + own_jobs - 1) / own_jobs : 0;  // jobs of an expert are of equal size
-    unsigned long long total = static_cast<unsigned long long>(count) << 32 | own_jobs;
-    int side = 0;
-    for (int distance = 1; distance < EXPERTS; distance *= 2, side ^= 1) {
-        totals[side][thread] = total;
-        __syncthreads();
-        if (thread >= distance) total += totals[side][thread - distance];
-    }
-    const int end = static_cast<int>(total >> 32), jobs_end = static_cast<int>(total);
-    if (thread < EXPERTS) {
-        sorted.ends[thread] = end;
-        for (int i = 0; i < own_jobs; i++) {
-            int* job = sorted.jobs + 4 + (jobs_end - own_jobs + i) * 4;
-            job[0] = thread;
-            job[1] = end - count + i * of_job;
-            job[2] = min(of_job, count - i * of_job);
-            job[3] = i * of_job;
-        }
-        if (thread == EXPERTS - 1) sorted.jobs[0] = jobs_end;
-    }
-    return end - count;
-}
-
 // By the only block; `experts` are those of its pairs.
 __device__ __forceinline__ void sort(const int* experts, int num_pairs, const Sorted& sorted) {
     __shared__ int counts[EXPERTS], starts[EXPERTS];
     __shared__ int indexes[kWarps * TOP_K];
     const auto expert_of = [&](int pair) { return experts[pair]; };
     count_pairs(counts, expert_of, num_pairs, [&](int pair, int index) { indexes[pair] = index; });
-    const int start = list_jobs(threadIdx.x < EXPERTS ? counts[threadIdx.x] : 0, sorted);
+    const int start = list_jobs<kThreads>(threadIdx.x < EXPERTS ? counts[threadIdx.x] : 0, sorted);
     if (threadIdx.x < EXPERTS) starts[threadIdx.x] = start;
     __syncthreads();
     for (int pair = threadIdx.x; pair < num_pairs; pair += kThreads) {
@@ -122,22 +84,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
         sort(own, num_rows * TOP_K, sorted);
         return;
     }
-    __shared__ bool is_last;
     const int first_pair = blockIdx.x * kWarps * TOP_K;
     list_pairs(own, first_pair, min(kWarps * TOP_K, num_rows * TOP_K - first_pair), sorted);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(arrived, 1) == static_cast<int>(gridDim.x) - 1;
-        if (is_last) *arrived = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    int count = 0;
-    if (threadIdx.x < EXPERTS) {
-        count = __ldcg(counts + threadIdx.x);
-        counts[threadIdx.x] = 0;
-    }
-    list_jobs(count, sorted);
+    list_jobs_at_last<kThreads>(sorted, arrived);
 }

@@ -16,6 +16,7 @@
 // then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
 #include "expert_ring.cuh"
+#include "expert_tile.cuh"
 #include "wgmma.cuh"
 #if GATED
 #include "gating.cuh"
@@ -27,12 +28,11 @@ using Scalar = SCALAR;
 
 constexpr int kConsumers = 2;
 constexpr int kThreads = (kConsumers + 1) * 128;
-constexpr int kBlocks = 4;                 // of 64 rows of the matrix in a tile
 constexpr int kBlockBytes = 64 * 128;      // 64 columns of a block
 constexpr int kWeightBytes = kBlocks * kBlockBytes;
 constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or by a warpgroup that GATHERS
 constexpr int kBoxBytes = kBoxRows * 128;
-constexpr int kOutputs = GATED ? 128 : 256;  // of a tile
+constexpr int kOutputs = GATED ? kGatedOutputs : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
@@ -54,10 +54,14 @@ struct JobRows {
         const int* members = problem.pairs + work.expert * problem.room + work.before;
         rows = work.rows;
 #pragma unroll
+        for (int i = 0; i < TOKENS / kBoxRows; i++) {  // all are loaded before one is used
+            if (i * kBoxRows + row < rows) offsets[i] = __ldcg(members + i * kBoxRows + row);
+        }
+#pragma unroll
         for (int i = 0; i < TOKENS / kBoxRows; i++) {
             const int index = i * kBoxRows + row;
             if (index >= rows) continue;
-            const int pair = __ldcg(members + index);
+            const int pair = offsets[i];
             offsets[i] = pair / problem.top_k * (problem.steps * 8) + chunk;
             if (work.tile == 0 && chunk == 0) places[pair] = work.first + index;
         }
@@ -83,9 +87,8 @@ struct Copies {
     const Problem& problem;
     unsigned long long policy;
 
-    // Where GATED, blocks are gate and up of 64 outputs, then of the next 64.
     __device__ __forceinline__ int row_of(int expert, int tile, int block) const {
-        return GATED ? (expert * 2 + block % 2) * problem.outputs + tile * kOutputs + block / 2 * 64
+        return GATED ? gated_row(expert, tile, block, problem.outputs)
                      : expert * problem.outputs + tile * kOutputs + block * 64;
     }
     __device__ __forceinline__ void copy_weights(const Work& work, int step, int stage) const {
@@ -113,29 +116,19 @@ private:
 };
 
 #if GATHERS
-// Asks L2 for the weights of the tile that this block will begin with if each expert has one job.
-__device__ __forceinline__ void fetch(const Copies& copies, const Problem& problem) {
-    const int expert = blockIdx.x / problem.tiles, tile = blockIdx.x % problem.tiles;
-    for (int step = 0; step < min(kFetched, problem.steps); step++) {
-#pragma unroll
-        for (int block = 0; block < kBlocks; block++) {
-            prefetch_tensor(copies.weights, 0, copies.row_of(expert, tile, block), step);
-        }
-    }
-}
-
 // By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
 __device__ __forceinline__ void gather_into_ring(
     const Copies& copies, const Problem& problem, const char* x, int* places, bool leads) {
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
-    if (leads) fetch(copies, problem);
+    if (leads) fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, min(kFetched, problem.steps));
     wait_then_release();
     Ring<STAGES> ring(1);
+    Work work = first_work(problem);
     const int total = load_job(problem.jobs) * problem.tiles;
     for (int index = blockIdx.x; index < total; index += gridDim.x) {
-        const Work work(problem, index);
+        if (index != static_cast<int>(blockIdx.x)) work = Work(problem, index);
         job.find(problem, work, places);
         for (int step = 0; step < problem.steps; step++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
@@ -160,9 +153,10 @@ struct Consumer {
     float sums[2][kSums];
 
     __device__ __forceinline__ void consume() {
+        Work work = first_work(problem);
         const int total = load_job(problem.jobs) * problem.tiles;
         for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
-            const Work work(problem, tile);
+            if (tile != static_cast<int>(blockIdx.x)) work = Work(problem, tile);
             multiply_columns(work.rows);
             write(work);
         }

@@ -52,12 +52,13 @@ __device__ __forceinline__ void keep_codes(
     store_shared(place, codes_of(numbers, factor, scale, inverse));
 }
 
-// Computes the scale of each row from its largest magnitude.
+// Computes the scale of each row from its largest magnitude. A bound is one of rows after the norm, so it needs factors.
 __device__ __forceinline__ void make_scales(const Tables& tables, const Inputs& inputs, int tokens) {
     __syncwarp();
     consumers_sync();
     for (int token = threadIdx.x; token < tokens; token += kConsumers) {
-        tables.scales[token] = scale_of(tables.largest[token], inputs.bound);
+        const float bound = is_bounded(inputs.bound) ? inputs.bound / tables.factors[token] : inputs.bound;
+        tables.scales[token] = scale_of(tables.largest[token], bound);
         tables.inverses[token] = 1.0f / tables.scales[token];
     }
     consumers_sync();

@@ -186,10 +186,11 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kWarps) {
         wait_for_predecessors();  // the residual stream is read at the end
-        if (STATIC && RESIDENT) factors_sync();
+        const bool rounds_by_factors = RESIDENT && (STATIC || is_bounded(bound));
+        if (rounds_by_factors) factors_sync();
         if (RESIDENT) round_inputs(shared, tables, inputs, problem);
         else if (GROUPED) copy_scales(tables, inputs, problem);
-        if (!(STATIC && RESIDENT)) factors_sync();
+        if (!rounds_by_factors) factors_sync();
         consume(shared, reinterpret_cast<float*>(shared_bytes + Shared::kSums), tables, inputs, ends, problem);
     } else if (warp == kWarps) {
         if (threadIdx.x % 32 == 0) produce(shared, &weights, &input_codes, problem);

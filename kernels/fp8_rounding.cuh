@@ -35,6 +35,9 @@ __device__ __forceinline__ unsigned largest_bits(const Chunk& chunk) {
     return max(most >> 16, most & 0xffffu);
 }
 
+// Whether scales have a bound: infinity is none.
+__device__ __forceinline__ bool is_bounded(float bound) { return bound < __uint_as_float(0x7f800000u); }
+
 // The scale of numbers whose largest magnitude has these bits; larger ones than `bound` saturate.
 __device__ __forceinline__ float scale_of(unsigned bits, float bound) {
     return fmaxf(fminf(__uint_as_float(bits << 16), bound) / kLargestCode, kSmallestScale);

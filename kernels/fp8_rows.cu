@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(512) fp8_rows(
         if (threadIdx.x % 32 == 0) atomicMax(&largest, most);
     }
     __syncthreads();
-    scale = scale_of(largest, bound);
+    scale = scale_of(largest, bound / shared_rms);  // `bound` is one of rows after the norm
     if (threadIdx.x == 0) factors[row] = scale * shared_rms;
 #endif
 #pragma unroll

@@ -27,11 +27,14 @@ DRAFTS = "drafts"
 """Plans say how many tokens rows draft, and results how many they drafted. Only runners with a drafter get such plans,
 which state Hello.max_drafts, so that neither side needs to look for the feature."""
 
+FORCED = "forced"
+"""Plans append tokens to sequences whose grammar admits no other ones."""
+
 GRAPH_DRAFTS = (1, 3, 5, 7)
 """Drafts per row for which a GPU runner captures graphs: with 4 query heads per KV head, they fill whole tiles. A step
 with other numbers is computed as one with the next."""
 
-OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS})
+OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS, FORCED})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:

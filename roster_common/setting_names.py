@@ -20,6 +20,7 @@ SETTINGS = frozenset(
         "dtype",
         "early_refusal",
         "flush_ms",
+        "forced_tokens",
         "front_workers",
         "gateway_listen",
         "gpu_memory",

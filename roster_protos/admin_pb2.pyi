@@ -95,7 +95,7 @@ class HeldBackRunner(_message.Message):
     def __init__(self, id: _Optional[str] = ..., losses: _Optional[int] = ..., reason: _Optional[str] = ..., present: _Optional[bool] = ..., next_probe_s: _Optional[float] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns", "drafted_tokens", "accepted_tokens", "decode_rows")
+    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns", "drafted_tokens", "accepted_tokens", "decode_rows", "forced_tokens")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Totals(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     refused: int
     finished: int
@@ -126,7 +127,8 @@ class Totals(_message.Message):
     drafted_tokens: int
     accepted_tokens: int
     decode_rows: int
-    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ...) -> None: ...
+    forced_tokens: int
+    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., forced_tokens: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("done",)
@@ -175,7 +177,7 @@ class SequenceRef(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class StepRow(_message.Message):
-    __slots__ = ("sequence", "start", "count", "sample", "kind", "drafts", "drafted", "accepted")
+    __slots__ = ("sequence", "start", "count", "sample", "kind", "drafts", "drafted", "accepted", "forced")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +186,7 @@ class StepRow(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     sequence: SequenceRef
     start: int
     count: int
@@ -192,7 +195,8 @@ class StepRow(_message.Message):
     drafts: int
     drafted: int
     accepted: int
-    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., kind: _Optional[_Union[RowKind, str]] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    forced: int
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., kind: _Optional[_Union[RowKind, str]] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., forced: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("sequence", "reason")

@@ -76,11 +76,11 @@ def _exit_now(status: int) -> NoReturn:
 MakeLink = Callable[[Runner, str, float, CurveClient | None, float], PlanSocket]
 
 
-def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket, *, tries_formats: bool = False) -> int:
+def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     """Runs the service until a signal; returns the exit status. Must run in the main thread.
 
     `make_link` makes the socket from the runner, the endpoint, `silence_s`, the keys and `plan_timeout_s`; benchmarks
-    substitute a socket that measures times. `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`.
+    substitute a socket that measures times.
     """
     times = StartTimes()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -93,7 +93,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket, *, tries_f
         times.begin("choosing the device")
         choice = choose_device(settings)
         choice.tell()
-        backend = _backend(settings, choice.device, times, tries_formats)
+        backend = _backend(settings, choice.device, times)
         runner = Runner(backend, name)
         times.begin("measuring steps")
         _measure(runner, choice.device, getattr(backend, "kept_timings", None))
@@ -142,12 +142,12 @@ def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:
     }
 
 
-def _backend(settings: RunnerSettings, device: str, times: StartTimes, tries_formats: bool) -> Backend:
+def _backend(settings: RunnerSettings, device: str, times: StartTimes) -> Backend:
     """Loads the model. Raises what `build_backend` raises, UnusableSettings also for a file that can't be used."""
     try:
         times.begin("preparing")
         with LoadingProgress() as progress:
-            return build_backend(settings, device, times.watching(progress), tries_formats=tries_formats)
+            return build_backend(settings, device, times.watching(progress))
     except OSError as error:
         if error.filename is None or error.strerror is None:
             raise

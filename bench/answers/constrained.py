@@ -2,6 +2,7 @@
 
     python -m bench.answers.constrained schemas [--count 200] [--seed N] [--json FILE]
     python -m bench.answers.constrained cost --answers FILE [--json FILE]
+    python -m bench.answers.constrained forced [--rows N] [--rounds N] [--threads N] [--json FILE]
 
 `schemas` asks SmolLM2, through the real services, for an instance of each of `count` random bounded schemas,
 alternating between greedy and temperature 1, and validates the answers with `jsonschema`. `cost` takes the answers of
@@ -10,6 +11,7 @@ such a run and measures
          for several numbers of rows per plan
   steps  ms per decode step of 8 sequences through the real services, alternately unconstrained and constrained, with
          the same lengths
+`forced` measures what tokens that a grammar forces save: `rows` requests at a time, alternately without and with them.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 
+from bench.answers.forced import run_forced
 from bench.common.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.client.events import Completion, FinishReason
@@ -200,15 +203,20 @@ def run_cost(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("schemas", "cost"))
+    parser.add_argument("what", choices=("schemas", "cost", "forced"))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--answers", type=Path)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]  # these numbers are too large on a busy machine
     if arguments.what == "schemas":
         result = run_schemas(arguments.count, arguments.seed)
+    elif arguments.what == "forced":
+        result = run_forced(MODEL, arguments.rows, arguments.rounds, arguments.threads)
     elif arguments.answers is None:
         parser.error("cost needs the answers of a `schemas` run: pass --answers FILE")
     else:

@@ -71,7 +71,10 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     """Runs all loads on one runner; reads the runner's record after it has ended."""
     vocab_size = ALL_SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else TEST_VOCABULARY
     loads, records = loads_of(arguments), list[ClientRecord]()
-    service = Service(folder, runner_flags(arguments, folder), arguments.profile and arguments.device == "cuda")
+    recorder = [f"--drafts-right={load.drafts_right}" for load in loads if load.drafts_right is not None][:1]
+    recorder += ["--certain"] if arguments.certain else []
+    profiled = arguments.profile and arguments.device == "cuda"
+    service = Service(folder, runner_flags(arguments, folder), profiled, recorder)
     async with service:
         for number, load in enumerate(loads):
             new = number == 0 or load.scheduling != loads[number - 1].scheduling
@@ -84,6 +87,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
                     f"--prompt={PROMPT_CAP}",
                 ]
                 await service.load("warm-up", warm_up)
+            if load.drafts_right is not None:
+                await service.draft_right(load.drafts_right)
             profiled = load.profiled and arguments.device == "cuda"
             flags = load.client_flags(vocab_size, arguments.sessions)
             records.append(await service.load(f"load-{number}", flags, PROFILE_S if profiled else 0.0))
@@ -155,6 +160,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-step-tokens", type=int, default=8192)
     parser.add_argument("--gpu-memory", type=float, default=0.92)
     parser.add_argument("--sessions", type=int, default=4, help="gRPC streams that share the requests")
+    parser.add_argument("--certain", action="store_true", help="random weights with certain texts")
     parser.add_argument("--runner-flag", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--json", type=Path)
     quantization.add_options(parser)

@@ -56,12 +56,16 @@ class ClientRecord:
 class Clients:
     """All sessions and their record."""
 
-    def __init__(self, address: str, lengths: Sequence[tuple[int, int]], vocab_size: int, seed: int) -> None:
+    def __init__(
+        self, address: str, lengths: Sequence[tuple[int, int]], vocab_size: int, seed: int, *, speculate: bool = True
+    ) -> None:
         """`lengths` are the (prompt, output) tokens of each request. Prompts are random ordinary ids."""
         rng = np.random.default_rng(seed)
         self._address = address
         self._lengths = lengths
-        self._requests = [_request(rng.integers(256, vocab_size, prompt), output) for prompt, output in lengths]
+        self._requests = [
+            _request(rng.integers(256, vocab_size, prompt), output, speculate) for prompt, output in lengths
+        ]
         self._due = [0] * len(lengths)
         self._sent = [0] * len(lengths)
         self._deltas: list[tuple[int, int, int]] = []
@@ -118,12 +122,14 @@ class Clients:
             self._loop_lag.append(time.monotonic_ns() - begin - int(TICK_S * 1e9))
 
 
-def _request(prompt: NDArray[np.int64], output: int) -> pb.GenerateRequest:
+def _request(prompt: NDArray[np.int64], output: int, speculate: bool) -> pb.GenerateRequest:
     """Returns a greedy request for exactly `output` tokens."""
     request = pb.GenerateRequest(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=prompt.tolist())))
     request.sampling.temperature = 0.0
     request.stop.max_tokens = output
     request.stop.ignore_eos = True
+    if not speculate:
+        request.speculate = False
     return request
 
 
@@ -149,13 +155,14 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=1)
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-speculate", dest="speculate", action="store_false")
     parser.add_argument("--record", type=Path, required=True)
     arguments = parser.parse_args()
     lengths = [(arguments.prompt, arguments.output)]
     if arguments.trace:
         lengths = trace_lengths(TRACES / arguments.trace, arguments.rows, arguments.prompt)
     repeated = [lengths[number % len(lengths)] for number in range(arguments.requests)]
-    clients = Clients(arguments.address, repeated, arguments.vocab_size, arguments.seed)
+    clients = Clients(arguments.address, repeated, arguments.vocab_size, arguments.seed, speculate=arguments.speculate)
     arrivals = arrival_times(arguments.requests, arguments.rate, arguments.seed)
     uvloop.run(clients.run(arrivals, arguments.sessions)).save(arguments.record)
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.common.traces import CONVERSATIONS
@@ -28,13 +28,18 @@ class Load:
     rate: float = 0.0
     batch: int | None = None
     profiled: bool = False
+    speculate: bool = True
+    drafts_right: float | None = None
+    """Share of right drafts, if what drafts knows the texts."""
+    decode_output: int = DECODE_OUTPUT
 
     def client_flags(self, vocab_size: int, sessions: int) -> list[str]:
         """Returns the flags of `bench.gpu_serving.client`."""
         flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
+        flags += [] if self.speculate else ["--no-speculate"]
         if self.batch is None:
             return [*flags, f"--sessions={sessions}", f"--trace={CONVERSATIONS.name}", f"--prompt={PROMPT_CAP}"]
-        output = PROFILED_OUTPUT if self.profiled else DECODE_OUTPUT  # the profiler takes long to start
+        output = PROFILED_OUTPUT if self.profiled else self.decode_output  # the profiler takes long to start
         return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={output}"]
 
 
@@ -47,11 +52,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--online", nargs="*", default=[], metavar="RATE[:REQUESTS[:STEP_TOKENS]][,NAME=VALUE...]")
     parser.add_argument("--seconds", type=float, default=15.0, help="duration of arrivals without REQUESTS")
     parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")
+    parser.add_argument("--decode-output", type=int, default=DECODE_OUTPUT, help="tokens of each answer of --decode")
     parser.add_argument(
         "--policy", help="policy under Poisson arrivals, fcfs if a load has STEP_TOKENS; decode loads use fcfs"
     )
     parser.add_argument(
         "--policy-parameters", default="{}", help="the policy's parameters besides step_tokens, as JSON"
+    )
+    parser.add_argument("--no-speculate", dest="speculate", action="store_false", help="requests forbid drafts")
+    parser.add_argument(
+        "--drafts-right",
+        type=float,
+        metavar="SHARE",
+        help="what drafts on a GPU knows the texts and errs; needs --runner-flag draft=ngram",
     )
     parser.add_argument("--depth", type=int, help="plans in flight; default: by the scheduler's profile")
     parser.add_argument("--scheduler-flag", action="append", default=[], metavar="--NAME=VALUE")
@@ -59,9 +72,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """Returns the loads that the command line names, variant by variant. Raises ValueError for one without a name."""
-    if not arguments.variant:
-        return list(_loads(arguments, ""))
-    return [load for variant in arguments.variant for load in _loads(*_variant(arguments, variant))]
+    variants = [_variant(arguments, variant) for variant in arguments.variant] or [(arguments, "")]
+    return [
+        replace(
+            load,
+            speculate=changed.speculate,
+            drafts_right=changed.drafts_right,
+            decode_output=changed.decode_output,
+        )
+        for changed, prefix in variants
+        for load in _loads(changed, prefix)
+    ]
 
 
 def _variant(arguments: argparse.Namespace, text: str) -> tuple[argparse.Namespace, str]:

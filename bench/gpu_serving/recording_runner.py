@@ -1,8 +1,11 @@
 """`roster-runner` that records the times of each plan's stages, and writes them to an .npz file when it ends.
 
-    python -m bench.gpu_serving.recording_runner --record FILE [--profile FILE] [flags of roster-runner]
+    python -m bench.gpu_serving.recording_runner --record FILE [--profile FILE] [--certain] [--drafts-right SHARE]
+        [flags of roster-runner]
 
 SIGUSR1 starts and stops a recording by torch's profiler of each kernel's begin and end; the second signal saves it.
+`--certain`: random weights have certain texts. `--drafts-right`: what drafts on a GPU knows them, but errs; at SIGUSR2
+it reads another share from a file beside the record.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import argparse
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,9 @@ from runner_svc.link.plan_socket import PlanSocket
 from runner_svc.service import serve
 from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
+
+RIGHT = ".right"
+"""Suffix of the file with the share of right drafts."""
 
 Times = dict[int, list[int]]
 """Values of a StepRecord row by plan, as far as known."""
@@ -140,10 +147,43 @@ class KernelProfiler:
         self._profiler = None
 
 
+def _make_certain(right: float | None, file: Path) -> None:
+    """Makes a GPU's random weights those of certain texts, and drafts right with this probability, if it is given.
+
+    At SIGUSR2 the probability becomes that in `file`.
+    """
+    from bench.common.certain_text import SuccessorDrafts, certain, shift_of
+    from runner_svc.gpu import loading
+    from runner_svc.gpu.drafts import draft_options
+
+    random_weights, sizes = loading.random_weights, list[tuple[int, int]]()
+    drafters: list[SuccessorDrafts] = []
+
+    def certain_weights(config: Any, *arguments: Any, **options: Any) -> Any:
+        sizes.append((shift_of(config), config.vocab_size))
+        return certain(random_weights(config, *arguments, **options), config)
+
+    def drafter(launchers: object, slots: Any) -> SuccessorDrafts:
+        drafters.append(SuccessorDrafts(slots, *sizes[-1], right or 0.0))
+        return drafters[-1]
+
+    def reread(*_: object) -> None:
+        for each in drafters:
+            each.be_right(float(file.read_text()))
+
+    loading.random_weights = certain_weights  # type: ignore[assignment]
+    if right is not None:
+        made = partial(draft_options.DraftOptions, make=drafter)
+        draft_options.DraftOptions = made  # type: ignore[misc, assignment]
+        signal.signal(signal.SIGUSR2, reread)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)  # --draft is the runner's
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--profile", type=Path)
+    parser.add_argument("--certain", action="store_true")
+    parser.add_argument("--drafts-right", type=float, metavar="SHARE")
     arguments, flags = parser.parse_known_args()
     try:
         settings = read_command_line(RunnerSettings, "recording_runner", "", str, flags)
@@ -160,7 +200,9 @@ def main() -> None:
     ) -> PlanSocket:
         return RecordingSocket(runner, endpoint, silence_s, curve, plan_timeout_s, records)
 
-    status = serve(settings, recording_link, tries_formats=True)
+    if arguments.certain or arguments.drafts_right is not None:
+        _make_certain(arguments.drafts_right, arguments.record.with_suffix(RIGHT))
+    status = serve(settings, recording_link)
     StepRecord.of(records).save(arguments.record)
     sys.exit(status)
 

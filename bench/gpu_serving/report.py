@@ -50,13 +50,16 @@ def percentiles(values: NDArray[Any], scale: float = 1.0) -> dict[str, float]:
 
 
 def client_numbers(record: ClientRecord) -> dict[str, Any]:
-    """Returns TTFT from the time at which a request was due, and ITL between a request's deltas at the client."""
+    """Returns TTFT from the time at which a request was due, ITL between a request's deltas at the client, and TPOT,
+    the mean time of a request's tokens behind its first delta."""
     order = np.lexsort((record.delta_times, record.delta_requests))
     requests, times = record.delta_requests[order], record.delta_times[order]
     firsts = np.flatnonzero(np.diff(requests, prepend=-1))
     lasts = np.append(firsts[1:] - 1, len(requests) - 1)
     between = np.diff(times)[np.diff(requests) == 0]
     tokens = int(record.delta_tokens.sum())
+    behind = np.bincount(requests, record.delta_tokens[order])[requests[firsts]] - record.delta_tokens[order][firsts]
+    tpot = ((times[lasts] - times[firsts]) / np.maximum(1, behind))[behind > 0]
     seconds = (int(times.max()) - int(record.due.min())) / 1e9
     return {
         "requests": len(record.due),
@@ -67,6 +70,7 @@ def client_numbers(record: ClientRecord) -> dict[str, Any]:
         "tokens_per_delta": tokens / len(times),
         "ttft_ms": percentiles(times[firsts] - record.due, 1e-6),
         "itl_ms": percentiles(between, 1e-6),
+        "tpot_ms": percentiles(tpot, 1e-6),
         "whole_ms": percentiles(times[lasts] - record.due, 1e-6),
         "client_late_ms": percentiles(record.sent - record.due, 1e-6),
         "client_loop_lag_ms": percentiles(record.loop_lag, 1e-6),
@@ -76,10 +80,11 @@ def client_numbers(record: ClientRecord) -> dict[str, Any]:
 def progress_line(name: str, record: ClientRecord) -> str:
     """Returns a line about a load that has just ended."""
     numbers = client_numbers(record)
-    ttft, itl = numbers["ttft_ms"], numbers["itl_ms"]
+    ttft, itl, tpot = numbers["ttft_ms"], numbers["itl_ms"], numbers["tpot_ms"]
     return (
         f"{name:{WIDTH}} {numbers['seconds']:6.2f} s, TTFT p50 {ttft['p50']:.1f}, p99 {ttft['p99']:.0f}, "
-        f"ITL p50 {itl['p50']:.2f}, p99 {itl['p99']:.1f} ms"
+        f"ITL p50 {itl['p50']:.2f}, p99 {itl['p99']:.1f} ms, TPOT p50 {tpot['p50']:.3f}, p99 {tpot['p99']:.2f} ms, "
+        f"{numbers['output_tokens_per_s']:.0f} tok/s"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from bench.gpu_serving.client import ClientRecord
+from bench.gpu_serving.recording_runner import RIGHT
 from bench.gpu_serving.step_record import StepRecord
 from roster_client.client import RosterClient
 from roster_client.client.errors import UnavailableError
@@ -60,11 +61,14 @@ def card_of(device: str) -> dict[str, Any] | None:
 class Service:
     """Both processes; an async context manager. The first `schedule` starts the scheduler."""
 
-    def __init__(self, folder: Path, runner_flags: Mapping[str, object], profiled: bool) -> None:
+    def __init__(
+        self, folder: Path, runner_flags: Mapping[str, object], profiled: bool, recorder_flags: Sequence[str] = ()
+    ) -> None:
         """`folder` receives the runner's records; `runner_flags` are settings of the runner by name.
 
-        `profiled`: whether the profiler will record a load.
+        `profiled`: whether the profiler will record a load. `recorder_flags`: of `recording_runner` itself.
         """
+        self._recorder_flags = recorder_flags
         self._folder = folder
         self._profiled = profiled
         self._flags = {"link": "", **runner_flags}
@@ -86,6 +90,7 @@ class Service:
             *(sys.executable, "-m", "bench.gpu_serving.recording_runner"),
             f"--record={self._folder / 'steps.npz'}",
             *([f"--profile={self._folder / 'kernels.npz'}"] if self._profiled else []),
+            *self._recorder_flags,
             *as_arguments(flags),
         ]
         self._runner = await ChildProcess.start("runner", command, _print)
@@ -144,6 +149,14 @@ class Service:
         finally:
             await client.stop(1.0)
         return ClientRecord.load(record)
+
+    async def draft_right(self, share: float) -> None:
+        """Makes the runner's drafter right with this probability."""
+        if self._runner is None:
+            raise RuntimeError("the runner was never started")
+        (self._folder / "steps.npz").with_suffix(RIGHT).write_text(str(share))
+        os.kill(self._runner.pid, signal.SIGUSR2)
+        await asyncio.sleep(0.05)
 
     def kernels(self) -> tuple[np.ndarray, list[str]]:
         """Returns each kernel's begin and end in µs, [K, 2], and name, from the last profile, if there is one."""

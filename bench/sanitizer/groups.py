@@ -76,6 +76,7 @@ GROUPS = {
             "expert_activate",
             "expert_combine",
             "expert_combine_norm",
+            "expert_entry",
             "expert_gather",
             "expert_product",
             "expert_routing",

@@ -1,11 +1,12 @@
-"""Measures drafts on the CPU: `python -m bench.speculation [--model NAME] [--rows 1 4] [--drafts 3 7] [--json FILE]`.
+"""Measures drafts: `python -m bench.speculation [--draft SETTING] [--model NAME] [--rows 1 4] [--drafts 3 7]`.
 
 The backend alone answers the prompts of `bench.speculation.prompts`, task by task and `--rows` at a time, without
 drafts and with each number of `--drafts` in every row and step. The runs alternate, `--rounds` times; the gain is the
 median of the rounds' ratios. A scheduler would choose fewer drafts where they do not pay.
 
 With `--service`, both services answer them instead, once without and once with the drafter, and the scheduler decides
-what is drafted. The prompts are cached before.
+what is drafted. The prompts are cached before. With `--device cuda` there is one service, whose requests forbid
+drafts or let it draft. The backend alone is that of a CPU.
 
 With `--threads 1` the clock is the CPU time of the thread or the runner, so that other programs disturb less;
 otherwise it is the wall's.
@@ -17,6 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,8 @@ from bench.speculation.service_runs import Served
 from roster_common.logs import configure_logs
 from roster_protos import inference_pb2
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.drafting.ngram import NgramDrafter
-from runner_svc.settings.runner_settings import default_cache_folder
+from runner_svc.settings.runner_settings import RunnerSettings, default_cache_folder
+from runner_svc.startup.drafters import cpu_drafter
 from scheduler_svc.front.text.tokenizer import ModelText
 
 COLUMNS = (
@@ -135,8 +137,10 @@ def measure_service(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a record of each task and number of rows, measured through both services; prints each."""
     records = []
     print(f"| {' | '.join(SERVICE_COLUMNS)} |\n|{'---|' * len(SERVICE_COLUMNS)}", flush=True)
-    sizes = options.model, max(options.rows), options.threads
-    with Served("", options.max_drafts, *sizes) as plain, Served("ngram", options.max_drafts, *sizes) as drafting:
+    sizes = options.max_drafts, options.model, max(options.rows), options.threads
+    with ExitStack() as stack:
+        drafting = stack.enter_context(Served(options.draft, *sizes, options.device))
+        plain = drafting.forbidding() if options.device != "cpu" else stack.enter_context(Served("", *sizes))
         for rows in options.rows:
             for task in options.tasks:
                 record = _compare(plain, drafting, task, rows, options)
@@ -179,11 +183,13 @@ def row_of(case: Case) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="as the runner's setting")
+    parser.add_argument("--draft", default="ngram", help="as the runner's setting")
     parser.add_argument("--tasks", nargs="+", choices=[*PROMPTS], default=[*PROMPTS])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], help="prompts at a time")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="drafts of each row")
     parser.add_argument("--max-drafts", type=int, default=7, help="with --service: the runner's setting")
     parser.add_argument("--service", action="store_true", help="measure both services instead of the backend")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="with --service")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -197,18 +203,22 @@ def main() -> None:
         write_results(options.json, source, {"service": options.service, "cases": records})
 
 
+def _no_progress(what: str, share: float) -> None:
+    pass
+
+
 def measure_backend(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a record of each case, measured on the backend alone; prints each."""
     torch.set_num_threads(options.threads)
     backend = TorchBackend.load(
         options.model,
         cache_folder=default_cache_folder(),
-        progress=lambda what, share: None,
+        progress=_no_progress,
         num_blocks=640,
         block_size=16,
         num_slots=max(options.rows),
         max_step_tokens=512,
-        drafter=NgramDrafter(),
+        make_drafter=cpu_drafter(RunnerSettings.read(draft=options.draft), _no_progress),
         max_drafts=max(options.drafts),
     )
     text = ModelText(backend.model)

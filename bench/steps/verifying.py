@@ -2,9 +2,9 @@
 
 For each batch and number of drafts a row, plans are sent as by a scheduler, a second one always in flight: prompts of
 512 tokens, then steps whose rows all verify as many drafts. An oracle drafts the true next tokens, each wrong with
-probability 0.3 (`--right`). Weights are random, but for the head: it makes a token's successor certain, as the oracle
-could not know near ties, and the layers' products hardly add to the residual stream. The step without drafts is of the
-same backend. `gain` is the ratio of the tokens a second to those of steps without drafts; `bar` is its least.
+probability 0.3 (`--right`). Weights are random, with certain texts (`bench.common.certain_text`). The step without
+drafts is of the same backend. `gain` is the ratio of the tokens a second to those of steps without drafts; `bar` is its
+least.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import argparse
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from bench.common.certain_text import certain, shift_of
 from bench.common.gpu_timing import card
 from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES
@@ -34,9 +35,6 @@ from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.weights.linear_weights import LinearWeights
-from runner_svc.weights.model_weights import MlpWeights, ModelWeights
-from runner_svc.weights.plain_matrix import PlainMatrix
 
 WARM, TIMED = 12, 52
 STEP_BARS = {(1, 5): 4.7, (8, 5): 5.1, (64, 3): 8.4, (64, 5): 10.2}
@@ -46,10 +44,6 @@ GAIN_BARS = {
     "qwen3-0.6b": {1: 2.2, 8: 2.2, 64: 1.9},
 }
 """Of the best number of drafts on an H200, by rows."""
-_SHIFT = 12_347
-"""A token's successor is this much greater, modulo the vocabulary; of tied embeddings the token itself."""
-_ADDED = 1e-4
-"""Factor of the matrices whose products are added to the residual stream."""
 
 
 class Verifying(Decoding):
@@ -105,8 +99,7 @@ class Oracle:
     """A runner with a drafter that knows its texts."""
 
     def __init__(self, config: ModelConfig, right: float) -> None:
-        self._vocab_size = config.vocab_size
-        self._shift = 0 if config.tied_embeddings else _SHIFT
+        self._vocab_size, self._shift = config.vocab_size, shift_of(config)
         self._right = right
         self._told: list[tuple[ToldDrafts, DeviceSlots]] = []
 
@@ -114,16 +107,6 @@ class Oracle:
         """Makes the drafter of a backend; the last one's gets the texts."""
         self._told.append((ToldDrafts(launchers, slots), slots))
         return self._told[-1][0]
-
-    def certain(self, weights: ModelWeights) -> ModelWeights:
-        """Returns the weights with a certain successor of each token."""
-        layers = list(weights.layers)
-        for layer in layers:
-            for matrix in (layer.output.matrix, layer.mlp.down.matrix if isinstance(layer.mlp, MlpWeights) else None):
-                if isinstance(matrix, PlainMatrix):
-                    matrix.weight.mul_(_ADDED)
-        head = LinearWeights(PlainMatrix(weights.embeddings.roll(self._shift, 0)))
-        return replace(weights, layers=iter(layers), head=head if self._shift else weights.head)
 
     def tell(self, batch: int) -> None:
         """Shows the drafter what follows the prompts of the first `batch` slots, with errors."""
@@ -159,7 +142,7 @@ def runner_of(shape: str, oracle: Oracle, largest: int) -> Runner:
     make = partial(DraftingCudaBackend, drafts=DraftOptions("told", make=oracle.drafter))
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     with torch.no_grad():
-        weights = oracle.certain(random_weights(config, DTYPE, torch.device("cuda"), no_progress))
+        weights = certain(random_weights(config, DTYPE, torch.device("cuda"), no_progress), config)
         return Runner(backend_of(shape, weights, largest=largest, make=make))
 
 

@@ -34,7 +34,7 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         f"{totals.requests:,} requests, {totals.refused:,} refused, {totals.finished:,} sequences finished, "
         f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
         f"{totals.cached_tokens:,} from the prefix cache, {totals.preemptions:,} preemptions, {totals.plans:,} plans, "
-        f"{totals.policy_changes:,} policy changes{_drafts(totals)}",
+        f"{totals.policy_changes:,} policy changes{_drafts(totals)}{_forced(totals)}",
         style="dim",
     )
     return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
@@ -48,6 +48,10 @@ def _drafts(totals: admin_pb2.Totals) -> str:
         f", {totals.accepted_tokens:,} of {totals.drafted_tokens:,} drafted tokens accepted "
         f"({per_row:.2f} tokens per decoding row)"
     )
+
+
+def _forced(totals: admin_pb2.Totals) -> str:
+    return f", {totals.forced_tokens:,} tokens forced by constraints" if totals.forced_tokens else ""
 
 
 def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -70,6 +71,16 @@ class CanonicalAttention:
         windows = {layer.window for layer in self._layers}
         groups = {window: self._planner.plan(starts, counts, block_tables, window) for window in windows}
         return CanonicalPlan(groups, block_tables)
+
+    def planned(
+        self,
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        drafts: NDArray[np.int32] | None = None,
+    ) -> Callable[[int, Tensor], Tensor]:
+        """Returns `run` of a step; see `plan`."""
+        return partial(self.run, self.plan(starts, counts, block_tables, drafts))
 
     def run(self, plan: CanonicalPlan, layer: int, queries: Tensor) -> Tensor:
         """Attends with queries [T, num_heads, head_dim] over the cached positions of `layer`, this step's included.

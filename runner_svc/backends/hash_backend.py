@@ -144,6 +144,7 @@ class HashBackend:
         self.num_blocks = num_blocks
         self.max_step_tokens = max_step_tokens
         self.model = byte_model("hash", "HashModel", vocab_size, context_length)
+        self.eos_probability = eos_probability
         self._picker = TokenPicker(vocab_size, eos_probability)
         self._step_s = step_ms / 1000
         self._powers_a = _powers(KV_BASE, context_length)
@@ -152,11 +153,17 @@ class HashBackend:
         self._kv = garbage.reshape(num_blocks + 1, block_size)
         self.host_slots = HostSlots(num_slots, context_length, block_size, drafter, vocab_size)
 
+    def draft_with(self, drafter: Drafter, max_drafts: int) -> None:
+        """Sets the drafter, before the first step; `max_drafts`: most drafts of a row."""
+        self.max_drafts, self.drafter_name = max_drafts, drafter.name
+        self.host_slots.draft_with(drafter)
+
     def change_slots(self, changes: SlotChanges) -> None:
         self.host_slots.change(changes)
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._kv[targets] = self._kv[sources]
+        self.host_slots.copy_blocks(sources, targets)
 
     def is_broken_by(self, error: Exception) -> bool:
         return isinstance(error, BrokenDevice)
@@ -187,6 +194,13 @@ class HashBackend:
         if rest_s > 0:  # sleep(0) would yield the processor, which costs a turn of every other process
             time.sleep(rest_s)
         return output
+
+    def computed(self, batch: StepBatch) -> list[int]:
+        """Writes the KV of a batch with inputs; returns the token after each row that samples, and writes none."""
+        rows = np.flatnonzero(batch.sample)
+        with np.errstate(over="ignore"):
+            self._write_kv(batch)
+        return self._picked(batch, rows, batch.ends[rows])
 
     def _end_by_poison(self, batch: StepBatch) -> None:
         if self._poison is None:

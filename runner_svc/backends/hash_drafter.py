@@ -1,4 +1,8 @@
-"""A drafter of the hash backend, for tests and benchmarks: it knows the next tokens."""
+"""Drafters of the hash backend, for tests and benchmarks: one knows the next tokens, one is a draft model.
+
+The draft model is the hash model with KV of its own under the same block ids. So what it drafts is right if it read the
+right KV, and wrong if any position before was not computed, or was computed from a draft that was wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner_svc.backends.hash_backend import KV_BASE, HashBackend
+from runner_svc.backends.model_drafter import ModelDrafter
+from runner_svc.drafting.draft_counters import DraftCounters
 from runner_svc.interface.backend import AdmittedSlot
 from runner_svc.interface.step import StepBatch
 from runner_svc.sampling.noise import MASK64, mix64
@@ -62,3 +68,35 @@ class _OneRow(StepBatch):
 
     def __init__(self, admitted: AdmittedSlot) -> None:
         self.params, self.states = np.array([admitted.params]), [admitted.state]
+
+
+class HashDraftModel:
+    """Implements `runner_svc.backends.model_drafter.DraftModel`."""
+
+    def __init__(self, target: HashBackend, context_length: int) -> None:
+        """`context_length`: most positions of a sequence; at most the target's."""
+        self.context_length = context_length
+        self._kv = type(target)(
+            num_slots=1,
+            block_size=target.block_size,
+            num_blocks=target.num_blocks,
+            vocab_size=target.model.vocab_size,
+            context_length=target.model.context_length,
+            eos_probability=target.eos_probability,
+        )
+        self._kv.host_slots = target.host_slots
+
+    def draw(self, batch: StepBatch) -> NDArray[np.int32]:
+        """As `DraftModel.draw`."""
+        return np.array(self._kv.computed(batch), np.int32)
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """As `DraftModel.copy_blocks`."""
+        self._kv._kv[targets] = self._kv._kv[sources]
+
+
+def hash_model_drafter(target: HashBackend, context_length: int | None = None) -> ModelDrafter:
+    """Returns a drafter with a `HashDraftModel`; `context_length`: its own, by default the target's."""
+    model = HashDraftModel(target, context_length or target.model.context_length)
+    counters = DraftCounters(target.num_slots, target.num_blocks, target.block_size)
+    return ModelDrafter("model:hash", model, counters, target.num_slots, target.block_size)

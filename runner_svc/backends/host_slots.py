@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.drafting.accept import accept
-from runner_svc.drafting.drafter import Drafter
+from runner_svc.drafting.drafter import Drafter, FollowingDrafter, HiddenDrafter, SlotDrafter
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.step import StepBatch, StepOutput
 
@@ -51,11 +51,18 @@ class HostSlots:
         self.strays = 0
         """Tokens written into a slot after its sequence had changed: 0 unless the runner fails to redirect them."""
         self._block_size = block_size
-        self._drafter = drafter
         self._vocab_size = vocab_size
+        self.draft_with(drafter)
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Sets the drafter, before the first change."""
+        self._drafter = drafter
+        self._follower = drafter if isinstance(drafter, SlotDrafter) else None
+        self.observer = drafter if isinstance(drafter, HiddenDrafter) else None
+        self.reader = drafter if isinstance(drafter, FollowingDrafter) else None
 
     def change(self, changes: SlotChanges) -> None:
-        """Applies admissions, then appends."""
+        """Applies admissions, then appends. Raises RuntimeError for tokens that do not follow the last known one."""
         for admitted in changes.admitted:
             slot, count = admitted.state.slot, admitted.num_tokens
             self.tokens[slot, :count] = admitted.state.tokens[:count]
@@ -67,6 +74,19 @@ class HostSlots:
         if len(changes.append_slots):
             self.tables[changes.append_slots, changes.append_indexes] = changes.append_blocks
             self.table_lengths[changes.append_slots] = changes.append_indexes + 1  # a slot's last append counts
+        for forced in changes.forced:
+            end = forced.first + len(forced.tokens)
+            if forced.first != self.known[forced.slot]:
+                raise RuntimeError(f"tokens appended at {forced.first}, {self.known[forced.slot]} are known")
+            self.tokens[forced.slot, forced.first : end] = forced.tokens
+            self.known[forced.slot] = end
+        if self._follower is not None:
+            self._follower.change(changes, self.tables)
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Has the drafter copy what it keeps of blocks."""
+        if self._follower is not None:
+            self._follower.copy_blocks(sources, targets)
 
     def gathered(self, batch: StepBatch) -> StepBatch:
         """Returns the batch with its inputs. Raises RuntimeError if an input token has not been written yet.
@@ -136,6 +156,8 @@ class HostSlots:
         kept = columns < counts[:, None]
         self.tokens[np.broadcast_to(slots, kept.shape)[kept], places[kept]] = by_row[kept]
         self.known[batch.slots[rows]] = places[:, 0] + counts
+        if self._follower is not None:
+            self._follower.settle(batch.slots[rows], self.known[batch.slots[rows]])
         return StepOutput.verified(rows, by_row, counts, statuses, batch.drafts)
 
     def redirected(self, slots: NDArray[np.int32], gone: NDArray[np.bool_] | None) -> NDArray[np.int32]:

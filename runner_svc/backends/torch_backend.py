@@ -7,7 +7,8 @@ positions to be scored), then the sampler.
 from __future__ import annotations
 
 import time
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +19,14 @@ from torch import Tensor
 
 from roster_protos import plan_pb2
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
-from runner_svc.attention.canonical import CanonicalAttention
-from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backends.determinism import Determinism
+from runner_svc.backends.forward_pass import ForwardPass
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
-from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder, DecoderInputs
+from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder
 from runner_svc.decoder.served_decoder import ServedDecoder
-from runner_svc.drafting.drafter import Drafter
+from runner_svc.drafting.drafter import Drafter, HiddenDrafter
 from runner_svc.interface.backend import SlotChanges
-from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
 from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
@@ -42,6 +41,20 @@ from runner_svc.sampling.sampler import SampledRows, Sampler
 from runner_svc.weights.on_load import NOTHING, OnLoad
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTarget:
+    """The model that drafts are for, and the sizes of its backend."""
+
+    model: plan_pb2.Model
+    decoder: ServedDecoder
+    num_slots: int
+    num_blocks: int
+    block_size: int
+
+
+MakeDrafter = Callable[[DraftTarget], Drafter]
 
 
 class TorchBackend:
@@ -62,8 +75,13 @@ class TorchBackend:
         max_drafts: int = 0,
         determinism: Determinism | None = None,
     ) -> None:
-        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`. `determinism` made the decoder's parts."""
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`, and at most what it can propose.
+
+        `determinism` has made the parts of the decoder.
+        """
         config = decoder.config
+        if isinstance(drafter, HiddenDrafter):
+            max_drafts = min(max_drafts, drafter.max_drafts)
         device = torch.device("cpu")
         self.model = model
         self.device = str(device)
@@ -74,16 +92,11 @@ class TorchBackend:
         self.max_drafts = max_drafts if drafter is not None else 0
         self.drafter_name = drafter.name if drafter is not None else ""
         self.host_slots = HostSlots(num_slots, model.context_length, block_size, drafter, config.vocab_size)
-        self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
+        self._pass = ForwardPass(decoder, num_blocks, block_size, determinism)
+        self.cache = self._pass.cache
         self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
         self._decoder = decoder
-        self._attention: CpuAttention | CanonicalAttention
-        if determinism is None:
-            self.numerics = ""
-            self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.attention_layers)
-        else:
-            self.numerics = determinism.numerics()
-            self._attention = determinism.attention(self.cache, config.attention_layers)
+        self.numerics = determinism.numerics() if determinism is not None else ""
         self._sampler = Sampler(config.vocab_size, device)
 
     @classmethod
@@ -100,13 +113,15 @@ class TorchBackend:
         decoder: DecoderSetting = "auto",
         on_load: OnLoad = NOTHING,
         drafter: Drafter | None = None,
+        make_drafter: MakeDrafter | None = None,
         max_drafts: int = 0,
         deterministic: bool = False,
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
-        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served, UnusableSettings if it
-        can't be `deterministic`.
+        `make_drafter` makes a drafter that depends on the model, once that is loaded.
+        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served,
+        UnusableSettings if it can't be `deterministic`.
         """
         folder = model_folder(name, cache_folder, progress)
         determinism = _determinism(folder, decoder, block_size, on_load) if deterministic else None
@@ -116,6 +131,8 @@ class TorchBackend:
         model = describe_model(name, folder, loaded.config, version, cache_folder, progress)
         if isinstance(loaded.config, ModelConfig):
             model.weight_formats = weight_formats(loaded.config, on_load)
+        if make_drafter is not None:
+            drafter = make_drafter(DraftTarget(model, loaded, num_slots, num_blocks, block_size))
         return cls(
             model,
             loaded,
@@ -134,7 +151,8 @@ class TorchBackend:
     @torch.inference_mode()
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copies whole blocks; all sources are read before any target is written."""
-        self.cache.copy_blocks(_int64(sources), _int64(targets))
+        self._pass.copy_blocks(sources, targets)
+        self.host_slots.copy_blocks(sources, targets)
 
     def is_broken_by(self, error: Exception) -> bool:
         return False
@@ -144,19 +162,24 @@ class TorchBackend:
         """Writes the KV of every position and samples the rows with `sample` set."""
         started = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
-        hidden = self._forward(batch)
+        hidden = self._pass.hidden(batch)
+        if self.host_slots.reader is not None:
+            self.host_slots.reader.follow(batch, hidden)
         rows = np.flatnonzero(batch.sample)
         verified = batch.drafts[rows] if len(batch.drafts) else np.zeros(len(rows), np.int32)
-        # [P, vocab_size]; P is 0 if no prompt is complete
-        logits = self._decoder.logits(hidden[torch.from_numpy(logit_indexes(batch, rows, verified))])
+        # [P, hidden_size]; P is 0 if no prompt is complete
+        states = self._decoder.final_states(hidden[torch.from_numpy(logit_indexes(batch, rows, verified))])
+        logits = self._decoder.head(states)
         forwarded = time.perf_counter_ns()
         if len(batch.awaits):
-            waits = np.repeat(np.isin(rows, batch.awaits), 1 + verified)
-            masked_rows = self._keep_masked_rows(logits[torch.from_numpy(waits)], batch)
-            output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
-            output.masked_rows = masked_rows
+            waits = torch.from_numpy(np.repeat(np.isin(rows, batch.awaits), 1 + verified))
+            masked_rows = self._keep_masked_rows(logits[waits], batch)
+            output = self._sample(logits[~waits], batch, batch.drawing_rows)
+            output.masked_rows, states = masked_rows, states[~waits]
         else:
             output = self._sample(logits, batch, rows)
+        if (observer := self.host_slots.observer) is not None:
+            self._show_states(observer, batch, states, output)
         output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
         output.forward_ns = forwarded - started
         output.sample_ns = time.perf_counter_ns() - forwarded
@@ -176,6 +199,16 @@ class TorchBackend:
         firsts = np.cumsum(1 + verified, dtype=np.int64) - (1 + verified)
         output.logprobs = row_logprobs(rows, firsts, output.token_counts[rows], sampled.logprobs)
         return output
+
+    def _show_states(self, observer: HiddenDrafter, batch: StepBatch, states: Tensor, output: StepOutput) -> None:
+        """Shows the drafter each row's state before its last token; `states` [P, hidden_size] as in `_verify`."""
+        rows = batch.drawing_rows
+        verified = batch.drafts[rows] if len(batch.drafts) else np.zeros(len(rows), np.int32)
+        counts = output.token_counts[rows].astype(np.int32)
+        drew = counts > 0
+        lasts = np.cumsum(1 + verified, dtype=np.int64) - (1 + verified) + counts - 1
+        counters = batch.ends[rows] - verified + counts
+        observer.observe(batch.slots[rows[drew]], counters[drew], states[torch.from_numpy(lasts[drew])])
 
     def _keep_masked_rows(self, logits: Tensor, batch: StepBatch) -> MaskedDraw:
         """Returns the draw of the rows that wait for masks; their logits are adjusted for the tokens known now."""
@@ -208,18 +241,6 @@ class TorchBackend:
         output = StepOutput.sampled(len(batch.slots), rows, sampled.tokens, sampled.finite)
         output.logprobs = sampled.logprobs
         return output
-
-    def _forward(self, batch: StepBatch) -> Tensor:
-        """Returns the residual stream [T, hidden_size] after all layers."""
-        plan = self._attention.plan(batch.starts, batch.counts, batch.block_tables, batch.drafts)
-        by_length = self._decoder.config.prefix_positions is not None
-        inputs = DecoderInputs(
-            tokens=_int64(batch.tokens),
-            positions=_int64(batch.positions),
-            slot_mapping=_int64(batch.slot_mapping),
-            prompt_lens=_int64(np.repeat(batch.params["prompt_len"], batch.counts)) if by_length else None,
-        )
-        return self._decoder.forward(inputs, self.cache, partial(self._attention.run, plan))
 
     def _prompt_logprobs(self, hidden: Tensor, batch: StepBatch) -> list[plan_pb2.RowLogprobs]:
         """Returns log-probabilities of prompt tokens for the rows that request them.
@@ -277,7 +298,3 @@ def load_decoder(
         raise
     log.info("transformers computes the model", why=choice.why_not_own, architecture=decoder.config.architecture)
     return decoder
-
-
-def _int64(array: NDArray[np.integer]) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64))

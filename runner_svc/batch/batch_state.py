@@ -37,7 +37,7 @@ from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.batch.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.batch.plan_columns import PlanColumns
 from runner_svc.batch.plan_continuation import Appends, PlanContinuation
-from runner_svc.interface.backend import AdmittedSlot, SlotChanges
+from runner_svc.interface.backend import AdmittedSlot, ForcedTokens, SlotChanges
 from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params
 from runner_svc.interface.step import StepBatch, StepOutput, run_positions
 
@@ -104,6 +104,7 @@ class BatchState:
         if len(columns.append_slots):
             self._tables[columns.append_slots, columns.append_indexes] = columns.append_blocks
         self._counters = counters
+        forced = self._append_forced(columns) if len(columns.extent_forced) else ()
         rows = np.flatnonzero(~counters.failed[columns.extent_slots])
         batch = self._batch(columns, rows) if len(rows) else None
         if batch is not None:
@@ -115,7 +116,7 @@ class BatchState:
         if batch is not None and self._gathers_inputs:
             self._continuation = PlanContinuation.after(plan, batch, epochs, counters, self._limits)
         return AppliedPlan(
-            SlotChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
+            SlotChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks, forced),
             columns.copy_sources,
             columns.copy_targets,
             len(columns.extent_slots),
@@ -124,6 +125,17 @@ class BatchState:
             len(columns.extent_drafts) > 0,
             epochs,
         )
+
+    def _append_forced(self, columns: PlanColumns) -> list[ForcedTokens]:
+        """Appends the plan's forced tokens to the sequences that have not failed, whose counters include them."""
+        counters, forced, end = self._counters, [], 0
+        for slot, count in zip(columns.extent_slots.tolist(), columns.extent_forced.tolist(), strict=True):
+            begin, end = end, end + count
+            if count and not counters.failed[slot]:
+                first = int(counters.num_tokens[slot]) - count
+                self._tokens[slot, first : first + count] = columns.forced_tokens[begin:end]
+                forced.append(ForcedTokens(slot, first, columns.forced_tokens[begin:end]))
+        return forced
 
     def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
         """Applies a plan that continues the last one; returns None for any other plan."""
@@ -252,7 +264,7 @@ class BatchState:
         state = self._states[slot] = SlotState.admitted(admission, self._tokens[slot])
         self._params[slot] = row_params(admission)
         self._epochs[slot] += 1
-        return AdmittedSlot(state, self._params[slot], len(tokens), blocks)
+        return AdmittedSlot(state, self._params[slot], len(tokens), blocks, admission.num_computed)
 
     def _batch(self, columns: PlanColumns, rows: NDArray[np.intp]) -> StepBatch:
         slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]

@@ -88,6 +88,7 @@ class PlanCheck:
     def __init__(self, limits: Limits, counters: SlotCounters) -> None:
         self._limits = limits
         self._counters = counters
+        self._admitted: set[int] = set()  # slots
 
     def run(self, plan: plan_pb2.Plan, columns: PlanColumns) -> SlotCounters:
         """Applies releases, admissions and appends to the counters, checks extents against them, and returns them.
@@ -136,6 +137,7 @@ class PlanCheck:
             raise PlanFault(
                 f"{name}: num_computed is {admission.num_computed} with {num_tokens} tokens and {len(blocks)} blocks"
             )
+        self._admitted.add(slot)
         counters.resident[slot] = True
         counters.computed[slot] = admission.num_computed
         counters.num_tokens[slot] = num_tokens
@@ -181,6 +183,8 @@ class PlanCheck:
             raise PlanFault(f"the extents have {total} positions, must be at most {limits.max_step_tokens}")
         # A failed sequence has no token at its next row's start; that row is skipped, not refused.
         alive = ~counters.failed[slots]
+        if len(columns.extent_forced):
+            self._forced(columns, alive)
         computed, known = counters.computed[slots], counters.num_tokens[slots]
         if limits.max_drafts or len(columns.extent_drafts) or starts.min() < 0:
             starts, known = self._bounds(columns, alive)
@@ -196,6 +200,27 @@ class PlanCheck:
             "extent", sampled & (ends != known), "a token sampled at {} would replace one: {} are known", ends, known
         )
         _require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
+
+    def _forced(self, columns: PlanColumns, alive: NDArray[np.bool_]) -> None:
+        """Checks the tokens that the plan appends to its rows' sequences, and counts them as known."""
+        counters, slots, tokens = self._counters, columns.extent_slots, columns.forced_tokens
+        forced = columns.extent_forced.astype(np.int32)
+        _require("forced token", (tokens < 0) | (tokens >= self._limits.vocab_size), "there is no token {}", tokens)
+        flags, has_some = columns.extent_flags, forced > 0
+        drafting = (_row_drafts(columns) > 0) | (columns.extent_starts < 0)
+        _require("extent", has_some & drafting, "{} forced tokens, but no start or drafts", forced)
+        awaiting = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
+        _require("extent", has_some & (flags != awaiting), "flags {} of a row with forced tokens, must be 3", flags)
+        if not self._admitted.isdisjoint(slots[has_some].tolist()):
+            raise PlanFault("a sequence is admitted with forced tokens: they belong to its other tokens")
+        known = counters.num_tokens[slots]
+        # A row in flight that awaits its mask has computed the last known token, and its own is not known yet.
+        unknown = alive & has_some & ((counters.spread[slots] > 0) | (counters.computed[slots] >= known))
+        _require("extent", unknown, "forced tokens after position {}, whose token is not known", known)
+        beyond = alive & has_some & (known + forced >= self._limits.context_length)
+        _require("extent", beyond, "{} forced tokens after {} known ones are beyond the context", forced, known)
+        counters.num_tokens[slots[alive]] += forced[alive]
+        counters.recorded[slots[alive]] += forced[alive]
 
     def _bounds(self, columns: PlanColumns, alive: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Checks the rows without start and the drafts; returns starts and known tokens, int32 [rows] each.

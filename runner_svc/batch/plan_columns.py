@@ -26,7 +26,10 @@ def int32_column(name: str, data: bytes) -> NDArray[np.int32]:
 
 @dataclass(slots=True, eq=False)
 class PlanColumns:
-    """The columns of one plan: int32, except flags and drafts (uint8). Columns of one table have equal lengths."""
+    """The columns of one plan: int32, except flags, drafts and numbers of forced tokens (uint8).
+
+    Columns of one table have equal lengths.
+    """
 
     releases: NDArray[np.int32]
     append_slots: NDArray[np.int32]
@@ -39,6 +42,8 @@ class PlanColumns:
     extent_counts: NDArray[np.int32]
     extent_flags: NDArray[np.uint8]
     extent_drafts: NDArray[np.uint8]  # empty if no row drafts
+    extent_forced: NDArray[np.uint8]  # empty if no token is appended
+    forced_tokens: NDArray[np.int32]  # [extent_forced.sum()]
 
     @classmethod
     def read(cls, plan: plan_pb2.Plan) -> PlanColumns:
@@ -55,6 +60,8 @@ class PlanColumns:
             int32_column("extent_counts", plan.extent_counts),
             np.frombuffer(plan.extent_flags, np.uint8),
             np.frombuffer(plan.extent_drafts, np.uint8),
+            np.frombuffer(plan.extent_forced, np.uint8),
+            int32_column("forced_tokens", plan.forced_tokens),
         )
         _require_equal("append", columns.append_slots, columns.append_indexes, columns.append_blocks)
         _require_equal("copy", columns.copy_sources, columns.copy_targets)
@@ -63,6 +70,11 @@ class PlanColumns:
         )
         if len(columns.extent_drafts):
             _require_equal("extent", columns.extent_slots, columns.extent_drafts)
+        if len(columns.extent_forced):
+            _require_equal("extent", columns.extent_slots, columns.extent_forced)
+        num_forced = int(columns.extent_forced.sum(dtype=np.int64))
+        if num_forced != len(columns.forced_tokens):
+            raise PlanFault(f"there are {len(columns.forced_tokens)} forced tokens, the rows have {num_forced}")
         return columns
 
 

@@ -87,7 +87,8 @@ class PlanContinuation:
             and plan.extent_slots == self.slots
             and plan.extent_counts == self.counts
             and plan.extent_flags == self.flags
-            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets or plan.extent_drafts)
+            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets)
+            and not (plan.extent_drafts or plan.extent_forced or plan.forced_tokens)
         )
 
     def advance(self, plan: plan_pb2.Plan, appends: Appends, counters: SlotCounters, limits: Limits) -> bool:

@@ -121,7 +121,11 @@ class Decoder:
     """The model: embeddings, layers, final norm, head."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, arithmetic: Arithmetic = PLAIN) -> None:
-        self._embeddings = weights.embeddings
+        self.embeddings = weights.embeddings
+        self.taps: tuple[int, ...] = ()
+        """Layers whose inputs `forward` leaves in `tapped`; one behind the last stands for its output."""
+        self.tapped: list[Tensor] = []
+        """[T, hidden_size] each, in the order of the layers."""
         self._positions = weights.positions
         self._layers: list[DecoderLayer] = []
         sinks: list[Tensor | None] = []
@@ -137,19 +141,32 @@ class Decoder:
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the residual stream [T, hidden_size], which `logits` reads."""
-        hidden = functional.embedding(inputs.tokens, self._embeddings)
+        hidden = functional.embedding(inputs.tokens, self.embeddings)
         if self.config.model.embedding_scale != 1.0:
             hidden = hidden * self.config.model.embedding_scale
         if self._positions is not None:
             hidden = hidden + functional.embedding(inputs.positions, self._positions)
         rotations = [rope.rotation(inputs.positions, inputs.prompt_lens) for rope in self._ropes]
+        states = [hidden] if self.taps else None
         for layer in self._layers:
             hidden = layer.forward(hidden, inputs.slot_mapping, rotations, cache, attention)
+            if states is not None:
+                states.append(hidden)
+        if states is not None:
+            self.tapped = [states[index] for index in self.taps]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [L, vocab_size] for L positions of the residual stream, [L, hidden_size]."""
-        logits = self._head(self._norm(hidden)).float()
+        return self.head(self.final_states(hidden))
+
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        return self._norm(hidden)
+
+    def head(self, states: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        logits = self._head(states).float()
         finish_logits(logits, self.config.model)
         return logits
 

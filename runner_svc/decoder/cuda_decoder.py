@@ -190,6 +190,10 @@ class CudaDecoder:
                 hidden.add_now(stream, attended, self._output[index])
             else:
                 hidden.add(stream, attended, self._output[index])
+                is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
+                if is_normed:
+                    normed = out
+                    continue
                 takes = mlp.takes(num_tokens)
                 normed = self._norm(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
             is_normed = self._add_experts_and_norm(stream, index, mlp, normed, hidden, fusions.activating)
@@ -208,6 +212,21 @@ class CudaDecoder:
         if weight is None or isinstance(normed, QuantizedRows):
             return False
         mlp.add_to_normed(stream, normed, hidden.residual, weight, self.config.norm_eps, activating)
+        return True
+
+    def _enter_experts_and_norm(
+        self, stream: int, index: int, mlp: CudaMlp, hidden: Hidden, normed: Tensor, activating: Activating
+    ) -> bool:
+        """Adds the last product and a layer's experts, and makes `normed` the next layer's.
+
+        Does nothing and returns False where that is impossible in few launches.
+        """
+        if not isinstance(mlp, CudaExpertMlp) or not self.config.is_plain or index + 1 == len(self.layers):
+            return False
+        weight, next_weight = self.layers[index].mlp_norm, self.layers[index + 1].attention_norm
+        if weight is None or next_weight is None or hidden.last is None or not mlp.enters(len(normed), activating):
+            return False
+        mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, self.config.norm_eps)
         return True
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:

@@ -92,6 +92,7 @@ class CudaExpertMlp:
         shared = weights.shared
         self._shared_gate_up = CudaLinear(shared.gate_up, linear) if shared is not None else None
         self._shared_down = CudaLinear(shared.down, linear) if shared is not None else None
+        self._may_enter = shared is None and router.weight.dtype is self._gate_up.dtype
         # A router has biases or corrections, and its configuration says which.
         self._router_bias = router.bias.float() if router.bias is not None else weights.corrections
 
@@ -170,6 +171,39 @@ class CudaExpertMlp:
         y, plan, _ = self._outputs(stream, normed, activating)
         bias = self._weights.down_bias
         self._launchers.rows.combine_norm(stream, y, bias, plan, residual, norm_weight, normed, eps)
+
+    def enters(self, rows: int, activating: Activating) -> bool:
+        """Returns whether `enter_and_norm` is for a step of `rows` rows."""
+        entry = self._launchers.entry
+        return (
+            entry is not None
+            and self._may_enter
+            and activating is Activating.GATHERING_PRODUCT
+            and uses_tiles(self._config, rows)
+            and entry.fits(rows)
+        )
+
+    def enter_and_norm(
+        self,
+        stream: int,
+        product: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        normed: Tensor,
+        next_norm: Tensor,
+        eps: float,
+    ) -> None:
+        """Adds `product`, then the experts of its norm, to `residual`, whose next norm `normed` becomes.
+
+        Only for steps that it `enters`.
+        """
+        launchers, plan = self._launchers, self._space.plan.rows(len(residual))
+        if launchers.entry is None:
+            raise TypeError("the model has no launcher for what is before its experts")
+        router, bias = self._router.weight, self._router_bias
+        launchers.entry(stream, product, residual, norm_weight, normed, router, bias, plan, self._gate_up, eps)
+        y = self._own(stream, launchers.gathering, normed, plan)
+        launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, next_norm, normed, eps)
 
     def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
         """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""

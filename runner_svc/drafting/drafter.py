@@ -6,10 +6,16 @@ a drafter may guess in any way, but it must not read the token buffer at or beyo
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.step import StepBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Drafter(Protocol):
@@ -30,3 +36,43 @@ class Drafter(Protocol):
         `tokens`: the token buffer [slots + 1, context_length]. `slots` [L], `counters` [L]: number of known tokens of
         each; only `tokens[slot, :counter]` may be read. `most` [L]: maximum number of proposals of each row, >= 0.
         """
+
+
+@runtime_checkable
+class SlotDrafter(Drafter, Protocol):
+    """A drafter that keeps state of its own for each slot or block."""
+
+    def change(self, changes: SlotChanges, tables: NDArray[np.int32]) -> None:
+        """Follows admissions, then appends.
+
+        `tables` [slots + 1, W]: the block tables after the changes; the backend's own array, which stays the same.
+        """
+
+    def settle(self, slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
+        """Notes that the drafts of `slots` [L] were accepted or not: `counters` [L] tokens of each are known now."""
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies what it keeps of whole blocks; all sources are read before any target is written."""
+
+
+@runtime_checkable
+class HiddenDrafter(SlotDrafter, Protocol):
+    """A drafter that reads the model's own states, which come with the steps that the model computes anyway."""
+
+    max_drafts: int
+    """Most tokens that it proposes for a row."""
+
+    def observe(self, slots: NDArray[np.int32], counters: NDArray[np.int32], states: Tensor) -> None:
+        """Takes the states from which the last known tokens were drawn, after a step has drawn and accepted them.
+
+        `counters` [L]: number of known tokens of `slots` [L]. `states`: float32 [L, hidden_size] after the final norm,
+        of the position before each slot's last known token.
+        """
+
+
+@runtime_checkable
+class FollowingDrafter(SlotDrafter, Protocol):
+    """A drafter that reads the model's states at all positions."""
+
+    def follow(self, batch: StepBatch, hidden: Tensor) -> None:
+        """Takes the hidden states [T, hidden_size] of a gathered batch, right after the model has computed them."""

@@ -183,6 +183,7 @@ class CudaBackend:
             self._copy(stream, buffers.input, steps.packed, step.used)
             if changes is not None:
                 self._scatter(stream, self._slots.words, changes.tensor(steps.packed), int(changes.array[0]))
+            self._prepare_drafts(stream, batch, rows, records)
             hidden = forward(stream)
             prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets) if hidden is not None else []
             forwarded = device.event()
@@ -215,6 +216,9 @@ class CudaBackend:
         mixed = self._steps.pack_mixed(step, batch, mixed_bucket)
         replay = partial(self._mixed_graphs.replay, mixed_bucket) if mixed_bucket is not None else None
         return mixed.rows, partial(self._steps.run_mixed, step=mixed, replay=replay)
+
+    def _prepare_drafts(self, stream: int, batch: StepBatch, rows: PackedRows, records: PlacedRecords) -> None:
+        """Launches what a drafter needs before the forward pass; a backend without one needs nothing."""
 
     def _replay_decode(self, bucket: int, stream: int) -> None:
         self._graphs.replay(bucket)
@@ -353,7 +357,12 @@ class CudaBackend:
         cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)
         profile = self._device.profile(partial(self._run_largest, self._make_steps(cache)))
         progress("profiling the largest step", 1.0)
-        return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._cache_dtype))
+        return profile.num_blocks(sizes.gpu_memory, self._block_bytes)
+
+    @property
+    def _block_bytes(self) -> int:
+        """Bytes of a block of the pool."""
+        return KVCache.block_bytes(self._decoder.config, self._sizes.block_size, self._cache_dtype)
 
     def _run_largest(self, steps: CudaSteps) -> None:
         sizes = self._sizes

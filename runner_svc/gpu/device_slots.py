@@ -5,7 +5,7 @@ There is one row per slot; the last one belongs to the dummy slot. Its table sta
 were sampled after their slot had passed to another sequence.
 
 A slot's counter is its number of known tokens, for steps whose first positions the host does not know. Only a backend
-that drafts has them. An admission writes it, and then only the kernel that accepts tokens.
+that drafts has them. An admission writes it, then the kernel that accepts tokens, and a plan that appends some.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeviceSlots:
 
         int32 [8 + 3 * n + data]: a header whose first word is the number of segments n; the segments' offsets in
         `words`, their offsets in the data, and their lengths, n each; then the data. Segments never overlap: a table's
-        appends lie beyond the blocks that its admission wrote.
+        appends lie beyond the blocks that its admission wrote, and no plan appends tokens to a sequence that it admits.
         """
         parts: list[NDArray[np.int32]] = []
         targets: list[int] = []
@@ -67,6 +67,12 @@ class DeviceSlots:
                 parts.append(np.array([admitted.num_tokens], np.int32))
                 targets.append(self._counters_begin + slot)
                 self.num_blocks[slot] = len(admitted.blocks)
+        for forced in changes.forced:
+            parts.append(forced.tokens)
+            targets.append(forced.slot * self._context_length + forced.first)
+            if self._counted:
+                parts.append(np.array([forced.first + len(forced.tokens)], np.int32))
+                targets.append(self._counters_begin + forced.slot)
         lengths = [len(part) for part in parts]
         if self._counted:
             np.add.at(self.num_blocks, changes.append_slots, 1)

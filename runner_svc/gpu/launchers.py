@@ -17,6 +17,7 @@ from runner_svc.cuda.drafts.ngram import NgramDraft
 from runner_svc.cuda.drafts.place import PlaceDrafts
 from runner_svc.cuda.drafts.records import ExpandRecords
 from runner_svc.cuda.embed import Embed
+from runner_svc.cuda.experts.expert_entry import ExpertEntry
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
@@ -108,7 +109,7 @@ class CudaLaunchers(StepLaunchers):
 
     `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
     rows, by their blocks per multiprocessor. `expert_variants`: those of experts' products, by the most rows of a job
-    and their blocks per multiprocessor. `all_plain`: quantized matrices become plain ones.
+    and their blocks per multiprocessor.
     """
 
     def __init__(
@@ -119,12 +120,10 @@ class CudaLaunchers(StepLaunchers):
         overlap: bool = True,
         skinny_blocks: Sequence[int] = (1, 2),
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
-        all_plain: bool = False,
     ) -> None:
         super().__init__(config, dtype, overlap=overlap)
         self._config = config
         self._skinny_blocks = skinny_blocks
-        self._all_plain = all_plain
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
@@ -138,7 +137,7 @@ class CudaLaunchers(StepLaunchers):
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, dtype=self._dtype, all_plain=self._all_plain),
+            prepare=partial(prepared, dtype=self._dtype),
             rounding_norm=self._rounding_norm(),
         )
 
@@ -207,7 +206,14 @@ class CudaLaunchers(StepLaunchers):
             shared_activation=ActivationMul(shared, self._dtype, experts.activation, overlap=self._overlap)
             if shared is not None
             else None,
+            entry=self._entry(experts),
         )
+
+    def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
+        variant, hidden_size = TilesVariant(_TILES_JOB_ROWS, gathers=True), self._config.hidden_size
+        if not ExpertEntry.supports(experts, hidden_size):
+            return None
+        return ExpertEntry(experts, hidden_size, self._dtype, variant, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
         return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)

@@ -12,7 +12,6 @@ import torch
 from runner_svc.catalog.source import model_folder
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
-from runner_svc.gguf.kept_blocks import METHOD
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.gpu.transformers_loading import load_on_gpu
@@ -30,7 +29,7 @@ from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
 
-_NOT_TIMED = ("dtype", "random_weights", "timings")
+_NOT_TIMED = ("dtype", "timings")
 """Options that change no times, or that the key of the timings has anyway."""
 
 
@@ -50,8 +49,9 @@ class GpuOptions:
     decoder: DecoderSetting = "auto"
     timings: Literal["reuse", "measure"] = "reuse"
     on_load: OnLoad = NOTHING
-    tries_formats: bool = False
-    """Whether quantized weights are served: their kernels have not been tried in whole models yet."""
+    draft: str = ""
+    max_drafts: int = 0
+    """What drafts and how many tokens, or nothing: `make` makes it, and times of steps depend on it."""
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
@@ -104,18 +104,15 @@ def _own(
     progress: Progress,
     make: MakeBackend,
 ) -> CudaBackend:
-    if not options.tries_formats:
-        refuse_formats(config, options.on_load)
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     model = _described(name, folder, config, dtype, cache_folder, options, progress)
-    if options.tries_formats:  # otherwise all become plain
-        model.weight_formats = weight_formats(config, options.on_load)
+    model.weight_formats = weight_formats(config, options.on_load)
     if options.random_weights:
         weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
     else:
         check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
-    launchers = CudaLaunchers(config, dtype, all_plain=not options.tries_formats)
+    launchers = CudaLaunchers(config, dtype)
     return make(
         model,
         config,
@@ -126,20 +123,6 @@ def _own(
         progress,
         _kept_timings(cache_folder, raw, dtype, options),
     )
-
-
-def refuse_formats(config: ModelConfig, on_load: OnLoad) -> None:
-    """Raises UnsupportedModel for quantized weights, but for the blocks of GGUF files, which become plain numbers."""
-    if on_load.name:
-        raise UnsupportedModel(
-            f"Weights are quantized while they are loaded ({on_load.name}) only on the CPU so far: set quantization to "
-            "'none' and quantize_head to false, or device to 'cpu'."
-        )
-    if config.quantization is not None and config.quantization.method != METHOD:
-        raise UnsupportedModel(
-            f"The model is quantized ({config.quantization.method}), which only the CPU serves so far: set device to "
-            "'cpu', or use a checkpoint in float16 or bfloat16."
-        )
 
 
 def check_experts(config: ModelConfig, dtype: torch.dtype, memory: int) -> None:

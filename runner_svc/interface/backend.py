@@ -9,6 +9,7 @@ the caller can launch the next batch before the current one is done.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -53,16 +54,27 @@ class AdmittedSlot:
     params: np.void  # a record of ROW_PARAMS
     num_tokens: int  # number of leading state.tokens that are known
     blocks: NDArray[np.int32]  # its block table so far
+    num_computed: int  # number of leading positions whose KV is in these blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForcedTokens:
+    """Tokens that a plan appends to the sequence in a slot."""
+
+    slot: int
+    first: int  # position of the first of them: the number of tokens before it
+    tokens: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotChanges:
-    """Changes of the slots by a plan: first admissions, then appends to block tables."""
+    """Changes of the slots by a plan: first admissions, then appends to block tables and of tokens."""
 
     admitted: list[AdmittedSlot]  # only admissions whose token ids are all in the vocabulary
     append_slots: NDArray[np.int32]  # [A]
     append_indexes: NDArray[np.int32]  # [A] index in the slot's table
     append_blocks: NDArray[np.int32]  # [A]
+    forced: Sequence[ForcedTokens] = ()  # at most one for each slot
 
 
 @runtime_checkable

@@ -119,6 +119,26 @@ class RoutingLauncher(Protocol):
     ) -> None: ...
 
 
+class EntryLauncher(Protocol):
+    """As `runner_svc.cuda.experts.expert_entry.ExpertEntry`."""
+
+    def fits(self, rows: int) -> bool: ...
+
+    def __call__(
+        self,
+        stream: int,
+        product: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        router: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        gate_up: Tensor,
+        eps: float,
+    ) -> None: ...
+
+
 class ExpertRowsLauncher(Protocol):
     """As `runner_svc.cuda.experts.expert_rows.ExpertRows`."""
 
@@ -196,3 +216,5 @@ class ExpertLaunchers:
     has_grouped: bool
     # Of an expert that computes every row.
     shared_activation: ActivationLauncher | None = None
+    # What adds, norms and routes some hundred rows before `gathering`; None where it lacks the model's sizes.
+    entry: EntryLauncher | None = None

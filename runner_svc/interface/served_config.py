@@ -22,6 +22,10 @@ class ServedConfig(CachedHeads, Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the states that the head reads."""
+
+    @property
     def num_heads(self) -> int: ...
 
     @property

@@ -96,6 +96,16 @@ class Sampler:
         return SampledRows(sampled, finite_rows, logprobs)
 
     @torch.inference_mode()
+    def tokens(self, logits: Tensor, params: NDArray[np.void], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns the token at each of `positions` [L], drawn from `logits` [L, vocab_size]: int32 [L].
+
+        `params` [L]: records of ROW_PARAMS. Tokens are arbitrary where logits are not finite.
+        """
+        best, tokens = logits.max(dim=1)
+        self._choose(logits, best, tokens, params, positions, torch.isfinite(best).cpu().numpy())
+        return tokens.to(torch.int32).cpu().numpy()
+
+    @torch.inference_mode()
     def prompt_logprobs(self, logits: Tensor, batch: StepBatch, row: int) -> plan_pb2.RowLogprobs:
         """Scores the prompt tokens after the first `n = batch.num_scored(row)` positions of the row, unadjusted.
 

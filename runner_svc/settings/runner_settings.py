@@ -91,32 +91,35 @@ class RunnerSettings(ServiceSettings):
     )
     quantization: Literal["none", "fp8", "fp8-block", "int4"] = Field(
         "none",
-        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded, on the CPU only so far. "
-        "fp8: a scale for each row, and for each token. fp8-block: scales for blocks of 128 x 128, and for each token "
-        "and 128 columns. int4: groups of 128, 64 or 32 columns, rounded to nearest "
-        "without calibration, so that checkpoints made by GPTQ or AWQ answer better.",
+        description="Quantizes the layers' matrices of a plain checkpoint while it is loaded. fp8: a scale for each "
+        "row, and for each token. fp8-block: scales for blocks of 128 x 128, and for each token and 128 columns. int4: "
+        "groups of 128, 64 or 32 columns, rounded to nearest without calibration, so that checkpoints made by GPTQ or "
+        "AWQ answer better.",
         json_schema_extra=tuning("a model's weights take too much memory"),
     )
     quantize_head: bool = Field(
         False,
-        description="Holds the head in FP8, whatever the layers are in, on the CPU only so far: a scale for each token "
-        "of the vocabulary. "
+        description="Holds the head in FP8, whatever the layers are in: a scale for each token of the vocabulary. "
         "Embeddings that are tied to it stay as they are.",
         json_schema_extra=tuning("a decode step's time counts more than small differences in the logits"),
     )
     draft: str = Field(
         "",
         description="What drafts tokens that the model then verifies, several in one step; '': nothing does. ngram: "
-        "what followed the longest recent match of a sequence's last tokens. Texts do not depend on it. On the CPU "
-        "only so far (docs/speculation.md).",
-        json_schema_extra=tuning("answers quote their prompts, as edits, extractions and code do"),
+        "what followed the longest recent match of a sequence's last tokens. On the CPU only so far: model:PATH, what "
+        "a small model with the same tokens draws, PATH as of the setting model; medusa:PATH, Medusa's heads; "
+        "eagle:PATH, EAGLE's draft layer. Texts do not depend on it (docs/speculation.md).",
+        json_schema_extra=tuning(
+            "answers quote their prompts, as edits, extractions and code do, or a much smaller "
+            "model of the same family mostly agrees"
+        ),
     )
     max_drafts: int = Field(
         7,
         ge=1,
         le=15,
         description="Maximum number of tokens that a sequence drafts in one step. The scheduler chooses fewer where "
-        "they do not pay.",
+        "they do not pay. A GPU takes at most 7.",
         json_schema_extra=tuning("texts are quoted word for word and longer drafts would be accepted"),
     )
     weights: Literal["checkpoint", "random"] = Field(

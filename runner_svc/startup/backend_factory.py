@@ -13,16 +13,15 @@ import structlog
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
+from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
+from runner_svc.startup.drafters import cpu_drafter, hash_drafter
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
-    from runner_svc.drafting.drafter import Drafter
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
-DRAFTS_ON_GPU = False
-"""Whether a GPU drafts: not before steps that verify have run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -60,15 +59,13 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, tries_formats: bool = False) -> Backend:
+def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
 
-    `tries_formats`: see `runner_svc.gpu.loading.GpuOptions`; it lets a GPU draft, too.
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
-    _refuse_drafts(settings, device, tries_formats)
     if device == "cuda":
-        return _gpu_backend(settings, progress, tries_formats)
+        return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
         try:
@@ -78,6 +75,10 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress, *, 
                 "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
             ) from error
     _refuse_quantization(settings, device)
+    if settings.draft and device == "null":
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but the test backend 'null' verifies nothing: set draft to ''"
+        )
     return _test_backend(settings, device)
 
 
@@ -101,11 +102,13 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             eos_probability=given.eos_probability,
             step_ms=given.step_ms,
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
-            drafter=oracle or _drafter(settings),
+            drafter=oracle,
             max_drafts=settings.max_drafts,
         )
         if oracle is not None:
             oracle.backend = backend
+        elif (drafter := hash_drafter(settings, backend)) is not None:
+            backend.draft_with(drafter, settings.max_drafts)
         return backend
     from runner_svc.backends.null_backend import NullBackend
 
@@ -118,24 +121,6 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         context_length=context_length,
         step_ms=given.step_ms,
     )
-
-
-def _drafter(settings: RunnerSettings) -> Drafter | None:
-    """Returns the drafter that `draft` names; None: nothing drafts."""
-    if not settings.draft:
-        return None
-    from runner_svc.drafting.ngram import NgramDrafter
-
-    return NgramDrafter()
-
-
-def _refuse_drafts(settings: RunnerSettings, device: str, tries: bool) -> None:
-    reasons = {"cuda": "a GPU can't verify drafts yet", "null": "the test backend 'null' verifies nothing"}
-    if device == "cuda" and (tries or DRAFTS_ON_GPU):
-        return
-    if settings.draft and device in reasons:
-        instead = ", or device to 'cpu'" if device == "cuda" else ""
-        raise UnusableSettings(f"draft is {settings.draft!r}, but {reasons[device]}: set draft to ''{instead}")
 
 
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
@@ -178,7 +163,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         max_step_tokens=sizes.max_step_tokens,
         decoder=settings.decoder,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
-        drafter=_drafter(settings),
+        make_drafter=cpu_drafter(settings, progress),
         max_drafts=settings.max_drafts,
     )
     if settings.context_length is not None:
@@ -186,7 +171,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     return backend
 
 
-def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bool) -> Backend:
+def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
     from runner_svc.cuda.module import LOADS
@@ -195,7 +180,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
     from runner_svc.startup.gpu_probe import failure
 
     choose_kernel_cache(settings.cache_dir)
-    options, make = _gpu_options(settings, tries_formats), _gpu_backend_kind(settings)
+    options, make = _gpu_options(settings), _gpu_backend_kind(settings)
     try:
         backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make)
     except OutOfMemory as error:
@@ -221,11 +206,17 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, tries_formats: bo
 
 
 def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
-    """Returns what makes the backend. Raises UnusableSettings for more drafts than a GPU verifies."""
+    """Returns what makes the backend. Raises UnusableSettings for what a GPU can't draft."""
     from runner_svc.gpu.backend import CudaBackend
 
     if not settings.draft:
         return CudaBackend
+    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
+    if what := computed.get(draft_parts(settings.draft)[0]):
+        raise UnusableSettings(
+            f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
+            "to 'cpu'"
+        )
     from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 
@@ -237,7 +228,7 @@ def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
     return partial(DraftingCudaBackend, drafts=DraftOptions(settings.draft, settings.max_drafts))
 
 
-def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
+def _gpu_options(settings: RunnerSettings) -> GpuOptions:
     import torch
 
     from runner_svc.gpu.loading import GpuOptions
@@ -257,7 +248,8 @@ def _gpu_options(settings: RunnerSettings, tries_formats: bool) -> GpuOptions:
         decoder=settings.decoder,
         timings=settings.timings,
         on_load=OnLoad(settings.quantization, settings.quantize_head),
-        tries_formats=tries_formats,
+        draft=settings.draft,
+        max_drafts=settings.max_drafts if settings.draft else 0,
     )
 
 

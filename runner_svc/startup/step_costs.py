@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import structlog
 
-from roster_common.link_protocol import SAMPLE_FLAG
+from roster_common.link_protocol import GRAPH_DRAFTS, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.execution.runner import Runner
+from runner_svc.settings.drafter_names import MEDUSA, draft_parts
 from runner_svc.timings.start_timings import COST_FIELDS, StartTimings
 
 GPU_SECONDS, CPU_SECONDS = 2.0, 0.4
@@ -58,9 +59,9 @@ def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     slots = hello.num_slots
     cases = [Step(1, 256), Step(0, 0, 64), Step(min(8, slots), 256), Step(0, 0, 256), Step(min(8, slots - 1), 256, 64)]
     if most := hello.max_drafts:
-        few, many = min(8, slots), min(64, slots)
+        few, many, half = min(8, slots), min(64, slots), _half(most)
         cases[3:3] = [Step(1, 256, drafts=most), Step(few, 256, drafts=most)]
-        cases += [Step(1, 256, drafts=-(-most // 2)), Step(many, 256, drafts=-(-most // 2))]
+        cases += [Step(1, 256, drafts=half), Step(many, 256, drafts=half), Step(min(256, slots), 256, drafts=1)]
     cases += [
         Step(min(64, slots), 256),
         Step(0, 0, 1024),
@@ -73,6 +74,11 @@ def steps_to_measure(hello: plan_pb2.Hello) -> list[Step]:
     return list(dict.fromkeys(possible))
 
 
+def _half(most: int) -> int:
+    """Returns about half as many drafts, a number that has graphs of its own: others cost as much as the next."""
+    return max((drafts for drafts in GRAPH_DRAFTS if 2 * drafts <= most), default=most)
+
+
 def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
     """Returns the step, with shorter contexts if the cache or the model requires it; None if the runner can't execute
     it."""
@@ -83,7 +89,7 @@ def _fitting(step: Step, hello: plan_pb2.Hello) -> Step | None:
     if not step.rows:
         return step if -(-end // size) < hello.num_blocks else None
     each = (hello.num_blocks - 1 - -(-end // size)) // step.rows * size
-    context = min(step.context, longest // 2, longest - 2 - step.drafts, each - max(_MOST_STEPS, 1 + step.drafts))
+    context = min(step.context, longest // 2, longest - 3 - step.drafts, each - max(_MOST_STEPS, 2 + step.drafts))
     return replace(step, context=context) if context > 0 else None
 
 
@@ -143,9 +149,12 @@ class _Measurement:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.hello = runner.hello()
+        self._draws_first = draft_parts(self.hello.drafter)[0] == MEDUSA
+        """Whether a row drafts only after a step that drew its last token."""
         self._rng = np.random.default_rng(0)
         self._in_flight: deque[LaunchedPlan] = deque()
         self._filled = 0
+        self._written: set[int] = set()  # blocks that steps wrote to since they were filled, and copies of such
         runner.reset()
 
     def fill_cache(self, step: Step) -> None:
@@ -154,18 +163,35 @@ class _Measurement:
         Blocks that no step reads stay untouched: on a CPU, filling them takes longer than the steps.
         """
         size = self.hello.block_size
-        if not self._filled:
-            plan = plan_pb2.Plan(admissions=[self._admission(0, size, 0, np.array([1]))])
-            _set_extents(plan, [(0, 0, size, 0)])
-            self._execute([plan])
-            self._filled = 1
+        if not self._filled or (step.drafts and 1 in self._written):
+            self._runner.reset()
+            self._execute(self._first_block())
+            self._filled = max(self._filled, 1)
         most = step.rows * self._blocks(step) + -(-step.start // size) + 1
         targets = np.arange(self._filled + 1, min(most, self.hello.num_blocks) + 1)
         self._filled += len(targets)
+        if step.drafts:  # what a draft model computed of blocks that earlier rows wrote to does not count
+            targets = np.concatenate([targets, sorted(self._written - {1, *targets.tolist()})]).astype(np.int64)
+            self._written.clear()
+        elif 1 in self._written:
+            self._written.update(targets.tolist())
         parts = [targets[at : at + _COPIED_BLOCKS] for at in range(0, len(targets), _COPIED_BLOCKS)]
         for part in parts:
             ones = np.ones(len(part), "<i4").tobytes()
             self._execute([plan_pb2.Plan(copy_sources=ones, copy_targets=part.astype("<i4").tobytes())])
+
+    def _first_block(self) -> list[plan_pb2.Plan]:
+        """Returns plans that compute the first block, also that of a draft model, which computes in rows that draft."""
+        size, hello = self.hello.block_size, self.hello
+        room = min(hello.num_blocks * size, hello.model.context_length) - size
+        drafts = hello.max_drafts > 0 and room > 2 and hello.max_step_tokens > 1
+        plan = plan_pb2.Plan(admissions=[self._admission(0, size + drafts, 0, np.arange(1, 2 + drafts), drafts)])
+        _set_extents(plan, [(0, 0, size, 0)])
+        if not drafts:
+            return [plan]
+        drafting = plan_pb2.Plan(extent_drafts=b"\1")
+        _set_extents(drafting, [(0, -1, 2, SAMPLE_FLAG)])
+        return [plan, drafting]
 
     def cost(self, step: Step, warm_up: int, timed: int) -> list[plan_pb2.StepCost]:
         """Executes the step `warm_up` + `timed` times in a row; returns its median time.
@@ -173,7 +199,8 @@ class _Measurement:
         Returns nothing if a row failed, or verified fewer drafts than the step has.
         """
         self._runner.reset()
-        results = self._execute(list(self._plans(step, warm_up + timed)))[warm_up:]
+        results = self._execute(list(self._plans(step, warm_up + timed)))
+        results = (results[1::2] if step.drafts and self._draws_first else results)[warm_up:]
         if any(any(result.statuses) or set(result.drafted) - {step.drafts} for result in results):
             return []
         took_ns = [result.timings.forward_ns + result.timings.sample_ns for result in results]
@@ -192,6 +219,7 @@ class _Measurement:
         """Yields `count` plans with the step's work.
 
         The decoding rows go on from one to the next, but those that draft begin again: their next tokens are unknown.
+        Each of these is preceded by a step that draws a token, where the drafter needs one.
         """
         size, per_row = self.hello.block_size, self._blocks(step)
         chunk, end = step.rows, step.start + step.positions
@@ -205,13 +233,19 @@ class _Measurement:
                 released += range(step.rows)
                 for row in range(step.rows):
                     own = 1 + row * per_row + np.arange(per_row)
+                    self._written.update(own[step.context // size :].tolist())
                     admission = self._admission(row, step.context + 1, step.context, own, step.drafts > 0)
                     plan.admissions.append(admission)
             if step.positions:
                 plan.admissions.append(self._admission(chunk, end, step.start, blocks))
                 released.append(chunk)
+                self._written.update(blocks.tolist())
                 rows.append((chunk, step.start, step.positions, SAMPLE_FLAG))
             plan.releases = np.array(released if number else [], "<i4").tobytes()
+            if step.drafts and self._draws_first:
+                _set_extents(plan, [(row, step.context, 1, SAMPLE_FLAG) for row in range(step.rows)])
+                yield plan
+                plan = plan_pb2.Plan()
             _set_extents(plan, rows)
             if step.drafts:
                 plan.extent_drafts = bytes([step.drafts] * step.rows)
@@ -219,7 +253,7 @@ class _Measurement:
 
     def _blocks(self, step: Step) -> int:
         """Returns the blocks of one decoding row."""
-        most = step.context + max(_MOST_STEPS, 1 + step.drafts)
+        most = step.context + max(_MOST_STEPS, 2 + step.drafts)
         return -(-most // self.hello.block_size) if step.rows else 0
 
     def _admission(

@@ -1,11 +1,10 @@
 """What timings depend on: card, driver and libraries, their variables, the sources, the model's shape, and the sizes.
 
-The card's power limit and locked clocks are not part of it (docs/operators.md).
+Locked clocks are not part of it (docs/operators.md).
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.metadata
 import json
@@ -20,6 +19,7 @@ import torch
 
 from runner_svc.cuda.module import is_portable
 from runner_svc.cuda.sources import PACKAGE, kernel_folder
+from runner_svc.timings.management_library import driver_version, power_limit
 
 _PACKAGES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "transformers", "nvidia-cublas", "nvidia-cublas-cu12")
 _ATTRIBUTES = ("MultiProcessorCount", "ClockRate", "MemoryClockRate", "GlobalMemoryBusWidth")
@@ -57,17 +57,19 @@ def timings_key(config: Mapping[str, Any], dtype: torch.dtype, options: Mapping[
 
 
 def card_key() -> dict[str, str]:
-    """Returns the current GPU's model and its driver. Cards of one model differ in nothing of it."""
+    """Returns the current GPU's model, driver and power limit. Cards of one model differ in their limits alone."""
     import cupy
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    attributes = cupy.cuda.Device().attributes
+    device = cupy.cuda.Device()
+    attributes = device.attributes
     return {
         "card": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "memory": f"{properties.total_memory / 2**30:.0f} GiB",
         **{name: str(attributes.get(name)) for name in _ATTRIBUTES},
-        "driver": _driver_version() or str(cupy.cuda.runtime.driverGetVersion()),
+        "driver": driver_version() or str(cupy.cuda.runtime.driverGetVersion()),
+        "power": power_limit(device.pci_bus_id),
     }
 
 
@@ -81,19 +83,6 @@ def sources_hash(*folders: Path) -> str:
             content = path.read_bytes()
             digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
-
-
-def _driver_version() -> str:
-    """Returns the driver's version, such as "580.159.03", by its management library; "" without that."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        text = ctypes.create_string_buffer(96)
-        if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text))):
-            return ""
-        library.nvmlShutdown()
-        return text.value.decode()
-    except (OSError, AttributeError, UnicodeDecodeError):
-        return ""
 
 
 def _processor() -> str:

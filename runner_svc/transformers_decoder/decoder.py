@@ -28,6 +28,7 @@ class TransformersConfig:
 
     architecture: str
     vocab_size: int
+    hidden_size: int
     num_layers: int  # of the cache: attention calls of a pass
     num_heads: int
     num_kv_heads: int
@@ -49,13 +50,14 @@ class TransformersConfig:
 
     @classmethod
     def of(
-        cls, model: Any, calls: list[TracedCall], vocab_size: int, prefix_positions: int | None
+        cls, model: Any, calls: list[TracedCall], vocab_size: int, hidden_size: int, prefix_positions: int | None
     ) -> TransformersConfig:
         """Reads the sizes off a model and its attention calls. Raises UnsupportedModel if one is not given."""
         text = model.config.get_text_config()
         return cls(
             architecture=type(model).__name__,
             vocab_size=vocab_size,
+            hidden_size=hidden_size,
             num_layers=len(calls),
             num_heads=calls[0].num_heads,
             num_kv_heads=max(call.num_kv_heads for call in calls),
@@ -88,13 +90,20 @@ class TransformersDecoder:
             self.calls = trace(self._hidden, model.device)
             """Attention calls of a pass, in order."""
             vocab_size = self._vocab_size()
+            hidden_size = self._split.example.shape[-1]
             refuse_narrower_cache(model, self.calls)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{name} is not served: {error}") from error
         except Exception as error:  # whatever a class says about arguments that it misses, or has too many
             reason = " ".join(str(error).split())[:300]
             raise UnsupportedModel(f"{name} does not run on tokens and positions alone: {reason}") from error
-        self.config = TransformersConfig.of(model, self.calls, vocab_size, prefix_positions)
+        self.config = TransformersConfig.of(model, self.calls, vocab_size, hidden_size, prefix_positions)
+
+    @property
+    def embeddings(self) -> Tensor:
+        """See `ServedDecoder`."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
@@ -120,6 +129,14 @@ class TransformersDecoder:
         if not len(hidden):
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self._split.logits(hidden).float()
+
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """See `ServedDecoder`: base models return them."""
+        return hidden
+
+    def head(self, states: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        return self.logits(states)
 
     def _vocab_size(self) -> int:
         with torch.inference_mode():

@@ -138,8 +138,8 @@ def per_channel(scale: Tensor, rows: int) -> Tensor:
 
 def has_nan(codes: Tensor) -> bool:
     """Returns whether some of e4m3's codes stand for NaN: those whose last seven bits are set."""
-    rows = _bytes(codes).split(TILE_ROWS)
-    return any(bool(((part & 127) == 127).any()) for part in rows)
+    parts = _bytes(codes).split(TILE_ROWS)
+    return len(codes) > 0 and bool(torch.stack([((part & 127) == 127).any() for part in parts]).any())
 
 
 def _numbers(codes: Tensor) -> Tensor:

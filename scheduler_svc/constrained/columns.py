@@ -31,7 +31,7 @@ class MaskAsk:
     drafts: Sequence[Sequence[int]] = ()
     """Draft tokens after those: a mask is made before the first and after each. Empty if no row has any."""
     forced: bool = False
-    """Whether the answer lists the tokens that must come next."""
+    """Whether the answer lists the tokens that must come next, and the matchers take them. Not together with drafts."""
     dropped: Sequence[int] = ()
     """Ids of matchers that are no longer needed."""
 
@@ -78,7 +78,7 @@ class MaskAnswer:
     failures: list[tuple[int, str]]
     """(index, reason) of each row whose matcher has failed; its only mask allows every token."""
     forced: list[list[int]] = field(default_factory=list)
-    """Tokens that must come next, by row; empty unless requested."""
+    """Tokens that must come next, by row; empty unless requested, and if no row has any."""
 
     def encode(self) -> bytes:
         """Returns the frame's body."""

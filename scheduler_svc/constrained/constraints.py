@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -22,7 +21,8 @@ from roster_protos import plan_pb2
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable
-from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
+from scheduler_svc.constrained.mask_client import MaskClient
+from scheduler_svc.constrained.mask_requests import MaskRequests
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.link.links import Runners
 from scheduler_svc.model.output_state import OutputState
@@ -30,9 +30,6 @@ from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool
-
-if TYPE_CHECKING:
-    from scheduler_svc.plan.plan_builder import PlannedStep
 
 START_AFTER_S = 2.0
 """Delay from the first runner to the start of the mask processes, unless a request needs them earlier.
@@ -81,7 +78,6 @@ class Constraints:
         """`threads`: number of threads that make the masks of one plan."""
         self._requests = requests
         self._pool = pool
-        self._runners = runners
         self._threads = threads
         self.wake: Callable[[], None] = lambda: None
         """Wakes the engine; called by other threads."""
@@ -96,8 +92,14 @@ class Constraints:
         self._plans: CompileLine[_Job] = CompileLine()
         self._waiting: Counter[str] = Counter()
         self._at_work = False
-        self._released: list[int] = []
-        self._made: list[tuple[int, int, plan_pb2.Masks]] = []
+        self.masks = MaskRequests(
+            pool,
+            runners,
+            lambda: self._the_client,
+            lambda: self._requests.ledger.now_s,
+            self._end,
+            self._masking,
+        )
 
     def work_in(
         self,
@@ -111,6 +113,7 @@ class Constraints:
         Must be called before the first request.
         """
         self._compiling, self._masking = compiling, masking
+        self.masks.thread = masking
         self._new_client, self._clock = new_client, clock
 
     def expect(self) -> None:
@@ -177,16 +180,17 @@ class Constraints:
         self._plans.charge(request.tenant, prepared.seconds)
         outputs = prepared.outputs or []
         if request.finished:
-            self._released.extend(output.id for output in outputs)
+            for output in outputs:
+                self.masks.release(output)
         elif prepared.problem is not None:
             self._give_up(request, prepared.problem)
         else:
             request.grammar = prepared.grammar
             for sequence, output in zip(request.sequences, outputs, strict=True):
                 if sequence.phase is Phase.FINISHED:
-                    self._released.append(output.id)
+                    self.masks.release(output)
                     continue
-                sequence.output, sequence.num_matched = output, 0
+                sequence.output, sequence.num_matched, sequence.forced = output, 0, []
                 self._requests.rank_anew(sequence)  # the policy may have changed meanwhile
             job.then(request)
         self._compile_next()
@@ -194,20 +198,10 @@ class Constraints:
     def release_matcher(self, sequence: Sequence) -> None:
         """Releases the matcher of a sequence that has ended."""
         if sequence.output is not None:
-            self._released.append(sequence.output.id)
+            self.masks.release(sequence.output)
             sequence.output = None
 
-    # ------------------------------------------------------------------ masks
-
-    def ask(self, session: int, step: PlannedStep) -> None:
-        """Requests the masks of a plan that was sent."""
-        client, released = self._the_client, self._released
-        self._released = []  # neither this plan nor a later one has a row for these matchers
-        rows = [_awaited(row, sequence) for row, sequence in step.awaiting]
-        sequences, number = [sequence for _, sequence in step.awaiting], step.number
-        self._masking.run(
-            lambda: _made(client, rows, released), lambda made: self._take(session, number, sequences, made)
-        )
+    # ------------------------------------------------------------------ threads
 
     @property
     def busy(self) -> bool:
@@ -221,21 +215,14 @@ class Constraints:
         self._compiling.collect()
         self._masking.collect()
 
-    def send(self) -> None:
-        """Sends the masks that were made to their runners."""
-        for session, number, masks in self._made:
-            self._runners.send_masks(session, number, masks)
-        self._made.clear()
-
-    def _take(self, session: int, number: int, sequences: list[Sequence], made: MadeMasks) -> None:
-        self._made.append((session, number, made.masks))
-        for index, problem in made.failures:
-            if index in made.unavailable:
-                self._requests.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
-            else:
-                self._fail(sequences[index], problem)
-
     # ------------------------------------------------------------------ ends
+
+    def _end(self, sequence: Sequence, problem: str, unavailable: bool) -> None:
+        """Ends a sequence without a mask; `unavailable`: no mask process could be started."""
+        if unavailable:
+            self._requests.finish(sequence, End(FinishReason.UNAVAILABLE, message=problem))
+        else:
+            self._fail(sequence, problem)
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
         """Ends the sequence with an error, or refuses its request if none of the sequences has a new token."""
@@ -315,24 +302,6 @@ def _prepared(
     return _Prepared(clock() - began_at, grammar, outputs, problem)
 
 
-def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int]) -> MadeMasks:
-    """Makes the rows' masks. If that raises, all rows fail with masks that allow every token, so the runner goes on."""
-    try:
-        return client.make(rows, released)
-    except Exception as error:  # one plan's rows must not end the thread
-        log.exception("masks could not be made")
-        return client.free(rows, f"{type(error).__name__}: {error}")
-
-
 def _field(kind: str) -> str:
     """Returns the constraint's path in the public message."""
     return f"constraint.{kind}" if kind else "constraint"
-
-
-def _awaited(row: int, sequence: Sequence) -> AwaitedRow:
-    """Returns the row with the tokens that its matcher has not consumed yet."""
-    if sequence.output is None:
-        raise RuntimeError(f"sequence {sequence.id} runs without its matcher")
-    tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :].tolist()
-    sequence.num_matched += len(tokens)
-    return AwaitedRow(row, sequence.output, tokens)

@@ -63,7 +63,7 @@ class MadeMasks:
     ahead: dict[int, list[bytes]] = field(default_factory=dict)
     """By index of a row with a draft, the masks after its draft tokens, up to the first that is not allowed."""
     forced: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens that must come next, by index; empty unless requested."""
+    """By index, the tokens that must come next, which the matcher has taken; only of rows that have some."""
 
 
 class Handle(Protocol):
@@ -171,7 +171,7 @@ class MaskClient:
     # ------------------------------------------------------------------ masks
 
     def make(self, rows: list[AwaitedRow], dropped: Sequence[int] = (), *, forced: bool = False) -> MadeMasks:
-        """Makes the masks of one plan, and lists the `forced` tokens. Never raises for a fault of a request.
+        """Makes the masks of one plan, and finds the `forced` tokens. Never raises for a fault of a request.
 
         `dropped`: matchers that neither this nor a later call uses.
         """
@@ -236,14 +236,16 @@ class MaskClient:
 
         answer = MaskAnswer.decode(handle.ask(Channel.MASKS, lineup.generation, body, alone=alone, meanwhile=prepare))
         self._told.extend(zip(lineup.outputs, tokens, strict=True))
+        if answer.forced:
+            self._told.extend(zip(lineup.outputs, answer.forced, strict=True))
         places = first_places(len(chosen), drafts)
         if drafts:
             self._add_ahead(indices, drafts, places, answer.positions, made)
         self._packed.add(made.masks, numbers, handle.memory, places)
         if answer.failures:
             made.failures.extend((indices[place], why) for place, why in answer.failures)
-        if forced:
-            made.forced.update(zip(indices, answer.forced, strict=True))
+        if answer.forced:
+            made.forced.update((index, run) for index, run in zip(indices, answer.forced, strict=True) if run)
 
     def _log_told(self) -> None:
         """Updates the logs for the previous plan, while the process makes the masks of this one."""

@@ -115,7 +115,14 @@ class Engine:
         self.workers = FrontWorkers(requests, self.disconnected, reports.model_state, self._forget_worker)
         self.shutdown = Shutdown(requests, self.drain, self.workers, self.fronts, self.step, clock)
         self.results = Results(
-            requests, pool, self.runners, self.placement, self.probation, self.lifecycle, self.watchers
+            requests,
+            pool,
+            self.runners,
+            self.placement,
+            self.probation,
+            self.lifecycle,
+            self.watchers,
+            self.constraints.masks,
         )
         self.snapshots = Snapshots(
             self.settings,
@@ -220,8 +227,8 @@ class Engine:
         for session, step in plans:
             self.runners.send_plan(session, step.number, step.plan)
             if step.awaiting:
-                self.constraints.ask(session, step)
-        self.constraints.send()
+                self.constraints.masks.ask(session, step)
+        self.constraints.masks.send()
         self.requests.totals.plans += len(plans)
 
     def _publish(self, plans: list[tuple[int, PlannedStep]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_svc.constrained.mask_requests import MaskRequests
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_lifecycle import RunnerLifecycle
 from scheduler_svc.failure.worthless import NOT_FINITE, is_worthless
@@ -32,6 +33,7 @@ class Results:
         probation: Probation,
         lifecycle: RunnerLifecycle,
         watchers: Watchers,
+        masks: MaskRequests,
     ) -> None:
         self._requests = requests
         self._pool = pool
@@ -40,6 +42,7 @@ class Results:
         self._probation = probation
         self._lifecycle = lifecycle
         self._watchers = watchers
+        self._masks = masks
         self._policy = requests.policy
         self._ended: list[Ended] = []  # since the policy's last observation
 
@@ -63,6 +66,8 @@ class Results:
             return
         self._pool.wake(event.session)
         self.carry_out(scheduler, applied)
+        if applied.flight.awaiting:
+            self._masks.look_ahead(event.session, applied)
         self._placement.touch(event.session)
         if scheduler.leaving:
             self._lifecycle.finish_drain(event.session)
@@ -76,12 +81,14 @@ class Results:
         if applied.drafted is not None:
             requests.measurements.verified(scheduler.hello.drafter, applied)
             requests.rate.gained(applied.num_accepted)
+        if applied.flight.forced:
+            requests.rate.gained(applied.flight.num_forced)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
             requests.finish(sequence, end)
         running, waiting = scheduler.table.num_running, len(requests.queue)
-        requests.rate.stepped(now_s, applied.step_s, applied.flight.num_decode, running, waiting)
+        requests.rate.stepped(now_s, applied.step_s, applied.flight.decode_rows, running, waiting)
         if self._policy.observes:
             self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
             self._ended.clear()
@@ -89,8 +96,11 @@ class Results:
     def _record(self, applied: AppliedResult) -> None:
         """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
+        flight = applied.flight
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows, applied.drafted is None)
+        requests.totals.forced_tokens += flight.num_forced
+        once = applied.drafted is None and not flight.forced
+        requests.ledger.charge_sampled(flight.batch_rows.tenants, applied.rows, once)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:

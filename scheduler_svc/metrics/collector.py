@@ -89,7 +89,9 @@ def _work(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counters("roster_sequences_ended", "Sequences that ended.", "reason", ends)
     tokens = {"computed": totals.prefill_tokens, "cached": totals.cached_tokens}
     yield _counters("roster_prompt_tokens", "Prompt tokens, computed or reused by a prefix hit.", "source", tokens)
-    yield _counter("roster_sampled_tokens", "Tokens sampled.", totals.sampled_tokens)
+    yield _counter("roster_sampled_tokens", "Tokens sampled, forced ones included.", totals.sampled_tokens)
+    text = "Tokens that came without a draw, because a constraint admitted no others."
+    yield _counter("roster_forced_tokens", text, totals.forced_tokens)
     yield _counter("roster_preemptions", "Sequences preempted.", totals.preemptions)
     yield _counter("roster_dropped_rows", "Rows computed for sequences that had already ended.", totals.dropped_rows)
     yield _counter("roster_plans", "Plans sent to runners.", totals.plans)

@@ -26,7 +26,7 @@ from scheduler_svc.plan.applied_result import AppliedResult
 
 BATCH = 32
 """Results that are counted together. Until then they are kept in memory with their plans."""
-_NUM_DECODE = attrgetter("flight.num_decode")
+_DECODE_ROWS = attrgetter("flight.decode_rows")
 
 
 class Measurements:
@@ -93,7 +93,7 @@ class Measurements:
         self.step_s.add(steps_s)
         self.run_s += float(steps_s.sum())
         self.idle_s += sum(applied.idle_s for applied in results)
-        self.decode_rows += sum(map(_NUM_DECODE, results))
+        self.decode_rows += sum(map(_DECODE_ROWS, results))
         self.step_rows.add(np.array([len(applied.flight.sequences) for applied in results], np.float64))
         self.step_positions.add(np.array([applied.flight.positions for applied in results], np.float64))
 

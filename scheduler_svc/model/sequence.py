@@ -98,7 +98,14 @@ class Sequence:
     output: OutputState | None = None
     """Its state in the request's grammar, once that is compiled."""
     num_matched: int = 0
-    """Generated tokens that the matcher has consumed or is about to consume."""
+    """Generated tokens that the matcher has consumed or is about to consume, forced ones that are still to come
+    included."""
+    forced: list[int] = field(default_factory=list)
+    """The last run of tokens that its grammar forces; it ends with the last of the `num_matched` tokens."""
+    asked: bool = False
+    """Whether its next mask has been requested and not arrived."""
+    forced_share: float = 0.25
+    """How often forced tokens have begun after one of its tokens; a usual value at first."""
 
     @property
     def tokens(self) -> TokenLog:
@@ -125,6 +132,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens after the prompt."""
         return len(self.tokens) - self.request.prompt_len
+
+    def forced_from(self, position: int) -> list[int]:
+        """Returns the forced tokens from this position on, which is at most the first that is not known."""
+        num_left = self.request.prompt_len + self.num_matched - position
+        return self.forced[-num_left:] if num_left > 0 else []
 
 
 @dataclass(slots=True, eq=False)

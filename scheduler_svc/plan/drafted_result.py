@@ -1,8 +1,9 @@
-"""Applies the result of a plan with rows whose first position only the runner knows, because of drafts.
+"""Applies the result of a plan with rows that bring runs of tokens, because of drafts or forced tokens.
 
-Such a row brings several tokens: the drafts that equal the model's draws, and the draw after them. They are cut behind
-the first one that ends the sequence, so that nothing behind an end reaches a stream, the log or the cache. The upper
-bounds in the slot table, `known` and `planned`, are then lowered by the drafts that were not accepted.
+A row that drafted brings the drafts that equal the model's draws, and the draw after them. A row with forced tokens
+brings these, which the result does not repeat, and the draw after them. A run is cut behind the first token that ends
+the sequence, so that nothing behind an end reaches a stream, the log or the cache. The upper bounds in the slot table,
+`known` and `planned`, are then lowered by the drafts that were not accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from roster_protos import plan_pb2
 from scheduler_svc.model.sequence import End, FinishReason, Sequence
 from scheduler_svc.plan.applied_result import OK, AppliedResult, MalformedResult, append_late, waiting_rows
 from scheduler_svc.plan.in_flight import InFlight
-from scheduler_svc.plan.plan_draft import Column
+from scheduler_svc.plan.plan_draft import Column, pack
 from scheduler_svc.plan.slot_table import IntColumn, SlotTable, run_of
 
 _NO_IDS = np.zeros(0, np.uint64)
@@ -30,7 +31,7 @@ class _Columns:
 
     statuses: npt.NDArray[np.uint8]
     counts: Column
-    """Tokens that the runner kept."""
+    """Tokens that the runner kept, and forced ones."""
     firsts: Column
     """Index of each row's first token."""
     tokens: Column
@@ -40,22 +41,28 @@ class _Columns:
     """Those that it drafted and verified."""
     accepted: Column
     """Those that were right; -1 for a row without tokens."""
+    forced: Column
+    """Number of forced tokens, which come before the others."""
     undisturbed: bool
     """Whether every row has tokens."""
 
 
-def apply_drafted_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
-    """Applies `result`, received at `now_s`, to the counters of the rows of `flight`, whose `drafts` are not None.
+def apply_runs(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
+    """Applies `result`, received at `now_s`, to the counters of the rows of `flight`, some of which may have drafts or
+    forced tokens.
 
     Raises MalformedResult, changing nothing.
     """
     columns = _checked(flight, result)
+    if flight.forced:
+        _insert_forced(flight, columns)
     if columns.undisturbed and flight.batch_rows.is_seated(table):
         kept, applied = _apply_all(table, flight, columns, now_s)
     else:
         kept, applied = _apply_mixed(table, flight, columns, now_s)
     applied.sequence_ids = flight.batch_rows.sequence_ids[applied.rows]
-    applied.drafted, applied.accepted = columns.drafted, columns.accepted
+    if flight.drafts is not None:
+        applied.drafted, applied.accepted = columns.drafted, columns.accepted
     for logprobs in result.logprobs:
         _split(logprobs, columns, kept, applied)
     applied.prompt_logprobs = [(flight.sequences[logprobs.row], logprobs) for logprobs in result.prompt_logprobs]
@@ -119,7 +126,17 @@ def _checked(flight: InFlight, result: plan_pb2.Result) -> _Columns:
                 f"result of plan {flight.number}: log-probabilities for tokens that a row does not have"
             )
     firsts, tokens = np.add.accumulate(counts) - counts, np.frombuffer(result.tokens, "<i4")
-    return _Columns(statuses, counts, firsts, tokens, most, drafted, accepted, undisturbed)
+    return _Columns(statuses, counts, firsts, tokens, most, drafted, accepted, np.zeros_like(counts), undisturbed)
+
+
+def _insert_forced(flight: InFlight, columns: _Columns) -> None:
+    """Inserts the forced tokens of the rows that have tokens before those of the result."""
+    forced = columns.forced = flight.forced_counts * (columns.counts > 0)
+    runs = [flight.forced[row - flight.num_decode] for row in forced.nonzero()[0].tolist()]
+    tokens = np.array([token for run in runs for token in run], np.int32)
+    columns.tokens = np.insert(columns.tokens, np.repeat(columns.firsts, forced), tokens)
+    columns.counts = columns.counts + forced
+    columns.firsts = np.add.accumulate(columns.counts) - columns.counts
 
 
 def _cut(table: SlotTable, flight: InFlight, columns: _Columns, kept: Column) -> list[tuple[Sequence, End]]:
@@ -191,7 +208,7 @@ def _apply_others(columns: _Columns, live: npt.NDArray[np.bool_], kept: Column, 
             first = int(columns.firsts[row])
             kept[row] = append_late(sequence, columns.tokens[first : first + count].tolist(), applied)
             sequence.drafted_tokens += int(columns.drafted[row])
-            sequence.accepted_tokens += min(count - 1, int(kept[row]))
+            sequence.accepted_tokens += min(int(columns.accepted[row]), int(kept[row]))
             late.append(row)
     if late:
         rows = np.array(late)
@@ -204,9 +221,13 @@ def _split(logprobs: plan_pb2.RowLogprobs, columns: _Columns, kept: Column, appl
     row = logprobs.row
     if not kept[row]:
         return
-    first = int((applied.rows == row).argmax())
-    size = len(logprobs.top_ids) // int(columns.counts[row])
-    for index in range(int(kept[row])):
+    first, num_forced = int((applied.rows == row).argmax()), int(columns.forced[row])
+    for index in range(min(num_forced, int(kept[row]))):
+        token = int(columns.tokens[columns.firsts[row] + index])
+        applied.logprobs.append((first + index, certain(row, token, logprobs.top)))
+    first += num_forced
+    size = len(logprobs.top_ids) // int(columns.counts[row] - num_forced)
+    for index in range(int(kept[row]) - num_forced):
         alone = plan_pb2.RowLogprobs(
             row=row,
             values=logprobs.values[4 * index : 4 * index + 4],
@@ -215,3 +236,13 @@ def _split(logprobs: plan_pb2.RowLogprobs, columns: _Columns, kept: Column, appl
             top_values=logprobs.top_values[size * index : size * (index + 1)],
         )
         applied.logprobs.append((first + index, alone))
+
+
+def certain(row: int, token: int, top: int) -> plan_pb2.RowLogprobs:
+    """Returns the log-probabilities of a token that is the only possible one, with the `top` likeliest: the token, and
+    then the lowest ids, as a sampler orders what is equally likely."""
+    others = [other for other in range(top) if other != token][: top - 1]
+    ids = [token, *others] if top else []
+    values = np.full(len(ids), -np.inf, "<f4")
+    values[:1] = 0
+    return plan_pb2.RowLogprobs(row=row, values=bytes(4), top=top, top_ids=pack(ids), top_values=values.tobytes())

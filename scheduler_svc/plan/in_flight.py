@@ -7,11 +7,12 @@ from the previous plan is derived from it instead of looked up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.plan_draft import Column, pack
 from scheduler_svc.plan.slot_table import SlotTable
 
@@ -96,11 +97,34 @@ class InFlight:
     are then upper bounds."""
     num_drafts: int = 0
     """Most tokens that all rows draft; they are among the positions."""
+    forced: list[list[int]] = field(default_factory=list)
+    """Tokens appended to the sequences of the first rows after the `num_decode` ones, a list for each. They are among
+    the positions, and among the tokens of the result."""
+
+    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
+    """Rows that wait for a mask, with their sequences."""
 
     @property
     def prefills(self) -> bool:
-        """Whether the step computes parts of prompts."""
+        """Whether the step computes parts of prompts, or forced tokens, which it computes in the same way."""
         return len(self.flags) != self.num_decode
+
+    @property
+    def decode_rows(self) -> int:
+        """Number of rows that decode, those with forced tokens included."""
+        return self.num_decode + len(self.forced)
+
+    @property
+    def num_forced(self) -> int:
+        """Number of forced tokens."""
+        return sum(map(len, self.forced))
+
+    @property
+    def forced_counts(self) -> Column:
+        """Number of forced tokens of each row, int32 [R]."""
+        counts = np.zeros(len(self.flags), np.int32)
+        counts[self.num_decode : self.num_decode + len(self.forced)] = [len(tokens) for tokens in self.forced]
+        return counts
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:

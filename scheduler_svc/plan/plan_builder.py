@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from roster_protos import plan_pb2
 from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.in_flight import BatchRows, InFlight
-from scheduler_svc.plan.plan_draft import Appends, Column, PlanDraft, ones, packed_ones
+from scheduler_svc.plan.plan_draft import Appends, Column, PlanDraft, ones, pack, packed_ones
 from scheduler_svc.plan.slot_table import SlotTable, run_of
 from scheduler_svc.plan.steady_decode import SteadyDecode
 
@@ -33,8 +33,11 @@ class PlannedStep:
     flight: InFlight
     joined: list[tuple[Sequence, int]]
     left: list[tuple[Sequence, int, str]]
-    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
-    """Rows that wait for a mask."""
+
+    @property
+    def awaiting(self) -> list[tuple[int, Sequence]]:
+        """Rows that wait for a mask."""
+        return self.flight.awaiting
 
 
 class PlanBuilder:
@@ -80,6 +83,8 @@ class PlanBuilder:
     def commit(self, draft: PlanDraft) -> PlannedStep:
         """Updates the counters and encodes the plan."""
         table = self.table
+        for slot, tokens in zip(draft.slots, draft.forced, strict=False):  # known like a prompt's, once planned
+            table.known[slot] += len(tokens)
         slots, starts, counts, sample = draft.extents(table.planned)
         if draft.drafts is not None:
             counts = counts + draft.drafts
@@ -105,9 +110,13 @@ class PlanBuilder:
             fills=1 in (known >= table.limit[where]).tobytes(),
             sent_at=self._clock(),
             num_drafts=num_drafts,
+            forced=draft.forced,
         )
         plan = draft.encode(self._releases)
         _encode_extents(flight, plan)
+        if draft.forced:
+            plan.extent_forced = flight.forced_counts.astype(np.uint8).tobytes()
+            plan.forced_tokens = pack([token for tokens in draft.forced for token in tokens])
         if table.drafts:
             self._add_drafts(flight, where, draft.drafts, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]

@@ -82,13 +82,30 @@ class PlanDraft:
     joined: list[Sequence] = field(default_factory=list)
     drafts: Column | None = None
     """Most tokens that each decoding row drafts, some of them more than 0; None: no row drafts."""
+    forced: list[list[int]] = field(default_factory=list)
+    """Tokens appended to the sequences of the first rows of `slots`, one list for each; they follow its last token."""
 
     def add_row(self, slot: int, start: int, count: int, sample: bool) -> None:
-        """Adds a prefill row."""
+        """Adds a row of a prompt's chunk."""
         self.slots.append(slot)
         self.starts.append(start)
         self.counts.append(count)
         self.sample.append(sample)
+
+    def add_forced(self, slot: int, start: int, tokens: list[int]) -> None:
+        """Adds a row that appends forced tokens to its sequence, computes the last known one and them, and samples."""
+        self.forced.append(tokens)
+        self.add_row(slot, start, 1 + len(tokens), True)
+
+    @property
+    def decode_positions(self) -> int:
+        """Number of positions of the rows that decode, with and without forced tokens."""
+        return len(self.decode) + sum(self.counts[: len(self.forced)])
+
+    @property
+    def prompt_positions(self) -> int:
+        """Number of positions of prompts' chunks."""
+        return sum(self.counts[len(self.forced) :])
 
     @property
     def num_rows(self) -> int:

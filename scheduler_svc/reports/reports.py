@@ -83,6 +83,7 @@ class Reports:
                 drafted_tokens=measured.drafts.drafted_tokens,
                 accepted_tokens=measured.drafts.accepted_tokens,
                 decode_rows=measured.decode_rows,
+                forced_tokens=totals.forced_tokens,
             ),
             draining=self._drain.begun,
             held_back=[self._held_back(illness) for illness in self._probation.held_back()],
@@ -110,17 +111,23 @@ class Reports:
         flight = step.flight
         columns = (flight.slots.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.sample.tolist())
         drafts = [0] * len(flight.sequences) if flight.drafts is None else flight.drafts.tolist()
-        kinds = [_DECODE] * flight.num_decode + [_PREFILL] * (len(flight.sequences) - flight.num_decode)
-        rows = zip(flight.sequences, *columns, kinds, drafts, strict=True)
+        kinds = [_DECODE] * flight.decode_rows + [_PREFILL] * (len(flight.sequences) - flight.decode_rows)
+        rows = zip(flight.sequences, *columns, kinds, drafts, flight.forced_counts.tolist(), strict=True)
         return admin_pb2.WatchStepsResponse(
             number=step.number,
             runner=scheduler.hello.runner_id,
             time_s=flight.sent_at - self.started_at,
             rows=[
                 admin_pb2.StepRow(
-                    sequence=_reference(sequence, slot), start=start, count=count, sample=sample, kind=kind, drafts=most
+                    sequence=_reference(sequence, slot),
+                    start=start,
+                    count=count,
+                    sample=sample,
+                    kind=kind,
+                    drafts=most,
+                    forced=forced,
                 )
-                for sequence, slot, start, count, sample, kind, most in rows
+                for sequence, slot, start, count, sample, kind, most, forced in rows
             ],
             joined=[_reference(sequence, slot) for sequence, slot in step.joined],
             left=[

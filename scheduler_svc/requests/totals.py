@@ -18,6 +18,8 @@ class Totals:
     refused: int = 0
     finished: int = 0
     sampled_tokens: int = 0
+    forced_tokens: int = 0
+    """Those of them that a grammar forced, and that came without a step each."""
     plans: int = 0
     preemptions: int = 0
     prefill_tokens: int = 0

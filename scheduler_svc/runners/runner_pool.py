@@ -90,7 +90,14 @@ class RunnerPool:
         self._note_context(hello)
         self.likeness.learn(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, rule=self.timing_rule)
+        scheduler = Scheduler(
+            hello,
+            sharing=rules,
+            clock=self._clock,
+            ledger=self._ledger,
+            rule=self.timing_rule,
+            forces=self._settings.forced_tokens,
+        )
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
         scheduler.step_times.on_fit = self._choose_slowest
@@ -195,11 +202,14 @@ class RunnerPool:
         """
         scheduler = self.schedulers[session]
         if len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving:
-            due_at = scheduler.due_at if self.timing_rule.holds else 0.0
-            if due_at <= self._clock():
+            due_at, now_s = scheduler.due_at if self.timing_rule.holds else 0.0, self._clock()
+            if max(due_at, scheduler.hold_until_s) <= now_s:
                 return True
-            if due_at < math.inf:
+            if due_at <= now_s:
+                due_at = scheduler.hold_until_s
+            elif due_at < math.inf:
                 scheduler.timing.hold()
+            if due_at < math.inf:
                 self._due_at[session] = due_at
                 heapq.heappush(self._held, (due_at, session))
         del self._open[session]

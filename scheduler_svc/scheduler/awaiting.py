@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
-from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.in_flight import InFlight
 from scheduler_svc.plan.slot_table import SlotTable
 
@@ -32,10 +31,10 @@ def better_together(table: SlotTable) -> bool:
     return bool(pending.any() and not (lag > 1).any() and not (ready & ~table.constrained).any())
 
 
-def mark_awaiting(table: SlotTable, flight: InFlight, plan: plan_pb2.Plan) -> list[tuple[int, Sequence]]:
-    """Flags the plan's rows that wait for a mask, and returns each with its sequence."""
+def mark_awaiting(table: SlotTable, flight: InFlight, plan: plan_pb2.Plan) -> None:
+    """Flags the plan's rows that wait for a mask."""
     awaits = flight.sample & table.constrained[flight.slots]
     rows = np.flatnonzero(awaits).tolist()
     if rows:
         plan.extent_flags = (flight.sample * np.uint8(SAMPLE_FLAG) + awaits * np.uint8(AWAIT_FLAG)).tobytes()
-    return [(row, flight.sequences[row]) for row in rows]
+    flight.awaiting = [(row, flight.sequences[row]) for row in rows]

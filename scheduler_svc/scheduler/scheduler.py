@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from roster_common.link_protocol import FORCED
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.draft_lengths import Drafting
 from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
@@ -22,7 +23,7 @@ from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
-from scheduler_svc.plan.drafted_result import apply_drafted_rows
+from scheduler_svc.plan.drafted_result import apply_runs
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
@@ -32,6 +33,7 @@ from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
 from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
+from scheduler_svc.scheduler.forced_rows import add_forced_rows
 from scheduler_svc.scheduler.policy_views import load_view, request_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
@@ -57,7 +59,9 @@ class Scheduler:
         clock: Callable[[], float] = lambda: 0.0,
         ledger: Ledger | None = None,
         rule: TimingRule = TimingRule(),  # noqa: B008  (frozen)
+        forces: bool = True,
     ) -> None:
+        """`forces`: whether plans append forced tokens, if the runner can."""
         self.hello = hello
         self.depth = min(rule.depth, hello.max_depth or 1)
         """Maximum number of plans in flight."""
@@ -83,6 +87,10 @@ class Scheduler:
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
         self.table.drafts = self.drafting.max_drafts > 0
+        self.forces = forces and FORCED in hello.features
+        """Whether plans append the tokens that grammars force."""
+        self.hold_until_s = 0.0
+        """Until when the next plan waits for a look ahead at forced tokens; 0: it does not."""
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -123,10 +131,10 @@ class Scheduler:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
-        if flight.drafts is None:
+        if flight.drafts is None and not flight.forced:
             applied = apply_rows(self.table, flight, result, self._clock())
         else:
-            applied = apply_drafted_rows(self.table, flight, result, self._clock())
+            applied = apply_runs(self.table, flight, result, self._clock())
             self.drafting.applied(applied)
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
@@ -232,7 +240,7 @@ class Scheduler:
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
             budget = self._budget(draft, prompts, queue, policy)
-            rest = StepBudget.of(budget, len(draft.decode), self._max_step_tokens)
+            rest = StepBudget.of(budget, draft.decode_positions, self._max_step_tokens)
             self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
             if may_admit:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
@@ -240,11 +248,11 @@ class Scheduler:
             return None
         if self.table.drafts and not (prompts or draft.slots or draft.joined):
             self._add_drafts(draft, queue, policy)
-        self.prefill_tokens += sum(draft.counts)
+        self.prefill_tokens += draft.prompt_positions
         step = self.plans.commit(draft)
         self.timing.planned(step.flight)
         if self.table.num_constrained:
-            step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
+            mark_awaiting(self.table, step.flight, step.plan)
         return step
 
     def _add_drafts(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> None:
@@ -322,6 +330,8 @@ class Scheduler:
         draft = PlanDraft(can_decode.nonzero()[0])
         if len(need_block):
             draft.appends = self.plans.grow(need_block)
+        if self.forces and table.num_constrained:
+            add_forced_rows(self.plans, draft, self._max_step_tokens)
         return draft, preempted
 
     def _rank_of(self, slot: int) -> Rank:
@@ -329,7 +339,7 @@ class Scheduler:
 
     def _prompts_under_way(self, draft: PlanDraft) -> list[int]:
         """Returns the slots of running sequences whose prompt is not fully computed, best rank first."""
-        if len(draft.decode) == self.table.num_running:
+        if len(draft.decode) + len(draft.forced) == self.table.num_running:
             return []
         return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
 

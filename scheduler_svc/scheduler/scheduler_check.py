@@ -37,9 +37,10 @@ def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
         raise RuntimeError(f"sequence {sequence.id}: lag or limit is wrong")
     epoch = table.epoch[slot]
     samples = sum(int(flight.sample[flight.epochs == epoch].sum()) for flight in scheduler.in_flight)
+    samples += sum(int(flight.forced_counts[flight.epochs == epoch].sum()) for flight in scheduler.in_flight)
     if length + samples != known - spread:
         raise RuntimeError(
-            f"sequence {sequence.id}: {length} tokens and {samples} samples in flight are not {known} - {spread} tokens"
+            f"sequence {sequence.id}: {length} tokens and {samples} in flight are not {known} - {spread} tokens"
         )
     drafts = sum(
         int(flight.drafts[flight.epochs == epoch].sum()) for flight in scheduler.in_flight if flight.drafts is not None

@@ -170,6 +170,11 @@ class SchedulerSettings(ServiceSettings):
         description="Threads of the process that computes the masks of constrained sequences.",
         json_schema_extra=tuning("many constrained sequences run, and `roster top` shows steps that wait for masks"),
     )
+    forced_tokens: bool = Field(
+        True,
+        description="Compute the tokens that a grammar forces together, instead of in a step each.",
+        json_schema_extra=tuning("you measure without them"),
+    )
     prefix_sharing: bool = Field(
         True,
         description="Share the KV blocks of equal prefixes between sequences.",

@@ -54,6 +54,7 @@ def test_what_a_client_sees(tmp_path: Path) -> None:
     assert numbers["output_tokens"] == 6 and numbers["seconds"] == pytest.approx(0.06)
     assert numbers["ttft_ms"]["mean"] == pytest.approx((30 + 25) / 2)
     assert numbers["itl_ms"]["mean"] == pytest.approx((10 + 20 + 20) / 3)
+    assert numbers["tpot_ms"]["mean"] == pytest.approx((30 / 3 + 20 / 1) / 2)
     assert numbers["whole_ms"]["mean"] == pytest.approx((60 + 45) / 2)
     assert numbers["client_late_ms"]["p50"] == pytest.approx(0.5)
 

@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 pytest.importorskip("cupy")
 
+from runner_svc.cuda.experts.expert_entry import ExpertEntry
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
@@ -22,7 +23,7 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers
+from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_matrices import ExpertMatrices
@@ -30,7 +31,7 @@ from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors
-from tests.support.expert_runs import run
+from tests.support.expert_runs import EPS, run, run_entry
 
 if not is_hopper():
     pytest.skip("the products are Hopper's", allow_module_level=True)
@@ -84,6 +85,46 @@ def test_parts(name: str, variant: Variant, overlap: bool) -> None:
         ExpertProducts(case.config, case.dtype, variant, overlap=overlap),
         stream(),
     )
+
+
+ENTRIES = {
+    **{f"large-{rows}": ExpertCase(LARGE, rows, hidden=2048) for rows in (33, 129, 256, 500)},
+    "qwen": ExpertCase(QWEN, 100),
+    "ernie": ExpertCase(ERNIE, 70, hidden=256, dtype=torch.float16),
+    "gpt-oss": ExpertCase(GPT_OSS, 65, hidden=384),
+    "tiny": ExpertCase(TINY, 40, hidden=640),
+}
+
+
+@pytest.mark.parametrize("split", [4, 8])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entry(name: str, split: int) -> None:
+    case = ENTRIES[name]
+    tiles = TilesVariant(160, gathers=True)
+    entry = ExpertEntry(case.config, case.hidden, case.dtype, tiles, split=split, overlap=True)
+    rows = ExpertRows(case.config, case.hidden, case.dtype, overlap=True)
+    for seed in range(3):
+        run_entry(ExpertTensors(case, GPU, seed), entry, rows, tiles.job_rows, stream())
+
+
+def test_a_row_enters_with_the_same_bits_among_others() -> None:
+    case = ENTRIES["large-256"]
+    tensors = ExpertTensors(case, GPU, 3)
+    entry = ExpertEntry(case.config, case.hidden, case.dtype, TilesVariant(160, gathers=True), overlap=True)
+    router = (torch.randn(case.config.num_experts, case.hidden, device=GPU) / 11).to(case.dtype)
+    norm_weight = (torch.rand(case.hidden, device=GPU) + 0.5).to(case.dtype)
+
+    def entered(begin: int, end: int) -> list[torch.Tensor]:
+        residual, out = tensors.x[begin:end].flip(1).contiguous(), torch.empty_like(tensors.x[begin:end])
+        plan = ExpertPlan.allocate(case.config.num_experts, case.config.top_k, end - begin, FEW_ROWS, GPU)
+        x = tensors.x[begin:end]
+        entry(stream(), x, residual, norm_weight, out, router, None, plan, tensors.gate_up, EPS)
+        return [residual, out, plan.experts, plan.weights]
+
+    whole = entered(0, 256)
+    for begin, end in ((0, 40), (7, 77), (100, 133)):
+        for part, all_rows in zip(entered(begin, end), whole, strict=True):
+            assert torch.equal(part, all_rows[begin:end]), (begin, end)
 
 
 def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:

@@ -1,8 +1,7 @@
 """Products with matrices of every format on a GPU, by whatever kernels they have, against their definition.
 
-The definition is the twin (`Matrix.twin`), of inputs that are bfloat16 numbers. An activation that lies between two
-numbers of e4m3 may be rounded either way where a norm's factor is applied elsewhere, so that products of few rows with
-norms are compared in norm.
+The definition is the twin (`Matrix.twin`, for rows with a norm's factor `scaled_twin`), of inputs that are bfloat16
+numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from torch import Tensor
 from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import JoinedMatrix, Matrix
+from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.format_cases import FORMATS
+from tests.support.scaled_twins import scaled_twin
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -46,7 +47,8 @@ def pair(name: str, out: int, width: int) -> tuple[Matrix, Matrix]:
     """Returns a matrix and the same as the kernels read it."""
     matrix = FORMATS[name](out, width, "cuda")
     ready = prepared(matrix)
-    assert torch.equal(ready.dequantized().float(), matrix.dequantized().float())
+    numbers = matrix.dequantized().to(BF16) if isinstance(ready, PlainMatrix) else matrix.dequantized()
+    assert torch.equal(ready.dequantized().float(), numbers.float())
     assert prepared(ready) is ready or isinstance(ready, JoinedMatrix)
     return matrix, ready
 
@@ -100,15 +102,14 @@ def test_few_rows(name: str, out: int, width: int, blocks: int) -> None:
     for rows in FEW:
         x = inputs(rows, width)
         squares = torch.rand(3, MAX_ROWS, device=GPU) * width
-        scale = torch.rsqrt(squares.sum(dim=0)[:rows] / width + EPS).unsqueeze(1)
         largest = torch.full((2, MAX_ROWS), torch.nan, device=GPU)
         largest[:, :rows] = x.float().abs().amax(dim=1)
-        expected = matrix.twin(x.float() * scale)
+        expected = scaled_twin(matrix, ScaledRows(x, squares), EPS)
         for known in (None, largest):
             scaled = ScaledRows(x, squares, known)
             logits = torch.full((rows + 1, out), torch.nan, device=GPU)
             products.store(stream(), scaled, ready, logits[:rows])
-            assert_close(logits[:rows], expected, 0.02)
+            assert_close(logits[:rows], expected)
             assert logits[rows].isnan().all()
             activated = torch.full((rows + 1, out // 2), torch.nan, device=GPU, dtype=BF16)
             sums = tile_sums(out)
@@ -139,8 +140,7 @@ def test_few_rows_that_are_added(name: str, width: int) -> None:
         check_largest(scaled)
         logits = torch.full((rows, out), torch.nan, device=GPU)
         products.store(stream(), scaled, following, logits)
-        wanted = torch.nn.functional.rms_norm(residual.float(), (out,), norm_weight.float(), EPS)
-        assert_close(logits, following.twin(wanted), 0.02)
+        assert_close(logits, scaled_twin(following, scaled, EPS))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,6 +11,7 @@ from runner_svc.interface.products.linear_launchers import QuantizedRows
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
+from tests.support.scaled_twins import scaled_twin
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -46,16 +47,6 @@ def matrix(out: int, width: int, rounding: Rounding) -> Fp8Matrix:
     return Fp8Matrix(to_e4m3(torch.randn(out, width, device="cuda") * 20), scales, rounding, block)
 
 
-def twin(weight: Fp8Matrix, x: ScaledRows) -> Tensor:
-    """Returns norm(x) W^T by the definition, but for where 1 / rms is multiplied."""
-    if x.squares is None:
-        return weight.twin(x.rows)
-    rms = torch.rsqrt(x.squares.sum(dim=0)[: len(x.rows)] / x.rows.shape[1] + EPS).unsqueeze(1)
-    if isinstance(weight.rounding, StaticRounding):
-        return weight.twin(x.rows.float() * rms)
-    return weight.twin(x.rows) * rms
-
-
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 0.01) -> None:
     torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance * float(expected.std()))
 
@@ -81,7 +72,7 @@ def test_store(num_tokens: int, out: int, width: int, rounding: Rounding) -> Non
     assert fits(weight)
     actual = poisoned(num_tokens + 1, out + 8, torch.float32)
     Fp8Products(EPS, "silu").store(stream(), x, weight, actual[:num_tokens, 4 : out + 4])
-    assert_close(actual[:num_tokens, 4 : out + 4], twin(weight, x), 5e-3)
+    assert_close(actual[:num_tokens, 4 : out + 4], scaled_twin(weight, x, EPS), 5e-3)
     assert actual[num_tokens].isnan().all()
     assert actual[:, :4].isnan().all()
     assert actual[:, out + 4 :].isnan().all()
@@ -95,7 +86,7 @@ def test_gated(num_tokens: int, out: int, width: int, rounding: Rounding) -> Non
     x = ScaledRows(normal(num_tokens, width) * 0.1, torch.rand(3, MAX_ROWS, device="cuda") * width)
     actual = poisoned(num_tokens + 1, out // 2)
     Fp8Products(EPS, "gelu").gated(stream(), x, weight, actual[:num_tokens], tile_sums(out // 2))
-    gate, up = twin(weight, x).chunk(2, dim=-1)
+    gate, up = scaled_twin(weight, x, EPS).chunk(2, dim=-1)
     assert_close(actual[:num_tokens], functional.gelu(gate) * up, 0.02)
     assert actual[num_tokens].isnan().all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +31,15 @@ from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.graphs import StepGraphs
 from tests.support.gpu_backends import BLOCK_SIZE, load
 
-# Activations are rounded to e4m3 after 16-bit arithmetic: each of its errors may move a number to the next one.
-ROUNDED = Precision(torch.bfloat16, 0.3, 1.4, relative=True, few=6, rate=0.15)
-ERROR = 0.3
-"""Largest mean error of log-probabilities, as a share of their standard deviation."""
+# Where activations are rounded to e4m3, an error of 16-bit arithmetic may move a number to the next one. The decoder
+# on a CPU in bfloat16, with products by their definition, has gaps of up to 0.8 at up to 31% of the places, and log-
+# probabilities whose correlation with those of float32 is 0.907 or more (40 tiny models). Without that rounding gaps
+# are below 0.1 at 8% of the places, and errors below 0.06. What another model would answer has a correlation of 0.
+ROUNDED = Precision(torch.bfloat16, 1.2, 1.4, relative=True, few=6, rate=0.45)
+PLAIN = Precision(torch.bfloat16, 0.3, 1.4, relative=True, few=6, rate=0.15)
+LEAST_CORRELATION = 0.6
+ERROR = 0.2
+"""Largest mean error of log-probabilities without rounding, as a share of their standard deviation."""
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2")
 WIDTH = {"intermediate_size": 384}  # of which the products of few rows have kernels
 
@@ -48,7 +54,7 @@ def test_models_of_every_kind_of_checkpoint(kind: str, tmp_path: Path) -> None:
     sizes = KERNEL_SIZES[family] | WIDTH | ({"vocab_size": 264} if has_head else {})
     has_head = has_head and family != "gemma2"  # which ties it
     folder, model = make_tiny_quantized(kind, family, tmp_path, seed, has_head=has_head, **sizes)
-    check(load(folder), folder, NOTHING, Parity(model, ROUNDED), rng)
+    check(load(folder), folder, NOTHING, model, rng)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2"])
@@ -59,7 +65,7 @@ def test_blocks_of_gguf(architecture: str, tmp_path: Path, monkeypatch: pytest.M
     rng = random.Random(seed)
     file, model = mixed_gguf(architecture, rng)
     folder = converted_folder(file.write(tmp_path / "mixed.gguf"), tmp_path / "cache", no_progress)
-    check(load(folder), folder, NOTHING, Parity(model, ROUNDED), rng)
+    check(load(folder), folder, NOTHING, model, rng)
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "awq", "compressed-fp8-weights"])
@@ -71,7 +77,7 @@ def test_experts(kind: str, tmp_path: Path) -> None:
         folder, model = make_tiny_mxfp4(tmp_path, seed, **KERNEL_SIZES[family])
     else:
         folder, model = make_tiny_quantized(kind, family, tmp_path, seed, **KERNEL_SIZES[family])
-    check(load(folder), folder, NOTHING, Parity(model, ROUNDED), random.Random(seed))
+    check(load(folder), folder, NOTHING, model, random.Random(seed))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def test_quantized_while_loading(on_load: OnLoad, family: str, tmp_path: Path) -
     check(load(folder, on_load=on_load), folder, on_load, None, rng)
 
 
-def check(backend: CudaBackend, folder: Path, on_load: OnLoad, parity: Parity | None, rng: random.Random) -> None:
+def check(backend: CudaBackend, folder: Path, on_load: OnLoad, model: Any, rng: random.Random) -> None:
     cpu = TorchBackend.load(
         str(folder),
         cache_folder=folder / "unused",
@@ -95,20 +101,32 @@ def check(backend: CudaBackend, folder: Path, on_load: OnLoad, parity: Parity | 
         max_step_tokens=128,
         on_load=on_load,
     )
-    assert backend.model.weight_formats == cpu.model.weight_formats != ""
+    formats = backend.model.weight_formats
+    assert formats == cpu.model.weight_formats != ""
+    rounds = "activations" in formats.replace("unquantized activations", "")
+    parity = Parity(model, ROUNDED if rounds else PLAIN)
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 60))] for _ in range(4)]
     graphs = backend._graphs, backend._mixed_graphs
     for decode, mixed in (graphs, (StepGraphs([]), StepGraphs([]))):
         backend._graphs, backend._mixed_graphs = decode, mixed
         streams = RandomDriver(backend, rng).generate(prompts, 12, 30)
-        if parity is not None:
+        if model is not None:
             parity.check(prompts, streams, 12)
         for prompt, stream in zip(prompts[:2], streams[:2], strict=True):
             ours, theirs = scored(backend, prompt + stream), scored(cpu, prompt + stream)
-            error = float(np.sqrt(np.mean((ours - theirs) ** 2)) / theirs.std())
-            assert error < ERROR, error
-    if parity is not None:
-        parity.assert_few_ties()
+            case = f"graphs {decode.sizes}, {len(prompt)} + {len(stream)} tokens"
+            assert_scores_are_close(ours, theirs, rounds, case)
+    parity.assert_few_ties()
+
+
+def assert_scores_are_close(ours: np.ndarray, theirs: np.ndarray, rounds: bool, case: str) -> None:
+    """Compares log-probabilities of a text's tokens."""
+    errors = np.abs(ours - theirs) / theirs.std()
+    error, correlation = float(np.sqrt(np.mean(errors**2))), float(np.corrcoef(ours, theirs)[0, 1])
+    worst = [(int(place), round(float(errors[place]), 3)) for place in errors.argsort()[:-6:-1]]
+    told = f"{case}: error {error:.4f}, correlation {correlation:.4f}, largest at {worst}"
+    print(told)
+    assert correlation > LEAST_CORRELATION if rounds else error < ERROR, told
 
 
 def scored(backend: CudaBackend | TorchBackend, tokens: list[int]) -> np.ndarray:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from runner_svc.cuda import tensor_map
-from runner_svc.cuda.experts import expert_product, expert_routing, expert_rows
+from runner_svc.cuda.experts import expert_entry, expert_product, expert_routing, expert_rows
+from runner_svc.cuda.experts.expert_entry import ExpertEntry
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
@@ -19,7 +20,7 @@ from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors, check_plan
-from tests.support.expert_runs import run
+from tests.support.expert_runs import run, run_entry
 from tests.support.thoroughness import choice
 
 if shutil.which("g++") is None:
@@ -30,7 +31,7 @@ if shutil.which("g++") is None:
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MapEncoder()
     monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
-    for module in (expert_product, expert_routing, expert_rows):
+    for module in (expert_entry, expert_product, expert_routing, expert_rows):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
         if hasattr(module, "num_multiprocessors"):
@@ -83,6 +84,25 @@ def test_routing(config: ExpertsConfig, rows: int, seed: int) -> None:
         ExpertRows(config, case.hidden, case.dtype).gather(0, tensors.x, plan, out)
         assert torch.equal(out, tensors.x[plan.pairs.long() // config.top_k])
     check_plan(tensors, plan, 8)
+
+
+@pytest.mark.parametrize(
+    "case",
+    choice(
+        [
+            ExpertCase(QWEN, 37, hidden=64),
+            ExpertCase(TINY, 53, hidden=144, dtype=torch.float16),
+            ExpertCase(ERNIE, 33, hidden=32),
+        ],
+        in_ci=[ExpertCase(QWEN, 37, hidden=64)],
+    ),
+    ids=lambda case: f"{case.config.num_experts}-experts",
+)
+def test_entry(case: ExpertCase, seed: int) -> None:
+    """By blocks that are alone in their clusters, which are not emulated."""
+    entry = ExpertEntry(case.config, case.hidden, case.dtype, TilesVariant(160, gathers=True), split=1)
+    rows = ExpertRows(case.config, case.hidden, case.dtype)
+    run_entry(ExpertTensors(case, torch.device("cpu"), seed), entry, rows, 160)
 
 
 @pytest.mark.parametrize("name", choice(list(CASES), in_ci=["tiny"]))

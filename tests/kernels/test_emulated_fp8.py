@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from runner_svc.cuda import tensor_map
 from runner_svc.cuda.fp8 import norm, product, rows, scale
@@ -22,6 +23,7 @@ from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows,
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
+from tests.support.scaled_twins import scaled_numbers, scaled_twin
 from tests.support.thoroughness import FULL, choice
 
 if shutil.which("g++") is None:
@@ -60,7 +62,7 @@ def unsplit(tokens: int, rows: int, columns: int, *, grouped: bool, **changes: i
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=0.01, atol=0.004 * float(expected.nan_to_num().std()))
+    assert_close(actual.float(), expected, rtol=0.01, atol=0.004 * float(expected.nan_to_num().std()))
 
 
 CASES: dict[str, tuple[int, int, int, Rounding, dict[str, int | bool]]] = {
@@ -69,6 +71,7 @@ CASES: dict[str, tuple[int, int, int, Rounding, dict[str, int | bool]]] = {
     "token-tile-of-two": (9, 200, 144, TokenRounding(), {"groups": 2, "batch": 1}),
     "token-resident": (20, 136, 400, TokenRounding(), {"resident": True}),
     "bound": (3, 72, 144, TokenRounding(2.0), {}),
+    "bound-resident": (2, 72, 144, TokenRounding(0.5), {}),
     "groups": (5, 288, 144, GroupRounding(), {"groups": 2}),
     "groups-resident": (8, 160, 400, GroupRounding(), {"resident": True}),
     "static": (3, 72, 144, StaticRounding(0.013), {}),
@@ -91,32 +94,36 @@ def test_store(name: str) -> None:
     if tokens > 4:
         x[3, 5], x[4, 9] = torch.nan, torch.inf
     squares = torch.rand(6, MAX_ROWS) * width
-    rms = torch.rsqrt(squares.sum(dim=0)[:tokens] / width + EPS).unsqueeze(1)
     products = Fp8Products(EPS, "silu", partial(unsplit, **changes))
     out = torch.full((tokens + 1, rows), torch.nan)
     scaled = ScaledRows(x.bfloat16(), squares)
     products.store(0, scaled, weight, out[:tokens])
-    numbers = scaled.rows.float()
-    if isinstance(rounding, StaticRounding):
-        expected = weight.twin(numbers * rms)
-    else:
-        expected = weight.twin(numbers) * rms
+    expected = scaled_twin(weight, scaled, EPS)
     assert out[tokens].isnan().all()
     finite = expected.isfinite().all(dim=1)
     assert torch.equal(out[:tokens].isfinite().all(dim=1), finite)
     for row in finite.nonzero().flatten():
-        torch.testing.assert_close(out[row], expected[row], rtol=1e-4, atol=1e-4 * float(expected[row].std()) + 1e-37)
+        assert_close(out[row], expected[row], rtol=1e-4, atol=1e-4 * float(expected[row].std()) + 1e-37)
 
 
-@pytest.mark.parametrize("rounding", choice([TokenRounding(), GroupRounding()], in_ci=[TokenRounding()]))
+@pytest.mark.parametrize(
+    "rounding", choice([TokenRounding(), GroupRounding(), TokenRounding(30.0)], in_ci=[TokenRounding(30.0)])
+)
 def test_rows_are_rounded_to_the_same_codes(rounding: Rounding) -> None:
-    """Also where a row's largest number makes many ties, which a scale that is off by one bit rounds wrongly."""
+    """Also where a row's largest number makes many ties, which a scale that is off by one bit rounds wrongly.
+
+    The bound is one of rows after their norm, whose factors are powers of two.
+    """
     x = torch.randint(-127, 128, (24, 144)).float() * 2.0 ** torch.randint(-9, 1, (24, 144))
     x[:, 0] = torch.tensor([7.0, 14.0, 56.0, 63.0, 105.0, 112.0]).repeat(4) * 2.0 ** torch.arange(24)
-    out = rows.rounded_rows(24, 144, torch.device("cpu"))
-    rows.Fp8Rows(EPS)(0, ScaledRows(x.bfloat16(), None), rows.RoundingArguments.of(rounding), out)
-    scales = out.scales.t().repeat_interleave(128, dim=1)[:, :144] if rounding.columns > 1 else out.factors.unsqueeze(1)
-    assert torch.equal(out.codes.float() * scales, rounding.rounded(x.bfloat16()))
+    squares = torch.full((1, MAX_ROWS), 144.0)
+    squares[0, :24] *= 4.0 ** torch.arange(24)
+    out, scaled = rows.rounded_rows(24, 144, torch.device("cpu")), ScaledRows(x.bfloat16(), squares)
+    rows.Fp8Rows(0.0)(0, scaled, rows.RoundingArguments.of(rounding), out)
+    scales = out.factors.unsqueeze(1)
+    if rounding.columns > 1:
+        scales = scales * out.scales.t().repeat_interleave(128, dim=1)[:, :144]
+    assert_close(out.codes.float() * scales, scaled_numbers(rounding, scaled, 0.0), rtol=1e-6, atol=0.0)
 
 
 @thorough
@@ -136,7 +143,7 @@ def test_gated_and_add() -> None:
     close(normed, residual.float() * norm_weight.float())
     assert following.squares is not None
     totals = following.squares.sum(dim=0)[:5]
-    torch.testing.assert_close(totals, residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
+    assert_close(totals, residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
 
 
 @thorough
@@ -165,7 +172,7 @@ def test_linear(rows: int) -> None:
     if not isinstance(codes, QuantizedRows):
         return
     numbers = codes.codes.float() * codes.scales
-    torch.testing.assert_close(numbers, TokenRounding().rounded(gated), rtol=0.13, atol=0.01)
+    assert_close(numbers, TokenRounding().rounded(gated), rtol=0.13, atol=0.01)
     down = matrix(64, 48, TokenRounding())
     products.multiply(0, codes, down, None, out[:, :64])
     close(out[:, :64], numbers @ down.dequantized().t())

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runner_svc.cuda.experts.expert_entry import entry_defines
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
@@ -247,6 +248,16 @@ def test_expert_products_compile_for_hopper(
         assert arrivals_before_loads_are_done(code) == []
     assert variant.shared_bytes <= (228 << 10) // variant.blocks - 1024
     assert variant.stages >= 4
+
+
+@pytest.mark.parametrize(("config", "split"), choice([(QWEN, 8), (GROUPED, 4)], in_ci=[(QWEN, 8)]), ids=str)
+def test_expert_entry_compiles_for_hopper(config: ExpertsConfig, split: int) -> None:
+    config = replace(config, num_experts=128, top_k=8)
+    options = tuple(f"-D{key}={value}" for key, value in entry_defines(config, 2048, torch.bfloat16, split).items())
+    code, log = compile_kernel(kernel_folder() / "expert_entry.cu", "sm_90a", options)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert " 0 bytes spill stores" in log, log
 
 
 def test_kernels_of_a_lone_row_compile_for_hopper() -> None:

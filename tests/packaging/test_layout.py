@@ -23,10 +23,11 @@ ORDER = {
         "front/rpc front/auth front/gateway front operation ."
     ),
     "runner_svc": (
-        "weights weights/blocks arithmetic interface/products interface settings gguf hub model/folder model/quantization "
-        "model/families model/tokenizer model model/checkpoint catalog drafting sampling cuda cuda/drafts "
-        "cuda/fp8 cuda/int4 cuda/products cuda/experts attention decoder transformers_decoder "
-        "transformers_decoder/gpu timings batch backends gpu gpu/drafts execution link startup ."
+        "weights weights/blocks arithmetic interface/products interface settings gguf hub model/folder "
+        "model/quantization model/families model/tokenizer model model/checkpoint catalog sampling drafting cuda "
+        "cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/experts attention decoder transformers_decoder "
+        "transformers_decoder/gpu drafting/medusa drafting/eagle timings batch backends gpu gpu/drafts execution link "
+        "startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "

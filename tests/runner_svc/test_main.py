@@ -14,7 +14,7 @@ import pytest
 from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.settings.runner_settings import RunnerSettings
-from runner_svc.startup.backend_factory import build_backend
+from runner_svc.startup.backend_factory import _gpu_options, build_backend
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.host_backend import no_progress
 from tests.support.in_this_process import Ended, run_runner
@@ -105,12 +105,18 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
             ["--device", "null", "--draft", "ngram"],
             "draft is 'ngram', but the test backend 'null' verifies nothing: set",
         ),
+        (["--draft", "model:"], "setting draft: 'model:' names no draft model: write 'model:' and its folder"),
         (
-            ["--draft", "model:/tiny"],
-            "setting draft: 'model:/tiny' is a draft model, which this version of Roster can't",
+            ["--device", "cpu", "--draft", "model:/tiny"],
+            "draft is 'model:/tiny': There is no model '/tiny'; use a fold",
         ),
-        (["--draft", "eagle:/x"], "is EAGLE's draft layer, which"),
-        (["--draft", "medusa"], "is Medusa's heads, which"),
+        (
+            ["--device", "hash", "--draft", "model:/tiny"],
+            "the device 'hash' has one draft model: set draft to 'model:h",
+        ),
+        (["--draft", "eagle"], "'eagle' names no draft layer: write 'eagle:' and the folder of EAGLE's draft layer"),
+        (["--draft", "medusa:"], "'medusa:' names no heads: write 'medusa:' and the folder of Medusa heads"),
+        (["--device", "hash", "--draft", "medusa:/x"], "the test backend 'hash' has no hidden states: set draft to"),
         (["--draft", "n-gram"], "there is no drafter 'n-gram': set it to 'ngram', or to '' for no drafts"),
         (["--max-drafts", "16"], "max_drafts: Input should be less than or equal to 15"),
         (["--model", "/nope", "--link", "127.0.0.1:5"], "setting link: '127.0.0.1:5' is not an endpoint; write tcp://"),
@@ -120,11 +126,22 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
     assert_refused(run_runner(*flags), sentence)
 
 
-def test_a_gpu_verifies_no_drafts_yet() -> None:
-    with pytest.raises(UnusableSettings, match="draft is 'ngram', but a GPU can't verify drafts yet: set draft to ''"):
-        build_backend(RunnerSettings.read(draft="ngram"), "cuda", no_progress)
+def test_a_gpu_computes_no_draft_model_yet() -> None:
+    with pytest.raises(UnusableSettings, match="a GPU can't compute Medusa's heads yet: set draft to 'ngram' or ''"):
+        build_backend(RunnerSettings.read(draft="medusa:/heads"), "cuda", no_progress)
+    with pytest.raises(UnusableSettings, match="a GPU can't compute a draft model yet: set draft to 'ngram' or ''"):
+        build_backend(RunnerSettings.read(draft="model:/tiny"), "cuda", no_progress)
+
+
+def test_a_gpu_verifies_at_most_seven_drafts_of_a_sequence() -> None:
     with pytest.raises(UnusableSettings, match="a GPU verifies at most 7 tokens of a sequence in a step"):
-        build_backend(RunnerSettings.read(draft="ngram", max_drafts=8), "cuda", no_progress, tries_formats=True)
+        build_backend(RunnerSettings.read(draft="ngram", max_drafts=8), "cuda", no_progress)
+
+
+def test_timings_of_a_gpu_that_drafts_are_kept_apart() -> None:
+    settings = [RunnerSettings.read(**given) for given in ({}, {"draft": "ngram"}, {"draft": "ngram", "max_drafts": 3})]
+    keys = [(options.draft, options.max_drafts) for options in (_gpu_options(each) for each in settings)]
+    assert keys == [("", 0), ("ngram", 7), ("ngram", 3)]
 
 
 def test_the_process_reports_it_and_exits() -> None:

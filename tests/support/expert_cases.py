@@ -156,6 +156,25 @@ class ExpertTensors:
         return (weights.unsqueeze(-1) * parts).sum(dim=1)
 
 
+def spread_router(tensors: ExpertTensors, rows: Tensor) -> Tensor:
+    """A router [num_experts, hidden] for `rows` of unit size, such that no row has experts in a near tie.
+
+    How a product rounds would decide between them.
+    """
+    case, router = tensors.case, tensors.case.config.router
+    for seed in range(tensors.seed, tensors.seed + 1000):
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(case.config.num_experts, case.hidden, generator=generator) * (4 / case.hidden**0.5)
+        weight = weight.to(rows)
+        logits = rows.double() @ weight.double().t()
+        if tensors.router_bias is not None:
+            scores = logits.sigmoid() if router.scoring is Scoring.SIGMOID else logits.softmax(-1)
+            logits = (scores if router.is_corrected else logits) + tensors.router_bias
+        if (logits.sort(-1).values.diff(dim=-1)[:, -case.config.top_k :] > 2e-5).all():
+            return weight
+    raise AssertionError("every router has near ties")
+
+
 def equal_jobs(first: int, count: int, job_rows: int) -> Iterator[tuple[int, int]]:
     """Yields the first pair and the pairs of each job of an expert, of up to `job_rows` pairs each."""
     jobs = -(-count // job_rows)
@@ -163,12 +182,12 @@ def equal_jobs(first: int, count: int, job_rows: int) -> Iterator[tuple[int, int
         yield first + begin, min(-(-count // jobs), count - begin)
 
 
-def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
-    """Fails where a plan is not a routing of the case's rows."""
+def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int, rtol: float = 1e-5) -> None:
+    """Fails where a plan is not a routing of the case's rows, whose weights may differ by `rtol`."""
     config = tensors.case.config
     experts, weights = tensors.routed()
     assert torch.equal(plan.experts.long(), experts)
-    torch.testing.assert_close(plan.weights, weights, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(plan.weights, weights, rtol=rtol, atol=1e-7)
     pairs, places = plan.pairs.long(), plan.places.long().flatten()
     assert torch.equal(pairs.sort().values, torch.arange(len(pairs), device=pairs.device))
     assert torch.equal(pairs[places], torch.arange(len(pairs), device=pairs.device))

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from runner_svc.interface.expert_launchers import (
     FEW_ROWS,
+    EntryLauncher,
     ExpertPlan,
     ExpertProductLauncher,
     ExpertRowsLauncher,
@@ -16,7 +17,7 @@ from runner_svc.interface.expert_launchers import (
     RowNorm,
 )
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS
-from tests.support.expert_cases import ExpertTensors, check_plan
+from tests.support.expert_cases import ExpertTensors, check_plan, spread_router
 
 TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}
 """Of bfloat16 outputs of about unit size, whose sums are float32."""
@@ -104,6 +105,33 @@ def run(
     bias = 0 if tensors.gate_up_bias is None else tensors.gate_up_bias[experts.flatten()[plan.pairs.long()]].float()
     torch.testing.assert_close(activated.float(), tensors.gate(gate_up.float() + bias), **TOLERANCE)
     return out
+
+
+def run_entry(
+    tensors: ExpertTensors, entry: EntryLauncher, rows: ExpertRowsLauncher, job_rows: int, stream: int = 0
+) -> tuple[Tensor, Tensor, ExpertPlan]:
+    """Fails where the entry differs from torch's sum, norm, product and routing.
+
+    Returns the residual stream, the normed rows and the plan.
+    """
+    case, config = tensors.case, tensors.case.config
+    product, carried = tensors.x, tensors.x.flip(0) * 2
+    norm_weight = (torch.rand(case.hidden, device=tensors.device) + 0.5).to(case.dtype)
+    total = product + carried
+    wanted = functional.rms_norm(total.float(), (case.hidden,), norm_weight.float(), EPS)
+    router = spread_router(tensors, wanted.to(case.dtype))
+    plan, out = tensors.plan(job_rows), torch.full_like(product, torch.nan)
+    for _ in range(2):  # the second launch finds what the first left
+        residual = carried.clone()
+        entry(stream, product, residual, norm_weight, out, router, tensors.router_bias, plan, tensors.gate_up, EPS)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(out.float(), wanted, **TOLERANCE)
+    tensors.logits = (out.double() @ router.double().t()).float()
+    gathered = torch.full((case.rows * config.top_k, case.hidden), torch.nan, dtype=case.dtype, device=tensors.device)
+    rows.gather(stream, out, plan, gathered)
+    assert torch.equal(gathered, out[plan.pairs.long() // config.top_k])
+    check_plan(tensors, plan, job_rows, rtol=1e-4)
+    return residual, out, plan
 
 
 def _run_alone(

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
+from roster_common.link_protocol import OURS
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.execution.runner import Runner
@@ -72,6 +73,8 @@ class FakeRunners:
         """Calls of `execute` by which masks sent from now on are delayed, as those of a slow constraint are."""
         self.early: random.Random | None = None
         """Draws by how much plans were early, if results say so: with it, the engine holds plans back."""
+        self.features: list[str] = sorted(OURS)
+        """Features of the runners that connect from now on."""
         self._sent: dict[int, int] = {}  # number of the last plan sent, by session
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
@@ -87,7 +90,9 @@ class FakeRunners:
         self.results[session] = deque()
         self.masks[session] = deque()
         self._sent[session] = 0
-        self.events.append(Joined(session, runner.hello(), former, holds))
+        hello = runner.hello()
+        hello.features.extend(self.features)
+        self.events.append(Joined(session, hello, former, holds))
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
         """Ends the session; returns the runner, for tests in which it survives."""

@@ -47,7 +47,6 @@ def load(
         fp8_cache=fp8_cache,
         decoder=decoder,
         on_load=on_load,
-        tries_formats=True,
     )
     make = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress, make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import torch
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.drafts.draft_model import DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
+from runner_svc.gpu.drafts.model_backend import ModelDraftingCudaBackend
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model
@@ -22,6 +25,16 @@ from tests.support.host_device import HostDevice, HostLaunchers
 
 def no_progress(what: str, share: float) -> None:
     """Ignores progress."""
+
+
+def host_draft(folder: Path, dtype: torch.dtype = torch.float32) -> DraftParts:
+    """Returns the draft model in `folder`."""
+    config = ModelConfig.from_hugging_face(read_config(folder))
+    weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, NOTHING)
+    launchers = HostLaunchers(config)
+    return DraftParts(
+        f"model:{folder}", launchers, lambda most: CudaDecoder(config, weights, launchers.decoder(False), most)
+    )
 
 
 def host_backend(
@@ -37,12 +50,18 @@ def host_backend(
     kept_timings: TimingsFile | None = None,
     on_load: OnLoad = NOTHING,
     drafts: DraftOptions | None = None,
+    draft_folder: Path | None = None,
 ) -> CudaBackend:
-    """Returns the model in `folder`; the arguments are those of the backend and its sizes."""
+    """Returns the model in `folder`; the arguments are those of the backend and its sizes.
+
+    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says.
+    """
     config = ModelConfig.from_hugging_face(read_config(folder))
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
     launchers = HostLaunchers(config)
-    make = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    make: Callable[..., CudaBackend] = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    if draft_folder is not None:
+        make = partial(ModelDraftingCudaBackend, parts=host_draft(draft_folder, dtype), drafts=drafts)
     return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,

@@ -50,6 +50,31 @@ class HostRouting:
         plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:] = torch.tensor(jobs, dtype=torch.int32)
 
 
+class HostEntry:
+    def __init__(self, config: ExpertsConfig) -> None:
+        self._routing = HostRouting(config)
+
+    def fits(self, rows: int) -> bool:
+        return 32 < rows <= 512
+
+    def __call__(
+        self,
+        stream: int,
+        product: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        router: Tensor,
+        bias: Tensor | None,
+        plan: ExpertPlan,
+        gate_up: Tensor,
+        eps: float,
+    ) -> None:
+        residual.add_(product)
+        out.copy_(Norm(NormKind.RMS, norm_weight.float(), eps)(residual.float()))
+        self._routing(stream, functional.linear(out.float(), router.float()), bias, plan, 160)
+
+
 class HostExpertRows:
     def __init__(self, config: ExpertsConfig) -> None:
         self._config = config
@@ -165,4 +190,5 @@ def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | 
         HostExpertProducts(config, 160, gathers=True),
         has_grouped=True,
         shared_activation=shared_activation,
+        entry=HostEntry(config),
     )

@@ -118,6 +118,8 @@ class Stack:
         self._tick_s = 0.0
         self.fate: Fate = lives
         """Decides when mask processes die."""
+        self.late: random.Random | None = None
+        """Draws whether answers about masks come late, and whether plans wait for them."""
         self.drafts: Script | None = None
         """Decides how many tokens rows draft on runners that have a drafter, in place of the policy."""
         self.front, self.runners = FakeFront(), FakeRunners()
@@ -134,8 +136,15 @@ class Stack:
         name, parameters = self.settings.policy, self.settings.policy_parameters
         guard = self._guard or PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
         engine = Engine(self.settings, guard, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
-        work_inline(engine.constraints, lambda *asked: self.fate(*asked))
+        work_inline(engine.constraints, lambda *asked: self.fate(*asked), self._is_late)
+        pays = engine.constraints.masks.looking_ahead.pays
+        engine.constraints.masks.looking_ahead.pays = lambda sequences, running: (  # type: ignore[method-assign]
+            pays(sequences, running) if self.late is None else self.late.random() < 0.5
+        )
         return engine
+
+    def _is_late(self) -> bool:
+        return self.late is not None and self.late.random() < 0.3
 
     def time_plans(self, seed: int) -> None:
         """Lets time pass with each step, and runners say by how much plans were early, so that plans are held back."""

@@ -49,10 +49,11 @@ def plan(
     copies: Sequence[tuple[int, int]] = (),
     extents: Sequence[tuple[int, int, int, int]] = (),
     drafts: Sequence[int] = (),
+    forced: Sequence[Sequence[int]] = (),
 ) -> plan_pb2.Plan:
     """`appends` are (slot, index, block), `copies` (source, target), `extents` (slot, start, count, flags).
 
-    `drafts`: the number of each row, or nothing.
+    `drafts`: the number of each row, or nothing; `forced`: the tokens that each row appends, or nothing.
     """
     return plan_pb2.Plan(
         releases=int32s(releases),
@@ -67,6 +68,8 @@ def plan(
         extent_counts=int32s(count for _, _, count, _ in extents),
         extent_flags=bytes(flags for _, _, _, flags in extents),
         extent_drafts=bytes(drafts),
+        extent_forced=bytes(map(len, forced)),
+        forced_tokens=int32s(token for tokens in forced for token in tokens),
     )
 
 

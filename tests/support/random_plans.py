@@ -14,7 +14,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from roster_common.link_protocol import SAMPLE_FLAG
+from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import PlanFault
@@ -135,16 +135,24 @@ class PlanFuzzer:
                 appends.append((slot, blocks[slot], self._integer(1, BLOCKS)))
                 blocks[slot] += 1
         copies = [(self._integer(1, BLOCKS), self._integer(1, BLOCKS)) for _ in range(self._integer(0, 8) // 7)]
-        extents, drafts = [], []
-        drafting = self._integer(0, 2) > 0
+        extents, drafts, forced = [], [], []
+        drafting, forcing = self._integer(0, 2) > 0, self._integer(0, 2) == 0
         for slot in known:
             room = min(blocks[slot] * BLOCK_SIZE, CONTEXT - 1) - known[slot]
+            if forcing and computed[slot] == known[slot] - 1 and room > 0 and self._integer(0, 2) == 0:
+                forced.append([self._integer(0, VOCAB - 1) for _ in range(self._integer(1, min(room, 4)))])
+                extents.append((slot, computed[slot], 1 + len(forced[-1]), SAMPLE_FLAG | AWAIT_FLAG))
+                drafts.append(0)
+                continue
+            forced.append([])
             if computed[slot] == known[slot] - 1 and room >= 0 and self._integer(0, 2):
                 drafts.append(self._integer(0, min(room, MAX_DRAFTS)) if drafting else 0)
                 extents.append((slot, -1, 1 + drafts[-1], SAMPLE_FLAG))
                 continue
             count = min(known[slot], blocks[slot] * BLOCK_SIZE) - computed[slot]
-            if count > 0 and self._integer(0, 4):
+            if count <= 0 or not self._integer(0, 4):
+                forced.pop()
+            else:
                 count = min(count, self._integer(1, 8))
                 sample = SAMPLE_FLAG if computed[slot] + count == known[slot] and known[slot] < CONTEXT else 0
                 extents.append((slot, computed[slot], count, sample))
@@ -156,6 +164,7 @@ class PlanFuzzer:
             copies=copies,
             extents=extents,
             drafts=drafts if drafting else (),
+            forced=forced if forcing else (),
         )
         for _ in range(max(0, self._integer(0, 5) - 3)):
             self._spoil(made)

@@ -12,9 +12,20 @@ from runner_svc.backends.byte_tokenizer import NUM_TOKENS
 from runner_svc.backends.hash_backend import expected_logprobs
 
 
-def assert_scored(row: plan_pb2.RowLogprobs, tokens: list[int], position: int, top: int) -> None:
-    """Checks the row against a hash backend's log-probabilities of these tokens, the first one at `position`."""
+def assert_scored(
+    row: plan_pb2.RowLogprobs, tokens: list[int], position: int, top: int, constrained: bool = False
+) -> None:
+    """Checks the row against a hash backend's log-probabilities of these tokens, the first one at `position`.
+
+    If `constrained`, a token may also be certain, with log-probability 0: a forced token, which no backend has drawn.
+    """
     expected = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
+    if constrained:
+        values = np.frombuffer(row.values, "<f4").tolist()
+        for index, (token, value) in enumerate(zip(tokens, values, strict=True)):
+            if value == 0:
+                likeliest = [token, *(other for other in range(top) if other != token)][:top]
+                expected[index] = (0.0, likeliest, [])
     assert np.array_equal(np.frombuffer(row.values, "<f4"), np.array([value for value, _, _ in expected], "<f4"))
     assert np.frombuffer(row.top_ids, "<i4").tolist() == [token for _, ids, _ in expected for token in ids]
 
@@ -25,6 +36,7 @@ class ScoredStream:
     def __init__(self, submit: engine_pb2.Submit, first_id: int, lengths: list[int]) -> None:
         """`lengths`: number of known tokens of each choice, prompt included."""
         self._sampling = submit.sampling
+        self._constrained = bool(submit.grammar)
         self._prompt = np.frombuffer(submit.prompt, "<i4").tolist()
         self._lengths = {first_id + index: length for index, length in enumerate(lengths)}
         self._next = 1
@@ -45,6 +57,7 @@ class ScoredStream:
                     tokens,
                     prompt_len + attached.num_received,
                     submit.sampling.logprobs if tokens else 0,
+                    bool(submit.grammar),
                 )
         return stream
 
@@ -56,7 +69,7 @@ class ScoredStream:
             assert self._next == len(self._prompt), "a token came before its prompt was scored"
         assert (row is not None) == self._sampling.HasField("logprobs")
         if row is not None:
-            assert_scored(row, [token], position, self._sampling.logprobs)
+            assert_scored(row, [token], position, self._sampling.logprobs, self._constrained)
 
     def take_prompt(self, row: plan_pb2.RowLogprobs) -> None:
         """Takes log-probabilities of some of the prompt's positions."""

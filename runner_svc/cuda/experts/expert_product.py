@@ -47,7 +47,7 @@ class ExpertProducts:
         self._variant = variant
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
-        self._map = lru_cache(_MAX_MAPS)(_matrix_map)
+        self._map = lru_cache(_MAX_MAPS)(matrix_map)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether the kernel has products with these matrices."""
@@ -205,5 +205,6 @@ def _choice(plan: ExpertPlan) -> tuple[int, ...]:
     return plan.experts.data_ptr(), plan.weights.data_ptr(), plan.places.data_ptr()
 
 
-def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+def matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+    """Returns the map of 16-bit [rows, width], contiguous; one copy reads 64 columns of `box_rows` rows."""
     return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1), read_once=True)

@@ -124,18 +124,24 @@ def _has_blocks(weight: Fp8Matrix) -> bool:
 
 
 def _multiply_blocks(x: QuantizedRows, weight: Fp8Matrix) -> Tensor:
-    """Returns the product, bfloat16 [T, out]. Torch supports only multiples of 4 rows."""
+    """Returns the product, bfloat16 [T, out]. Torch supports only multiples of 4 rows.
+
+    It takes the scales of W's blocks with a number of columns that is a multiple of 4, and does not use those beyond
+    the last.
+    """
     recipe, rows = torch.nn.functional.ScalingType, len(x)
-    codes, scales = x.codes, x.scales.t()
+    codes, scales, block_scales = x.codes, x.scales.t(), weight.scales
     if padding := -rows % 8:
         codes = torch.nn.functional.pad(codes.view(torch.uint8), (0, 0, 0, padding)).view(codes.dtype)
         scales = torch.nn.functional.pad(scales, (0, padding))
+    if padding := -block_scales.shape[1] % 4:
+        block_scales = torch.nn.functional.pad(block_scales, (0, padding))
     product = torch.nn.functional.scaled_mm(
         codes,
         weight.codes.t(),
         scales.contiguous().t(),
         recipe.BlockWise1x128,
-        weight.scales.t(),
+        block_scales.t(),
         recipe.BlockWise128x128,
         output_dtype=torch.bfloat16,
     )

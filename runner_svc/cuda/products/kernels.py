@@ -15,6 +15,7 @@ import torch
 
 from runner_svc.cuda.fp8.linear import Fp8Linear
 from runner_svc.cuda.fp8.product import Fp8Products
+from runner_svc.cuda.fp8.product import fits as fits_fp8
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
 from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
@@ -68,7 +69,7 @@ class MatrixKernels:
     replace: Callable[[Matrix, torch.dtype], Matrix] | None = None
     """Returns another matrix with its numbers, plain ones of the type that is computed in or one that has kernels.
 
-    For classes that have none: their own methods dequantize at every step.
+    For matrices that have none: their own methods dequantize at every step. Others are returned as they are.
     """
     few_rows: Callable[[ProductSettings, int], ProductLauncher | None] | None = None
     """Up to 128 rows. The second argument is the number of blocks per multiprocessor, by which variants are timed."""
@@ -137,6 +138,11 @@ def _offset_linear(settings: ProductSettings) -> LinearLauncher:
     return OffsetInt4Linear(Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows))
 
 
+def _fp8(matrix: Matrix, dtype: torch.dtype) -> Matrix:
+    """Kernels multiply codes with codes: plain where they don't fit, and where activations are not rounded."""
+    return matrix if fits_fp8(matrix) and is_hopper() and dtype is torch.bfloat16 else _plain(matrix, dtype)
+
+
 def _fp8_linear(settings: ProductSettings) -> Fp8Linear | None:
     if not is_hopper() or settings.dtype is not torch.bfloat16:
         return None
@@ -158,7 +164,7 @@ KERNELS: Mapping[type[Matrix], MatrixKernels] = {
     Mxfp4Matrix: MatrixKernels(replace=_plain),
     Int4Matrix: MatrixKernels(prepare=_pack_int4),
     PackedInt4Matrix: MatrixKernels(linear=_int4_linear, gated=_int4_gated, few_rows=_int4_few_rows),
-    Fp8Matrix: MatrixKernels(linear=_fp8_linear, gated=_fp8_linear, few_rows=_fp8_few_rows),
+    Fp8Matrix: MatrixKernels(linear=_fp8_linear, gated=_fp8_linear, few_rows=_fp8_few_rows, replace=_fp8),
 }
 
 
@@ -183,20 +189,18 @@ class _OnDemand(Mapping[type[Matrix], T]):
         return sum(1 for _ in self)
 
 
-def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16, *, all_plain: bool = False) -> Matrix:
+def prepared(matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Matrix:
     """Returns the matrix in the layout that its kernels read; itself if it is in one.
 
-    `dtype` is the type that is computed in, of what becomes plain: with `all_plain`, every matrix.
+    `dtype` is the type that is computed in, of what becomes plain.
     """
     if isinstance(matrix, JoinedMatrix):
-        parts = [prepared(part, dtype, all_plain=all_plain) for part in matrix.parts]
+        parts = [prepared(part, dtype) for part in matrix.parts]
         are_plain = all(isinstance(part, PlainMatrix) for part in parts)
         return joined(parts) if are_plain else JoinedMatrix(tuple(parts))
     if isinstance(matrix, PlainMatrix):
         return matrix
     kernels = KERNELS.get(type(matrix), MatrixKernels())
-    if all_plain:
-        return _plain(matrix, dtype)
     if kernels.replace is not None:
         return kernels.replace(matrix, dtype)
     return matrix if kernels.prepare is None else kernels.prepare(matrix)

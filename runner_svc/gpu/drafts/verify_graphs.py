@@ -1,4 +1,6 @@
-"""CUDA graphs of verifying passes, by rows and places a row: some captured at start-up, others once they are used.
+"""CUDA graphs of verifying passes, by rows and places a row: some captured at start-up, others once used often.
+
+A pass without a graph is padded to the next one with a graph: a capture holds up all sequences for some 20 ms.
 
 The fastest variant of a decode pass with as many positions is taken: the products, which the variants differ in, are
 the same.
@@ -10,13 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
-from runner_svc.gpu.graphs import StepGraphs, Variant, bucket_sizes
+from runner_svc.gpu.graphs import LARGEST_BUCKET, StepGraphs, Variant, bucket_sizes
 from runner_svc.interface.device import Device, Replay
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS
 from runner_svc.interface.progress import Progress
 
-CAPTURED_AT = 2
-"""A pass is captured at this use of its shape; until then its kernels are launched one by one."""
+CAPTURED_AT = 64
+"""A pass is captured at this use of its shape."""
+ROWS_AT_START = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, LARGEST_BUCKET + 1, 32))
+"""Rows of the passes that are captured at start-up, besides the most for each number of places."""
 
 
 class VerifyGraphs:
@@ -30,6 +34,9 @@ class VerifyGraphs:
         self._strides = steps.strides
         self._most = {stride: min(steps.num_slots, steps.most_sampled // stride) for stride in steps.strides}
         self._sizes = bucket_sizes(steps.num_slots)
+        self._rows_at_start = {
+            stride: [*(rows for rows in ROWS_AT_START if rows < most), most] for stride, most in self._most.items()
+        }
         self._replays: dict[VerifyShape, Replay] = {}
         self._uses: Counter[VerifyShape] = Counter()
 
@@ -39,23 +46,28 @@ class VerifyGraphs:
         return list(self._replays)
 
     def shape(self, num_rows: int, most_drafts: int) -> VerifyShape:
-        """Returns the shape for this many rows, the longest with this many drafts; as many drafts as have logits."""
+        """Returns the shape for this many rows, the longest with this many drafts; as many drafts as have logits.
+
+        Counts as a use of it.
+        """
         wanted = next((stride for stride in self._strides if stride > most_drafts), self._strides[-1])
         stride = max(stride for stride in self._strides if stride <= wanted and num_rows <= self._most[stride])
         size = next((size for size in self._sizes if size >= num_rows), num_rows)
-        return VerifyShape(min(size, self._most[stride]), stride)
+        exact = VerifyShape(min(size, self._most[stride]), stride)
+        if exact in self._replays:
+            return exact
+        self._uses[exact] += 1
+        if self._uses[exact] >= CAPTURED_AT:
+            return exact
+        padded = (VerifyShape(rows, stride) for rows in self._rows_at_start[stride] if rows >= exact.rows)
+        return next((shape for shape in padded if shape in self._replays), exact)
 
     def capture(self, prepare: Callable[[VerifyShape], None], progress: Progress) -> None:
-        """Captures powers of two of rows, the largest pass first, so that the others share its memory.
+        """Captures the passes of `ROWS_AT_START`, the largest first, so that the others share its memory.
 
         `prepare` sets the input of a step of a shape.
         """
-        shapes = [
-            VerifyShape(rows, stride)
-            for stride in self._strides[1:]
-            if self._most[stride]
-            for rows in {min(1 << power, self._most[stride]) for power in range(self._most[stride].bit_length() + 1)}
-        ]
+        shapes = [VerifyShape(rows, stride) for stride in self._strides for rows in self._rows_at_start[stride] if rows]
         shapes.sort(key=lambda shape: (-shape.num_tokens, shape.stride))
         progress("capturing CUDA graphs of verifying steps", 0.0)
         for done, shape in enumerate(shapes, 1):
@@ -69,7 +81,6 @@ class VerifyGraphs:
         if replay is not None:
             replay()
             return
-        self._uses[shape] += 1
         launch = self._variant(shape).launch
         if self._uses[shape] >= CAPTURED_AT:
             launch = self._replays[shape] = self._device.capture(launch)

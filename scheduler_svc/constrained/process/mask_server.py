@@ -29,7 +29,7 @@ class MaskServer:
     def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory, compiler: GrammarCompiler) -> None:
         """`threads` make the masks of one plan. `compiler` is this model's."""
         self._compiler = compiler
-        self._maker = MaskMaker(model.vocab_size, threads)
+        self.maker = MaskMaker(model.vocab_size, threads)
         self._memory = memory
         self._outputs: dict[int, OutputMatcher] = {}
         self._ids, self._rows = array("q"), list[OutputMatcher]()  # those of the previous plan
@@ -77,12 +77,10 @@ class MaskServer:
         if asked.ids != self._ids or asked.dropped:
             self._ids, self._rows = asked.ids, [outputs[each] for each in asked.ids]
         rows, places = self._rows, asked.num_positions
-        bits = self._memory(places * self._maker.words).reshape(places, self._maker.words)
-        positions, failures = self._maker.make(rows, asked.tokens, bits, asked.drafts)
+        bits = self._memory(places * self.maker.words).reshape(places, self.maker.words)
+        positions, failures = self.maker.make(rows, asked.tokens, bits, asked.drafts)
         answer = MaskAnswer(positions if asked.drafts else [], failures)
-        if asked.forced:
-            failed = {index for index, _ in failures}
-            answer.forced = [
-                [] if index in failed else output.matcher.compute_ff_tokens() for index, output in enumerate(rows)
-            ]
+        if asked.forced and not asked.drafts:
+            runs = self.maker.force(rows, bits, [index for index, _ in failures])
+            answer.forced = runs if any(runs) else []
         return answer.encode()

@@ -1,12 +1,15 @@
 """Masks of one plan's constrained rows: advances each matcher by its new tokens, then makes all masks at once.
 
 A mask has a bit per token id, set if the token may come next. If the text is complete and nothing may follow, only the
-end-of-sequence tokens are set. Runs in a mask process.
+end-of-sequence tokens are set. Where a mask allows exactly one token, that token is *forced*: it comes next whatever
+the logits are. A run of forced tokens ends before a stop token, and where a mask allows several tokens. Runs in a mask
+process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +21,13 @@ from scheduler_svc.constrained.process.compiler import sentence
 
 _ALL = 0xFFFFFFFF
 """Every token of a word is allowed: what a failed row gets, whose request ends."""
+MOST_FORCED = 64
+"""Maximum number of forced tokens that one call finds for a row."""
+FORCED_S = 0.005
+"""Usual time for which a call looks for forced tokens: the other rows' masks wait for it."""
+
+Mask = npt.NDArray[np.uint32]
+"""[words]"""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +40,8 @@ class OutputMatcher:
     stop_ids: npt.NDArray[np.int32]
     num_tokens: int = 0
     """Number of generated tokens that the matcher has consumed."""
+    ahead: Mask | None = None
+    """The next mask, if it has been made already."""
 
     def feed(self, tokens: list[int]) -> str:
         """Advances the matcher by `tokens`; returns why it can't accept them, or "" if it has."""
@@ -43,6 +55,17 @@ class OutputMatcher:
         if taken == len(tokens):
             return why
         return f"token {self.num_tokens} does not continue a match{why and ': '}{why}"
+
+    def take_forced(self, token: int, run: list[int]) -> bool:
+        """Advances the matcher by the forced token and appends it to `run`. Returns whether a mask may come after it.
+
+        A stop token ends the text, so the matcher does not take it, nor one more than MOST_FORCED.
+        """
+        if len(run) == MOST_FORCED or token in self.stop_ids or not self.matcher.consume_token(token):
+            return False
+        self.num_tokens += 1
+        run.append(token)
+        return True
 
     def put_off_stops(self, bits: npt.NDArray[np.uint32], ahead: int = 0) -> None:
         """Clears the stop tokens in the mask before `min_tokens`, unless nothing else is allowed.
@@ -64,6 +87,8 @@ class MaskMaker:
         self.words = -(-vocab_size // 32)
         """Number of uint32 in one mask."""
         self._executor = LLExecutor(threads)
+        self.forced_s = FORCED_S
+        """Time after which `force` looks for no further forced tokens."""
 
     def make(
         self,
@@ -82,7 +107,10 @@ class MaskMaker:
         counts, failures = [1] * len(outputs), []
         plain, drafted, places = [], [], first_places(len(outputs), drafts)
         for index, (output, told, place) in enumerate(zip(outputs, tokens, places, strict=True)):
-            matcher = output.matcher
+            matcher, ahead, output.ahead = output.matcher, output.ahead, None
+            if not told and ahead is not None and not drafts:
+                bits[place] = ahead
+                continue
             # `consume_token` takes two thirds of the other's time. A matcher that fails it can't continue, but that is
             # no loss: no mask allowed the token.
             taken = matcher.consume_token(told[0]) if len(told) == 1 else matcher.try_consume_tokens(told)
@@ -103,6 +131,38 @@ class MaskMaker:
         self._settle(outputs, places, bits, counts, failures)
         return counts, failures
 
+    def force(
+        self, outputs: list[OutputMatcher], bits: npt.NDArray[np.uint32], failed: Iterable[int]
+    ) -> list[list[int]]:
+        """Returns the forced tokens of each row, at most MOST_FORCED, and advances its matcher by them.
+
+        `bits` [rows, words] are the masks that `make` has just made, one per row, and stay as they are. `failed`: rows
+        to leave out. The masks after the forced tokens are kept for the next call of `make`.
+        """
+        runs: list[list[int]] = [[] for _ in outputs]
+        until_at, left_out = time.monotonic() + self.forced_s, set(failed)
+        rows, masks = [index for index in range(len(outputs)) if index not in left_out], bits
+        if len(rows) < len(outputs):
+            masks = bits[rows]
+        while rows:
+            single = [(rows[place], token) for place, token in only_tokens(masks)]
+            rows = [index for index, token in single if outputs[index].take_forced(token, runs[index])]
+            if not rows:
+                break
+            masks = np.empty((len(rows), self.words), np.uint32)
+            address = masks.__array_interface__["data"][0]
+            matchers = [(outputs[index].matcher, place) for place, index in enumerate(rows)]
+            self._executor.unsafe_compute_mask_ptr(matchers, address, 4 * self.words, len(masks))
+            going = [place for place, index in enumerate(rows) if not outputs[index].matcher.is_error()]
+            if len(going) < len(rows):  # the next call reports it
+                rows, masks = [rows[place] for place in going], masks[going]
+            for index, mask in zip(rows, masks, strict=True):
+                outputs[index].put_off_stops(mask)
+                outputs[index].ahead = mask
+            if time.monotonic() >= until_at:
+                break
+        return runs
+
     def _settle(
         self,
         outputs: list[OutputMatcher],
@@ -122,3 +182,14 @@ class MaskMaker:
             if index not in failed:
                 for ahead in range(counts[index]):
                     outputs[index].put_off_stops(bits[places[index] + ahead], ahead)
+
+
+def only_tokens(bits: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
+    """Returns (index, token) of each of the masks `bits` [rows, words] that allows exactly one token."""
+    found = []
+    for index in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1).tolist():
+        (place,) = np.flatnonzero(bits[index]).tolist()
+        word = int(bits[index, place])
+        if word & (word - 1) == 0:
+            found.append((index, 32 * place + word.bit_length() - 1))
+    return found

@@ -146,7 +146,7 @@ def test_only_positions_on_the_accepted_path_count_for_values_that_are_not_finit
     stream_all(backend, plain, 16, None)
     later = next(token for token in whole.tokens[4:] if token not in whole.prompt + whole.tokens[:4])
     unused = next(token for token in range(NUM_TOKENS) if token not in whole.prompt + whole.tokens)
-    embeddings = backend._decoder._embeddings  # type: ignore[attr-defined]
+    embeddings = backend._decoder.embeddings
     embeddings[torch.tensor([later, unused])] = torch.nan
 
     drafter._dice = Most()

@@ -248,3 +248,31 @@ def test_a_row_that_failed_needs_no_mask() -> None:
 def test_plans_without_rows_await_nothing() -> None:
     runner = Runner(HashBackend(**SIZES))
     assert not runner.launch(1, plan()).awaits_masks
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forced_tokens_are_computed_at_once_as_one_by_one(make: Callable[[], Runner], temperature: float) -> None:
+    """The row's own draw, a neighbour's, the next step and the snapshot equal those of tokens drawn by their masks."""
+    runner, twin = make(), make()
+    everything, only = range(vocabulary(runner)), {0: [66]}
+    for each in (runner, twin):
+        asked = opening(AWAIT, SAMPLE, temperature=temperature, presence_penalty=1.5, logprobs=2)
+        each.execute(1, asked, masks(vocabulary(each), only))
+    run = [200, 65, 66, 66, 9, 10]
+    for number, token in enumerate(run, 2):
+        result = twin.execute(number, plan(extents=[(0, number + 1, 1, AWAIT)]), masks(vocabulary(twin), {0: [token]}))
+        assert ints(result.tokens) == [token]
+    expected = twin.execute(8, plan(extents=[(0, 9, 1, AWAIT)]), masks(vocabulary(twin), {0: everything}))
+    beside = twin.execute(9, plan(extents=[(1, 3, 1, SAMPLE), (0, 10, 1, SAMPLE)]))
+    step = plan(extents=[(0, 3, 7, AWAIT), (1, 3, 1, SAMPLE)], forced=[run, []])
+    got = runner.execute(2, step, masks(vocabulary(runner), {0: everything}))
+    last = runner.execute(3, plan(extents=[(0, 10, 1, SAMPLE)]))
+    if runner.hello().device != "null":
+        assert ints(got.tokens) == [*ints(expected.tokens), ints(beside.tokens)[0]]
+        assert ints(last.tokens) == ints(beside.tokens)[1:]
+        for one, other in zip(runner.snapshot().sequences, twin.snapshot().sequences, strict=True):
+            assert (ints(one.tokens), one.computed) == (ints(other.tokens), other.computed)
+    if runner.hello().device not in MADE_UP:
+        (alone,), (first, _) = expected.logprobs, sorted(got.logprobs, key=lambda entry: entry.row)
+        assert alone.top_ids == first.top_ids
+        np.testing.assert_allclose(np.frombuffer(first.values, "<f4"), np.frombuffer(alone.values, "<f4"), atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
@@ -15,8 +16,8 @@ from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, ExpertCase, ExpertTensors
-from tests.support.expert_runs import run
-from tests.support.host_experts import HostExpertProducts, HostExpertRows, HostRouting, host_experts
+from tests.support.expert_runs import EPS, run, run_entry
+from tests.support.host_experts import HostEntry, HostExpertProducts, HostExpertRows, HostRouting, host_experts
 from tests.support.host_layers import HostActivation
 
 CPU = torch.device("cpu")
@@ -28,6 +29,11 @@ CPU = torch.device("cpu")
 def test_launchers(config: ExpertsConfig, rows: int, job_rows: int) -> None:
     tensors = ExpertTensors(ExpertCase(config, rows, extra_logits=1), CPU, 0)
     run(tensors, HostRouting(config), HostExpertRows(config), HostExpertProducts(config, job_rows))
+
+
+@pytest.mark.parametrize("config", [QWEN, ERNIE], ids=["qwen", "ernie"])
+def test_entry(config: ExpertsConfig) -> None:
+    run_entry(ExpertTensors(ExpertCase(config, 37), CPU, 0), HostEntry(config), HostExpertRows(config), 160)
 
 
 NAMES = ["qwen", "gpt-oss", "shared", "ernie", "grouped"]
@@ -64,3 +70,30 @@ def test_mlp_of_a_gpu_is_that_of_the_cpu(config: ExpertsConfig, rows: int, adds:
     got = hidden.residual - residual if adds else last
     expected = ExpertMlp(config, weights, keep_plain=False)(tensors.x)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_entered_experts_are_those_after_a_norm() -> None:
+    config, rows = QWEN, 70
+    tensors = ExpertTensors(ExpertCase(config, rows, dtype=torch.float32), CPU, 0)
+    weights = ExpertWeights(
+        LinearWeights.plain(torch.randn(config.num_experts, 128)),
+        ExpertMatrices.plain(tensors.gate_up),
+        None,
+        ExpertMatrices.plain(tensors.down),
+        None,
+    )
+    mlp = CudaExpertMlp(
+        config, weights, host_experts(config), ExpertSpace(config, 128, rows, torch.float32, CPU), LinearProducts({})
+    )
+    own = Activating.GATHERING_PRODUCT
+    assert mlp.enters(rows, own)
+    assert not mlp.enters(rows, Activating.PRODUCT)
+    assert not mlp.enters(32, own)
+    assert not mlp.enters(513, own)
+    norm, next_norm = torch.rand(128) + 0.5, torch.rand(128) + 0.5
+    entered, apart, normed = torch.ones(rows, 128), torch.ones(rows, 128) + tensors.x, torch.empty(rows, 128)
+    mlp.enter_and_norm(0, tensors.x, entered, norm, normed, next_norm, EPS)
+    rows_after_norm = functional.rms_norm(apart, (128,), norm, EPS)
+    mlp.add_to_normed(0, rows_after_norm, apart, next_norm, EPS, own)
+    torch.testing.assert_close(entered, apart)
+    torch.testing.assert_close(normed, rows_after_norm)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.backends.hash_drafter import hash_model_drafter
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.step import StepBatch, StepOutput
@@ -94,10 +95,29 @@ def test_steps_that_verify_are_measured_where_all_drafts_were_verified(missing: 
         patch.setattr(step_costs, "CPU_SECONDS", 60.0)
         costs = measured_step_costs(runner, on_gpu=False)
     verified = [(cost.decode_rows, cost.drafts) for cost in costs if cost.drafts]
-    assert verified == ([(1, 7), (8, 7), (1, 4), (8, 4)] if not missing else [])
+    assert verified == ([(1, 7), (8, 7), (1, 3), (8, 3), (8, 1)] if not missing else [])
     assert (costs[0].decode_rows, costs[0].drafts) == (1, 0) and any(cost.prompt_positions for cost in costs)
     kept = kept_step_costs(StartTimings(step_costs=[[8, 2048, 0, 0, 7, 5]]))
     assert kept == [plan_pb2.StepCost(decode_rows=8, context=2048, drafts=7, step_ns=5)]
+
+
+def test_a_draft_model_has_caught_up_when_it_is_measured() -> None:
+    backend = HashBackend(num_slots=8, num_blocks=400, context_length=600)
+    drafter = hash_model_drafter(backend)
+    backend.draft_with(drafter, 7)
+    passes: list[int] = []
+    draw = drafter._model.draw
+
+    def counted(batch: StepBatch) -> np.ndarray:
+        passes.append(int(batch.counts.sum()))
+        return draw(batch)
+
+    drafter._model.draw = counted  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_costs, "CPU_SECONDS", 60.0)
+        costs = measured_step_costs(Runner(backend), on_gpu=False)
+    assert [(cost.decode_rows, cost.drafts) for cost in costs if cost.drafts] == [(1, 7), (8, 7), (1, 4), (8, 4)]
+    assert {count for count in passes if count > 8} == {backend.block_size + 1}  # of the block that is copied
 
 
 class Slow(HashBackend):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from runner_svc.timings import management_library
 from runner_svc.timings import timings_key as key_module
 from runner_svc.timings.start_timings import SizeTimings, StartTimings
 from runner_svc.timings.timings_file import TimingsFile
@@ -166,11 +169,50 @@ def test_timings_of_other_variants_or_sizes_do_not_fit() -> None:
     assert not decode.fits({1: ["own"], 2: ["cuBLAS", "own"]}, [1, 2])
 
 
+class FakeLibrary:
+    """NVIDIA's management library of a machine with one card; with `failing`, calls return an error."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *arguments: self._call(name, arguments)
+
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> int:
+        if name == self.failing:
+            return 3
+        if name == "nvmlSystemGetDriverVersion":
+            arguments[0].value = b"580.159.03"
+        elif name == "nvmlDeviceGetEnforcedPowerLimit":
+            arguments[1]._obj.value = 700_000
+        elif name == "nvmlDeviceGetHandleByPciBusId_v2":
+            assert arguments[0] == b"0000:19:00.0"
+        return 0
+
+
+def test_driver_and_power_limit_are_those_of_the_management_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Callable[[], str]] = [
+        management_library.driver_version,
+        partial(management_library.power_limit, "0000:19:00.0"),
+    ]
+    monkeypatch.setattr(management_library, "_NAME", "libnothing-of-this-name.so")
+    assert [each() for each in read] == ["", ""]
+    for failing, expected in (
+        ("", ["580.159.03", "700 W"]),
+        ("nvmlInit_v2", ["", ""]),
+        ("nvmlSystemGetDriverVersion", ["", "700 W"]),
+        ("nvmlDeviceGetHandleByPciBusId_v2", ["580.159.03", ""]),
+        ("nvmlDeviceGetEnforcedPowerLimit", ["580.159.03", ""]),
+    ):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, failing=failing: FakeLibrary(failing))
+        assert [each() for each in read] == expected
+
+
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Returns the properties of the only GPU."""
     values: dict[str, Any] = {"name": "NVIDIA Test", "major": 9, "minor": 0, "total_memory": 141 << 30, "clock": 3201}
-    device = SimpleNamespace(attributes={"MemoryClockRate": values["clock"]})
+    device = SimpleNamespace(attributes={"MemoryClockRate": values["clock"]}, pci_bus_id="0000:19:00.0")
     runtime = SimpleNamespace(driverGetVersion=lambda: 13000)
     fake = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device, runtime=runtime))
     monkeypatch.setitem(sys.modules, "cupy", fake)
@@ -194,7 +236,12 @@ def test_the_key_has_whatever_changes_times(
         keys += [timings_key(config, torch.bfloat16, options)]
     monkeypatch.setitem(card["attributes"], "MemoryClockRate", 2619)
     keys += [timings_key(config, torch.bfloat16, options)]
-    for name, value in (("_driver_version", "581.1"), ("_processor", "another"), ("_version", "9.9")):
+    for name, value in (
+        ("driver_version", "581.1"),
+        ("power_limit", "500 W"),
+        ("_processor", "another"),
+        ("_version", "9.9"),
+    ):
         monkeypatch.setattr(key_module, name, lambda *names, value=value: value)
         keys += [timings_key(config, torch.bfloat16, options)]
     for variable, value in (("CUDA_LAUNCH_BLOCKING", "1"), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")):

@@ -95,6 +95,7 @@ def test_any_interleaving_with_preemptions_and_restarts(seed: int) -> None:
     """Unconstrained and constrained sequences, several runners, too few blocks, runners and schedulers that die."""
     rng = random.Random(seed)
     stack = Stack(depth=rng.randrange(1, 4), policy=rng.choice(["fcfs", "priority"]))
+    stack.late = rng if seed % 2 else None
     for _ in range(rng.randrange(1, 3)):
         stack.add_runner(backend(num_blocks=rng.randrange(32, 64)))
     stack.step()
@@ -131,7 +132,7 @@ def test_others_go_on_at_full_depth() -> None:
     stack = Stack(depth=2)
     session = stack.add_runner(backend())
     free = stack.submit([1, 2], 40, sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1))
-    tied = submit(stack, "regex", "a{50}", prompt=[3, 4], max_tokens=40)
+    tied = submit(stack, "regex", "[ab]{50}", prompt=[3, 4], max_tokens=40)
     stack.step()
     flags = []
     for _ in range(12):
@@ -152,7 +153,7 @@ def test_constrained_sequences_alone_decode_in_one_step() -> None:
     session = stack.add_runner(backend())
     stack.step()
     for _ in range(4):
-        submit(stack, "regex", "a{50}", prompt=[3, 4], max_tokens=40)
+        submit(stack, "regex", "[ab]{50}", prompt=[3, 4], max_tokens=40)
         stack.step()
         stack.runners.execute(session)
     rows = []

@@ -281,7 +281,7 @@ def test_a_run_leaves_the_row_behind_it_a_position() -> None:
 def test_constrained_rows_draft_nothing_and_keep_their_starts_beside_runs() -> None:
     hand = ByHand(7, depth=2)
     free = hand.decoding([1] * 5, 60)
-    tied = hand.submit([2] * 5, 8, grammar=grammar_text("regex", "a{8}"))
+    tied = hand.submit([2] * 5, 8, grammar=grammar_text("regex", "[ab]{8}"))
     seen = 0
     for _ in range(30):
         sent = hand.take()

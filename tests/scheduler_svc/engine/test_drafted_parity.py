@@ -6,6 +6,7 @@ Pools are so small that sequences are preempted in mid-run; the scheduler restar
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,20 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
-from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.backends.torch_backend import DraftTarget, TorchBackend
+from runner_svc.backends.torch_draft import TorchDraftModel, load_draft_model
+from runner_svc.drafting.drafter import Drafter
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.drafters import cpu_drafter
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
-from tests.support.drafters import Prophet
+from tests.support.drafters import MixedDrafter, Prophet
+from tests.support.eagle_layers import cycle_layer, save_layer
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack
+from tests.support.medusa_models import cycle_heads, make_cycle_model, save_heads
 from tests.support.parity import FLOAT32, Parity, expected_tokens
 from tests.support.scripted_drafts import RandomDrafts
 from tests.support.tested_backend import poison, reference
@@ -34,7 +41,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "RoPE by length": ("llama-longrope", {}),
     "experts": ("qwen3-moe", {}),
     "transformers": ("mistral", {"decoder": "transformers"}),
+    "medusa": ("cycle", {}),
+    "eagle": ("cycle", {}),
 }
+
+
+def _right(kind: str, tmp_path: Path, target: DraftTarget) -> Drafter:
+    """Returns a drafter that is right for the cycle model, by the model's states alone."""
+    folder = tmp_path / "drafter"
+    if not folder.exists():
+        if kind == "medusa":
+            save_heads(folder, cycle_heads(MOST, own_outputs=False))
+        else:
+            save_layer(folder, cycle_layer())
+    return cpu_drafter(RunnerSettings.read(draft=f"{kind}:{folder}"), no_progress)(target)  # type: ignore[misc]
 
 
 def _grammar(number: int) -> dict[str, str]:
@@ -47,13 +67,15 @@ def _sampling(number: int) -> plan_pb2.Sampling:
     return plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1, stop_ids=stop_ids)
 
 
-@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows"]))
+@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows", "medusa", "eagle"]))
 def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     family, options = KINDS[kind]
-    folder = make_tiny_model(family, tmp_path / "tiny", rng.randrange(1000))
+    is_cycle = family == "cycle"
+    tiny = tmp_path / "tiny"
+    folder = make_cycle_model(tiny) if is_cycle else make_tiny_model(family, tiny, rng.randrange(1000))
     parity = Parity(reference(folder, FLOAT32), FLOAT32)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(20)]
     prompts = [
@@ -66,6 +88,13 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     prophet = Prophet(rng, NUM_TOKENS, wrong=0.25)
     prophet.texts = texts
 
+    def make_drafter(target: DraftTarget) -> Drafter:
+        """Half of the rows are drafted by the model itself, from its second KV."""
+        model = load_draft_model("itself", folder, target, folder / "unused", no_progress)
+        assert isinstance(model._model, TorchDraftModel)
+        poison(model._model.cache_pass.cache.data)
+        return MixedDrafter(rng, [prophet, model])
+
     def load() -> TorchBackend:
         backend = TorchBackend.load(
             str(folder),
@@ -75,7 +104,7 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
             block_size=4,
             num_slots=6,
             max_step_tokens=64,
-            drafter=prophet,
+            make_drafter=partial(_right, kind, tmp_path) if is_cycle else make_drafter,
             max_drafts=MOST,
             **options,
         )
@@ -109,5 +138,8 @@ def test_drafts_give_the_tokens_of_generate(kind: str, tmp_path: Path) -> None:
     totals = stack.engine.pool.schedulers[session]
     ends = [request.streams[0].end for request in requests]
     accepted = sum(end.accepted_tokens for end in ends if end is not None)
-    print(f"{totals.preemptions} preemptions, {accepted} accepted")
+    drafted = sum(end.drafted_tokens for end in ends if end is not None)
+    print(f"{totals.preemptions} preemptions, {drafted} drafted, {accepted} accepted")
+    if is_cycle:  # what is right is always accepted, whatever became of slots and blocks since
+        assert accepted == drafted
     assert accepted > len(requests)

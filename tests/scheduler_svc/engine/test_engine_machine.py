@@ -9,6 +9,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from roster_common.link_protocol import FORCED, OURS
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.hash_backend import HashBackend
@@ -64,6 +65,8 @@ class EngineMachine(RuleBasedStateMachine):
         victim=st.sampled_from(list(VictimChoice)),
         timed=st.booleans(),
         drafts=st.one_of(st.none(), st.randoms(use_true_random=False)),
+        late=st.one_of(st.none(), st.randoms(use_true_random=False)),
+        forces=st.sampled_from([True, True, True, False]),
     )
     def start(
         self,
@@ -76,8 +79,13 @@ class EngineMachine(RuleBasedStateMachine):
         victim: VictimChoice,
         timed: bool,
         drafts: random.Random | None,
+        late: random.Random | None,
+        forces: bool,
     ) -> None:
-        """`drafts`: draws what most runners draft; None: no runner has a drafter."""
+        """`drafts`: draws what most runners draft; None: no runner has a drafter. `late`: draws which masks come late.
+
+        `forces`: whether the first runners take forced tokens; later ones do.
+        """
         self.drafts = drafts
         self.stack = Stack(
             depth=None if timed else depth,
@@ -92,11 +100,14 @@ class EngineMachine(RuleBasedStateMachine):
             self.stack.drafts = RandomDrafts(drafts)
         if timed:
             self.stack.time_plans(depth)
+        self.stack.late = late
+        features, self.stack.runners.features = self.stack.runners.features, sorted(OURS if forces else OURS - {FORCED})
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = self.spells = 0
         self.backends: list[HashBackend] = []
         for _ in range(runners):
             self._add_runner()
+        self.stack.runners.features = features
         self.stack.step()
 
     def _add_runner(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner_svc.execution.runner import Runner
+from runner_svc.gpu.drafts import verify_graphs
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import VerifyShape
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
@@ -53,21 +54,24 @@ def test_drafts_are_cut_to_the_positions_that_have_logits(folder: Path) -> None:
         DraftOptions(max_drafts=8)
 
 
-def test_a_rare_shape_is_captured_at_its_second_use(folder: Path) -> None:
+def test_a_rare_shape_is_padded_until_it_is_used_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_graphs, "ROWS_AT_START", (1, 16))
+    monkeypatch.setattr(verify_graphs, "CAPTURED_AT", 3)
     device = HostDevice()
     made = backend(folder, DraftOptions(), device, num_slots=30, positions=120)
     runner = Runner(made)
     slots = range(17)
     admissions = [admission(slot, [1, 2, 3], [1 + 2 * slot, 2 + 2 * slot]) for slot in slots]
     runner.execute(1, plan(admissions=admissions, extents=[(slot, 0, 2, 0) for slot in slots]))
-    replays = []
+    replays, captured = [], []
     for number in (2, 3, 4):
         before = device.replays
         drafts = [2 for _ in slots]
         runner.execute(number, plan(extents=[(slot, -1, 3, SAMPLE) for slot in slots], drafts=drafts))
         replays.append(device.replays - before)
-    assert replays == [0, 1, 1]
-    assert VerifyShape(24, 4) in made.verify_graphs.captured
+        captured.append(VerifyShape(24, 4) in made.verify_graphs.captured)
+    assert replays == [1, 1, 1] and captured == [False, False, True]
+    assert VerifyShape(30, 4) in made.verify_graphs.captured
 
 
 PROMPTS = [([40, 41, 42, 43] * 4)[: 12 + number] for number in range(4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import pytest
 
 from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
-from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
+from scheduler_svc.constrained.process.masks import MOST_FORCED, MaskMaker, OutputMatcher, only_tokens
+from tests.support.json_schemas import random_schema
+from tests.support.thoroughness import choice
 
 EVERYTHING = set(range(-(-NUM_TOKENS // 32) * 32))
 
@@ -110,3 +113,76 @@ def test_a_draft_has_the_masks_of_its_tokens_one_by_one(compiler: GrammarCompile
         for _ in range(2):
             assert made(maker, rows) == (expected, [])
             assert [row.output.num_tokens for row in rows] == before
+
+
+# ---------------------------------------------------------------------- forced tokens
+
+
+def forced(maker: MaskMaker, outputs: list[OutputMatcher], tokens: list[list[int]]) -> list[list[int]]:
+    maker.forced_s = 60.0  # however long that takes on a busy machine
+    bits = np.zeros((len(outputs), maker.words), np.uint32)
+    _, failures = maker.make(outputs, tokens, bits)
+    return maker.force(outputs, bits, [index for index, _ in failures])
+
+
+def test_only_tokens_are_those_of_masks_with_one_bit() -> None:
+    bits = np.zeros((6, 3), np.uint32)
+    bits[1, 0], bits[2, 2], bits[3, 1], bits[4], bits[5, :2] = 1, 1 << 31, 3, 5, 1
+    assert only_tokens(bits) == [(1, 0), (2, 95)]
+
+
+@pytest.mark.parametrize("seed", choice(range(8), in_ci=range(2)))
+def test_forced_tokens_are_what_masks_one_by_one_would_give(compiler: GrammarCompiler, seed: int) -> None:
+    """Each of them is the only token of its mask, and the run ends where a mask allows several, or before a stop."""
+    rng = random.Random(seed)
+    maker, ended = MaskMaker(NUM_TOKENS, 1), 0
+    for _ in range(8):
+        grammar = grammar_text("json_schema", json.dumps(random_schema(rng)))
+        stops = np.array([IM_END_ID, *rng.sample(range(97, 123), rng.randrange(3))], np.int32)
+        min_tokens = rng.choice([0, 0, 12])
+        fast, slow = (OutputMatcher(compiler.compile(grammar), min_tokens, stops) for _ in range(2))
+        told: list[int] = []
+        for _ in range(40):
+            (run,) = forced(maker, [fast], [told])
+            for token in [*told, *run]:
+                assert not token or slow.matcher.consume_token(token)
+            slow.num_tokens += len(told) + len(run)
+            (allowed,) = only(made(maker, [AskedRow(slow, [])])[0])
+            assert len(run) == MOST_FORCED or len(allowed) > 1 or allowed <= set(stops.tolist())
+            assert allowed == only(made(maker, [AskedRow(fast, [])])[0])[0], "the mask that was kept"
+            assert fast.num_tokens == slow.num_tokens
+            told = [rng.choice(sorted(allowed))]
+            if told[0] in stops:
+                ended += 1
+                break
+    assert ended
+
+
+def test_each_forced_token_is_the_only_one_of_its_mask(compiler: GrammarCompiler) -> None:
+    maker = MaskMaker(NUM_TOKENS, 1)
+    fast, slow = (output(compiler, "(foo|bar)baz[xy]q{70}") for _ in range(2))
+    other = output(compiler, "[ab]c")
+    (none, run) = forced(maker, [other, fast], [[], [ord("f")]])
+    assert none == [] and bytes(run) == b"oobaz"
+    told = [ord("f")]
+    for token in run:
+        assert only(made(maker, [AskedRow(slow, told)])[0]) == [{token}]
+        told = [token]
+    assert forced(maker, [fast], [[ord("x")]]) == [[ord("q")] * MOST_FORCED]
+    assert forced(maker, [fast], [[]]) == [[ord("q")] * (70 - MOST_FORCED)]
+    assert only(made(maker, [AskedRow(fast, [])])[0]) == [{IM_END_ID}] and forced(maker, [fast], [[]]) == [[]]
+
+
+def test_a_slow_run_ends_early(compiler: GrammarCompiler) -> None:
+    maker, fast = MaskMaker(NUM_TOKENS, 1), output(compiler, "[ab]c{9}")
+    bits = np.zeros((1, maker.words), np.uint32)
+    maker.make([fast], [[ord("a")]], bits)
+    maker.forced_s = 0.0
+    assert maker.force([fast], bits, []) == [[ord("c")]]
+    assert forced(maker, [fast], [[]]) == [[ord("c")] * 8]
+
+
+def test_a_row_that_fails_has_no_forced_tokens(compiler: GrammarCompiler) -> None:
+    maker = MaskMaker(NUM_TOKENS, 1)
+    outputs = [output(compiler, "abc"), output(compiler, "abc")]
+    assert forced(maker, outputs, [[ord("x")], [ord("a")]]) == [[], [*b"bc"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ class Part:
     table: Sequence[int]
 
 
-class ForwardPass:
+class Steps:
     """The decoder and cache of a backend."""
 
     def __init__(self, backend: TorchBackend) -> None:
@@ -46,8 +45,8 @@ class ForwardPass:
             slot_mapping=torch.from_numpy((tables[rows, positions // size] * size + positions % size).astype(np.int64)),
             prompt_lens=torch.full((len(positions),), prompt_len),
         )
-        plan = backend._attention.plan(starts, counts, tables)
-        hidden = backend._decoder.forward(inputs, backend.cache, partial(backend._attention.run, plan))
+        attention = backend._pass._attention.planned(starts, counts, tables)
+        hidden = backend._decoder.forward(inputs, backend.cache, attention)
         return list(backend._decoder.logits(hidden).split(counts.tolist()))
 
 

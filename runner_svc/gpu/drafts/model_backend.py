@@ -1,0 +1,162 @@
+"""The GPU backend of a runner whose drafts a small model draws.
+
+The draft model's passes are launches of the verifying pass (`draft_model`), so in its graph. What a row missed is
+computed before, by a pass of the draft model alone, in steps in which the row drafts next (`draft_progress`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs
+from runner_svc.gpu.backend import MAX_IN_FLIGHT, TAIL_WORDS, Forward
+from runner_svc.gpu.drafts.draft_model import CATCH_UP, FIRST, DraftModel, DraftParts
+from runner_svc.gpu.drafts.draft_options import DraftOptions
+from runner_svc.gpu.drafts.draft_progress import DraftProgress
+from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
+from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
+from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, aligned
+from runner_svc.gpu.steps import CudaSteps, MixedStep
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.step import StepBatch
+
+
+class ModelDraftedSteps(DraftedSteps):
+    """Passes that verify, with those of a draft model as their first launches."""
+
+    def __init__(self, draft: DraftModel, *arguments: Any, **sizes: Any) -> None:
+        """Further arguments as those of `DraftedSteps`."""
+        self.draft = draft
+        self._draft_plan = 0
+        super().__init__(*arguments, **sizes)
+
+    def pack_verify(self, step: PackedStep, batch: StepBatch, shape: VerifyShape) -> PackedRows:
+        """As `DraftedSteps.pack_verify`, with the plans of the draft model."""
+        rows = super().pack_verify(step, batch, shape)
+        if shape.stride > 1:
+            plan = step.plan(self._draft_plan, self.draft.plan_words)
+            every = self._verify_rows(batch, np.arange(len(batch.slots)), rows)
+            self.draft.pack(every, plan, shape.rows, shape.stride - 1)
+        return rows
+
+    def _gathered_drafts(self, stream: int, shape: VerifyShape) -> DeviceInputs:
+        rows, proposals = self.rows_on_device(shape.rows), None
+        if shape.stride > 1:
+            proposals = self._proposals[: shape.rows * (shape.stride - 1)].view(shape.rows, shape.stride - 1)
+            prompt_lens = self._section(self.layout.prompt_lens, shape.rows)
+            plan = self._plan_address() + 4 * self._draft_plan
+            self.draft.propose(stream, rows, prompt_lens, proposals, plan)
+        return self._placed(stream, rows, proposals, shape.num_tokens)
+
+    def _max_plan_words(self, max_step_tokens: int) -> int:
+        self._draft_plan = aligned(super()._max_plan_words(max_step_tokens))
+        return self._draft_plan + self.draft.plan_words
+
+
+class ModelDraftingCudaBackend(DraftingCudaBackend):
+    """Implements `runner_svc.interface.backend.OverlappingBackend`, with rows that a small model drafts."""
+
+    _steps: ModelDraftedSteps
+
+    def __init__(self, *arguments: Any, parts: DraftParts, drafts: DraftOptions, **options: Any) -> None:
+        """`drafts`: its name is not used. Further arguments as those of `CudaBackend`."""
+        self._parts = parts
+        self._draft_decoder: CudaDecoder | None = None
+        self._catching_up: tuple[PackedStep, MixedStep, Tensor] | None = None
+        super().__init__(*arguments, drafts=replace(drafts, name=parts.name), **options)
+        draft, sizes = self._steps.draft, self._sizes
+        self._progress = DraftProgress(
+            self.num_slots,
+            sizes.max_table,
+            self.num_blocks,
+            self.block_size,
+            draft.context_length,
+            by_prompt=self._own_decoder.config.prefix_positions is not None,
+        )
+        words = draft.steps.layout.words
+        self._buffers = [self._device.pinned(words) for _ in range(MAX_IN_FLIGHT)]
+
+    def change_slots(self, changes: SlotChanges) -> None:
+        """As `CudaBackend.change_slots`."""
+        super().change_slots(changes)
+        self._progress.change(changes)
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies whole blocks of both models; all sources are read before any target is written."""
+        super().copy_blocks(sources, targets)
+        with self._device.stream():
+            self._steps.draft.cache.copy_blocks(self._index(sources), self._index(targets))
+        self._progress.counters.copy_blocks(sources, targets)
+
+    def _pack(self, step: PackedStep, batch: StepBatch) -> tuple[PackedRows, Forward]:
+        self._catching_up = None
+        if len(batch.drafts) and batch.drafts.any():
+            batch, missed = self._progress.catch_up(batch, CATCH_UP)
+            self._catching_up = self._packed_catch_up(missed) if missed is not None else None
+        rows, forward = super()._pack(step, batch)
+        if rows.unknown and rows.stride > 1:
+            self._progress.drafted(batch)
+        else:
+            self._progress.skipped(batch.slots[batch.sample])
+        return rows, forward
+
+    def _packed_catch_up(self, missed: StepBatch) -> tuple[PackedStep, MixedStep, Tensor]:
+        buffer = self._buffers.pop(0)  # the step that used it has been waited for
+        self._buffers.append(buffer)
+        draft = self._steps.draft
+        step = PackedStep(draft.steps.layout, buffer.numpy())
+        return step, draft.catch_up(step, missed), buffer
+
+    def _prepare_drafts(self, stream: int, batch: StepBatch, rows: PackedRows, records: PlacedRecords) -> None:
+        if rows.stride > 1:
+            self._steps.draft.take_records(records.records.tensor(self._steps.packed))
+        if self._catching_up is not None:
+            (step, mixed, buffer), steps = self._catching_up, self._steps.draft.steps
+            self._copy(stream, buffer, steps.packed, step.used)
+            steps.run_mixed(stream, mixed)
+
+    # ------------------------------------------------------------------ start-up
+
+    @property
+    def _own_decoder(self) -> CudaDecoder:
+        """The draft model's."""
+        if self._draft_decoder is None:
+            self._draft_decoder = self._parts.make_decoder(max(CATCH_UP, FIRST * self.num_slots))
+        return self._draft_decoder
+
+    @property
+    def _block_bytes(self) -> int:
+        own = self._own_decoder
+        return super()._block_bytes + KVCache.block_bytes(own.config, self.block_size, own.dtype)
+
+    def _make_steps(self, cache: KVCache) -> CudaSteps:
+        assert isinstance(self._decoder, CudaDecoder), "drafts are refused for others"
+        draft = DraftModel(
+            self._own_decoder,
+            self._parts.launchers,
+            self._make_sampling(),
+            self._slots,
+            num_blocks=cache.num_blocks,
+            block_size=self.block_size,
+            num_slots=self.num_slots,
+            vocab_size=self._decoder.config.vocab_size,
+        )
+        return ModelDraftedSteps(
+            draft,
+            self._decoder,
+            cache,
+            self._slots,
+            self._launchers,
+            self._drafts,
+            num_slots=self.num_slots,
+            max_step_tokens=self.max_step_tokens,
+            tail_words=TAIL_WORDS,
+        )
