@@ -147,9 +147,7 @@ class CanonicalAttention:
 
         `scores` [kv_heads, P, rows, 256] are overwritten. `sinks` [kv_heads, I, rows].
         """
-        masked = scores[:, group.masked, : self._group_size * group.width].unflatten(
-            2, (self._group_size, group.width)
-        )
+        masked = scores[:, group.masked, : self._group_size * group.width].unflatten(2, (self._group_size, group.width))
         masked.add_(group.mask)
         most = _over_segments(group, scores.amax(dim=-1), sinks, torch.maximum)
         of_pairs = most if len(group.rounds) == 1 else most.index_select(1, group.tile_of_pair)

@@ -81,7 +81,9 @@ class CanonicalPlanner:
         """Returns the groups of a step: rows of `counts` [R] positions from `starts` [R], with block tables [R, W]."""
         firsts = np.cumsum(counts) - counts
         by_width: dict[int, list[Tile]] = {}
-        for row, (start, count, first) in enumerate(zip(starts.tolist(), counts.tolist(), firsts.tolist(), strict=True)):
+        for row, (start, count, first) in enumerate(
+            zip(starts.tolist(), counts.tolist(), firsts.tolist(), strict=True)
+        ):
             for offset in range(0, count, MOST_QUERIES):
                 size = min(MOST_QUERIES, count - offset)
                 width = next((few for few in _FEW if size <= few), size)
@@ -140,9 +142,7 @@ class CanonicalPlanner:
             rounds=[_round(ordinals == number, tile_of_pair) for number in range(int(numbers.max()))],
         )
 
-    def _blocks(
-        self, rows: NDArray[np.integer], segments: NDArray[np.integer], tables: NDArray[np.int32]
-    ) -> Tensor:
+    def _blocks(self, rows: NDArray[np.integer], segments: NDArray[np.integer], tables: NDArray[np.int32]) -> Tensor:
         per_segment = SEGMENT // self._block_size
         # Positions of repeated last columns lie beyond the sequence's end.
         columns = np.minimum(segments[:, None] * per_segment + np.arange(per_segment), tables.shape[1] - 1)

@@ -89,7 +89,9 @@ def _refusal(config: ModelConfig | None, formats: str, block_size: int) -> str:
     if config is None:
         return "transformers computes this model, whose bits depend on the batch: serve a model of Roster's own decoder"
     if formats:
-        return f"the weights are quantized ({formats}), which is not shown to be invariant yet: serve a plain checkpoint"
+        return (
+            f"the weights are quantized ({formats}), which is not shown to be invariant yet: serve a plain checkpoint"
+        )
     if any(rope.type is RopeType.DYNAMIC for rope in config.ropes):
         return "the model has dynamic RoPE, whose powers depend on the batch: serve another model"
     if SEGMENT % block_size:

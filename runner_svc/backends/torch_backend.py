@@ -96,7 +96,8 @@ class TorchBackend:
         self.cache = self._pass.cache
         self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
         self._decoder = decoder
-        self.numerics = determinism.numerics() if determinism is not None else ""
+        if determinism is not None:
+            model.numerics = determinism.numerics()
         self._sampler = Sampler(config.vocab_size, device)
 
     @classmethod

@@ -22,6 +22,7 @@ from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import MlpWeights
 
+
 class Mlp(Protocol):
     """What a layer computes between its second norm and its second addition."""
 
@@ -66,9 +67,7 @@ class ExpertMlp:
         ]
         self._shared: SharedExpert | None = None
         if weights.shared is not None:
-            self._shared = SharedExpert(
-                config.activation, weights.shared, keep_plain=keep_plain, arithmetic=arithmetic
-            )
+            self._shared = SharedExpert(config.activation, weights.shared, keep_plain=keep_plain, arithmetic=arithmetic)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [T, hidden_size] for x [T, hidden_size]."""
