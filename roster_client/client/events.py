@@ -74,8 +74,8 @@ class Usage:
     """Token counts of the whole request.
 
     `cached_tokens`: prompt tokens found in the prefix cache. `drafted_tokens`: tokens that were drafted and verified;
-    `accepted_tokens`: those of them that are among the completion tokens. `numerics`: the service's, if it promises that
-    the tokens are the same whatever else is computed; "" otherwise.
+    `accepted_tokens`: those of them that are among the completion tokens. `numerics`: the service's, if
+    it promises that the tokens are the same whatever else is computed; "" otherwise.
     """
 
     prompt_tokens: int

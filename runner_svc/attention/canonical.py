@@ -6,8 +6,8 @@ segments in ascending order; one division at the end. A segment of which it sees
 difference whether it is computed.
 
 Both products of a segment are `bmm` with the 256 keys on one side and the query heads of a key-value head on the other,
-padded with zeros to a multiple of `rows` of them. `canonical_check` finds a `rows` for which a row's bits depend neither
-on the others nor on its place.
+padded with zeros to a multiple of `rows` of them. `canonical_check` finds a `rows` for which a row's bits depend
+neither on the others nor on its place.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def checked_rows(num_heads: int, num_kv_heads: int, head_dim: int, block_size: i
             return rows, whole[::37].numpy().tobytes()
     raise UnusableSettings(
         "deterministic is true, but on this CPU the bits of MKL's products in attention depend on the number of rows: "
-        f"start the runner with MKL_CBWR=AVX2,STRICT in its environment, or set deterministic to false"
+        "start the runner with MKL_CBWR=AVX2,STRICT in its environment, or set deterministic to false"
     )
 
 
