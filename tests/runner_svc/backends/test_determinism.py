@@ -169,7 +169,7 @@ def library_bits() -> str:
 
 
 def test_a_change_of_bits_is_noticed(tmp_path: Path) -> None:
-    """Whoever changes the bits raises ORDER_VERSION and stores the new hashes."""
+    """A change of bits takes a new ORDER_VERSION, and new hashes here."""
     steps = Steps(load(known_model(tmp_path / "known")))
     tokens = [(index * 37 + 11) % 256 for index in range(90)]
     logits = steps.logits([Part(tokens, 0, list(range(1, 7)))])[0]
