@@ -116,7 +116,7 @@ class Walk:
         embeddings[5] = torch.nan
         got = self._logits([self._part(0, 20, 21, [5, 5])])[0][:1]
         embeddings[5] = kept
-        return different(got, self.wanted[20:21]) if 5 != self._tokens[0][20] else 0
+        return different(got, self.wanted[20:21]) if self._tokens[0][20] != 5 else 0
 
 
 @pytest.mark.parametrize("family", choice(SERVED, in_ci=["gemma2"]))
@@ -190,7 +190,7 @@ def test_what_is_not_invariant_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnusableSettings, match=says):
             load(where, **given)
     for device in ("cuda", "hash", "null"):
-        with pytest.raises(UnusableSettings, match="deterministic is true, but .*set device to 'cpu'"):
+        with pytest.raises(UnusableSettings, match=r"deterministic is true, but .*set device to 'cpu'"):
             build_backend(RunnerSettings(deterministic=True), device, no_progress)
     settings = RunnerSettings(deterministic=True, quantization="fp8", model=str(folder), cache_dir=tmp_path)
     with pytest.raises(UnusableSettings, match="the weights are quantized"):
