@@ -21,7 +21,9 @@ SCORES = [TokenLogprobs(-TENTH, ((5, -TENTH), (6, -3.5))), TokenLogprobs(-1.25, 
 def recording() -> Recording:
     request = build_request("hello", {"temperature": 0.5, "max_tokens": 2, "request_id": "mine"})
     recordable(request)
-    completion = Completion("mine", Started("mine", (3, 4)), [Choice(0, "ab", [5, 7], SCORES)], Usage(2, 2, 0, numerics="6b17"))
+    completion = Completion(
+        "mine", Started("mine", (3, 4)), [Choice(0, "ab", [5, 7], SCORES)], Usage(2, 2, 0, numerics="6b17")
+    )
     return Recording.of(request, completion, pb.GetModelResponse(name="tiny"))
 
 

@@ -33,6 +33,7 @@ class ScoredStack(Stack):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self.scores_of_hashes = False
         self.scores: dict[int, dict[int, tuple[bytes, ...]]] = defaultdict(dict)
         """By the stream's id() and the token's index."""
         self.rescored_otherwise = 0
