@@ -1,8 +1,8 @@
 // residual += hidden, and rms_norm(residual) * weight rounded to e4m3, in one pass: a block per row, in registers.
 //
 // It is add_rms_norm.cu followed by fp8_rows.cu: sum and norm are rounded to bf16 before what follows them.
-// Macros: WIDTH, a multiple of 16; VECTORS, 16-element chunks per thread; ADD, 0 for the norm of `residual` alone; GROUPED
-// and STATIC as in fp8_rows.cu.
+// Macros: WIDTH, a multiple of 16; VECTORS, 16-element chunks per thread; ADD, 0 for the norm of `residual` alone; SCALED,
+// 1 for sums that are yet to be multiplied by scales (fp8_scale.cu); GROUPED and STATIC as in fp8_rows.cu.
 
 #include "fp8_rounding.cuh"
 
@@ -18,8 +18,20 @@ __device__ __forceinline__ void store_chunk(Scalar* address, const Chunk& chunk)
     words[0] = chunk.low, words[1] = chunk.high;
 }
 
+// Multiplies 16 sums by their factor and the scales of their columns.
+__device__ __forceinline__ void scale_sums(Numbers& sums, float factor, const float* scales) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        const auto four = load_vector<float, 4>(scales + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) sums[i + j] = from_float<Scalar>(to_float(sums[i + j]) * factor * four[j]);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(512) fp8_norm(
     const Scalar* hidden,  // [rows, WIDTH], unused without ADD
+    const float* sum_factors,  // [rows] of `hidden`, only if SCALED
+    const float* sum_scales,   // [WIDTH] of `hidden`, only if SCALED
     Scalar* residual,      // [rows, WIDTH], updated in place with ADD
     const Scalar* weight,  // [WIDTH]
     float eps,
@@ -42,6 +54,9 @@ extern "C" __global__ void __launch_bounds__(512) fp8_norm(
         weights[i] = numbers_of(load_chunk(weight + chunk * 16, chunk < kChunks));
     }
     wait_for_predecessors();
+#if SCALED
+    const float factor = __ldcg(sum_factors + row);
+#endif
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -49,7 +64,10 @@ extern "C" __global__ void __launch_bounds__(512) fp8_norm(
         const long long place = row * static_cast<long long>(WIDTH) + chunk * 16;
         values[i] = numbers_of(load_chunk(residual + place, chunk < kChunks));
 #if ADD
-        const Numbers added = numbers_of(load_chunk(hidden + place, chunk < kChunks));
+        Numbers added = numbers_of(load_chunk(hidden + place, chunk < kChunks));
+#if SCALED
+        if (chunk < kChunks) scale_sums(added, factor, sum_scales + chunk * 16);
+#endif
 #pragma unroll
         for (int j = 0; j < 16; j++) {
             values[i][j] = from_float<Scalar>(to_float(added[j]) + to_float(values[i][j]));

@@ -1,9 +1,10 @@
 // Rows in bf16 rounded to e4m3: a block per row, with the row in registers.
 //
 // If `squares` is given, rows are yet to be multiplied by 1 / rms: see skinny_product.cu. With GATED, rows are
-// activation(gate) * up, rounded to bf16, of the sums that torch's FP8 product left: see fp8_scale.cu.
+// activation(gate) * up, rounded to bf16: of the sums that torch's FP8 product left (1, see fp8_scale.cu), or of gate and
+// up themselves (2).
 // Macros: WIDTH, a multiple of 16; VECTORS, 16-element chunks per thread; GROUPED, 1 for a scale per 128 columns instead
-// of one per row; STATIC, 1 for the given scale; GATED, with ACTIVATION, one of the functions of activation.cuh.
+// of one per row; STATIC, 1 for the given scale; GATED, 0, 1 or 2, with ACTIVATION, one of the functions of activation.cuh.
 
 #include "activation.cuh"
 #include "fp8_rounding.cuh"
@@ -12,12 +13,15 @@ constexpr int kChunks = WIDTH / 16;
 constexpr int kSquaresPitch = 128;
 
 #if GATED
-// Four sums times their factor and scales.
+// Four sums times their factor and scales; with GATED 2, they have none.
 __device__ __forceinline__ Vector<float, 4> scaled(const __nv_bfloat16* raw, const float* scales, float factor) {
     const auto sums = load_vector<__nv_bfloat16, 4>(raw);
-    auto four = load_vector<float, 4>(scales);
+    Vector<float, 4> four;
+#if GATED == 1
+    four = load_vector<float, 4>(scales);
+#endif
 #pragma unroll
-    for (int j = 0; j < 4; j++) four[j] = to_float(sums[j]) * factor * four[j];
+    for (int j = 0; j < 4; j++) four[j] = GATED == 1 ? to_float(sums[j]) * factor * four[j] : to_float(sums[j]);
     return four;
 }
 
@@ -51,8 +55,8 @@ __device__ __forceinline__ Chunk numbers_at(
 
 extern "C" __global__ void __launch_bounds__(512) fp8_rows(
     const __nv_bfloat16* x,  // [rows, WIDTH]; GATED: sums [rows, 2 * WIDTH]
-    const float* raw_factors,  // [rows] of the sums, only if GATED
-    const float* raw_scales,   // [2 * WIDTH] of the sums, only if GATED
+    const float* raw_factors,  // [rows] of the sums, only if GATED is 1
+    const float* raw_scales,   // [2 * WIDTH] of the sums, only if GATED is 1
     const float* squares,    // [num_squares, kSquaresPitch] or null
     int num_squares,
     float inverse_width,
@@ -71,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(512) fp8_rows(
     wait_for_predecessors();
     const int row = blockIdx.x;
     const __nv_bfloat16* source = x + row * static_cast<long long>(GATED ? 2 * WIDTH : WIDTH);
-    const float raw_factor = GATED ? raw_factors[row] : 1.0f;
+    const float raw_factor = GATED == 1 ? raw_factors[row] : 1.0f;
     Chunk chunks[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {

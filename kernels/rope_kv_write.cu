@@ -7,12 +7,15 @@
 // divisor of ROTARY_DIM / 2 and (HEAD_DIM - ROTARY_DIM) / 2; LANES, a power of two, >= HEAD_DIM / (2 * VECTOR);
 // QK_NORM, 1 for an RMS norm of each head, 2 for one of all query heads together and one of all key heads, 3 for a layer
 // norm of each head, without bias; QK_PLUS_ONE, for factors of 1 + weight; FP8_CACHE, to store e4m3, divided by a scale
-// per head.
+// per head; SCALED, for sums that are yet to be multiplied by scales (fp8_scale.cu), not with QK_NORM 2.
 
 #include "vector.cuh"
 
 #ifndef QK_PLUS_ONE
 #define QK_PLUS_ONE 0
+#endif
+#ifndef SCALED
+#define SCALED 0
 #endif
 #if FP8_CACHE
 #include <cuda_fp8.h>
@@ -33,6 +36,21 @@ __device__ inline void store_cached(CACHED* address, const Elements& elements, f
     store_vector(address, elements);
 #endif
 }
+
+#if SCALED
+#if QK_NORM == 2
+#error "an RMS norm of all heads takes no sums"
+#endif
+__device__ inline void scale_sums(Elements& elements, float factor, const float* scales) {
+    constexpr int PART = VECTOR < 4 ? VECTOR : 4;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i += PART) {
+        const auto part = load_vector<float, PART>(scales + i);
+#pragma unroll
+        for (int j = 0; j < PART; ++j) elements[i + j] = from_float<SCALAR>(to_float(elements[i + j]) * factor * part[j]);
+    }
+}
+#endif
 
 __device__ inline float sum_of_squares(const Elements& elements) {
     float sum = 0.0f;
@@ -121,6 +139,8 @@ extern "C" __global__ void rope_kv_write(
     const SCALAR* q_norm,    // [HEAD_DIM], or [HEADS, HEAD_DIM] with QK_NORM 2 and 3
     const SCALAR* k_norm,    // [HEAD_DIM], or [KV_HEADS, HEAD_DIM]
     const float* cache_scales, // [2, KV_HEADS] of keys and of values; FP8 elements are multiplied by it when read
+    const float* factors,    // [tokens] of the sums, only if SCALED
+    const float* scales,     // [HEADS + 2 * KV_HEADS, HEAD_DIM] of the sums, only if SCALED
     long long queries_stride, // elements between rows of `queries`
     long long values_offset, // elements from the cache's keys to its values
     float eps) {
@@ -137,6 +157,9 @@ extern "C" __global__ void rope_kv_write(
     const int second_dim = first_dim + (pair < ROTATING ? ROTARY_DIM / 2 : VECTOR);
     const float* cosines = rotations + static_cast<long long>(ROTARY_DIM ? rotation_rows[token] : 0) * ROTARY_DIM;
     const long long position = slot_mapping[token];
+#if SCALED
+    const float factor_of_sums = factors[token];
+#endif
 
 #if QK_NORM == 2
     __shared__ float scratch[2][32];
@@ -152,6 +175,10 @@ extern "C" __global__ void rope_kv_write(
         const SCALAR* source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
         Elements first = load_vector<SCALAR, VECTOR>(source + first_dim);
         Elements second = load_vector<SCALAR, VECTOR>(source + second_dim);
+#if SCALED
+        scale_sums(first, factor_of_sums, scales + head * HEAD_DIM + first_dim);
+        scale_sums(second, factor_of_sums, scales + head * HEAD_DIM + second_dim);
+#endif
         const bool is_value = head >= HEADS + KV_HEADS;
 #if QK_NORM == 2
         if (!is_value) {

@@ -1,4 +1,4 @@
-"""Times steps that verify drafts: `python -m bench.steps.verifying --batches 1 8 64 --drafts 1 3 5`.
+"""Times steps that verify drafts: `python -m bench.steps.verifying --batches 1 8 64 --drafts 1 3 5 7`.
 
 For each batch and number of drafts a row, plans are sent as by a scheduler, a second one always in flight: prompts of
 512 tokens, then steps whose rows all verify as many drafts. An oracle drafts the true next tokens, each wrong with
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
-    parser.add_argument("--drafts", nargs="+", type=int, default=[1, 3, 5])
+    parser.add_argument("--drafts", nargs="+", type=int, default=[1, 3, 5, 7])
     parser.add_argument("--right", type=float, default=0.7)
     arguments = parser.parse_args()
     require_gpu()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,14 @@ def model(name: str, device: str) -> Finding:
         text = f"{exact.name} can't be served: {exact.obstacle}"
         return Finding("model", State.PROBLEM, text, "name another model; `roster models` lists those here")
     return Finding("model", State.OK, f"{exact.name} ({exact.architecture}, {exact.num_bytes / 2**30:.2f} GiB)")
+
+
+def draft_model(draft: str, device: str) -> Finding | None:
+    """Returns what is known of the draft model that the setting `draft` names; None if it names none."""
+    kind, _, name = draft.partition(":")
+    if kind != "model" or device in TEST_DEVICES:
+        return None
+    return replace(model(name, device), subject="draft model")
 
 
 def _candidates(name: str) -> Iterator[LocalModel]:

@@ -14,6 +14,7 @@ allowed ids, all equally likely), and the logprobs fields, with the made-up numb
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -91,6 +92,12 @@ def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> t
     """Returns made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
     value = -float(mix64((token << 32) + position) % 1000) / 1000
     return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
+
+
+def only_logprobs(token: int, top: int) -> tuple[float, list[int], list[float]]:
+    """Returns the same for the only token that a mask allows, as any backend would: no other is possible."""
+    ids = [token, *(other for other in range(top) if other != token)][:top]
+    return 0.0, ids, [0.0, *[-math.inf] * top][: len(ids)]
 
 
 class BrokenDevice(RuntimeError):
@@ -286,7 +293,12 @@ class HashBackend:
         allowed = [np.flatnonzero(line).tolist() for line in allowed_ids(masks, self.model.vocab_size)]
         rows = zip(batch.awaits.tolist(), batch.ends[batch.awaits].tolist(), hashes.tolist(), allowed, strict=True)
         picked = [self._pick(batch, row, position, value, ids) for row, position, value, ids in rows]
-        return self._draw(batch, batch.awaits, picked, gone, epochs)
+        output = self._draw(batch, batch.awaits, picked, gone, epochs)
+        single = {row: ids[0] for row, ids in zip(batch.awaits.tolist(), allowed, strict=True) if len(ids) == 1}
+        for entry in output.logprobs:
+            if entry.row in single:
+                entry.CopyFrom(_packed(entry.row, 0, entry.top, [only_logprobs(single[entry.row], entry.top)]))
+        return output
 
     def _pick(
         self, batch: StepBatch, row: int, position: int, context_hash: int, allowed: list[int] | None = None
@@ -310,14 +322,20 @@ class HashBackend:
         self, row: int, first_position: int, tokens: Sequence[int], position: int, top: int
     ) -> plan_pb2.RowLogprobs:
         entries = [expected_logprobs(token, position + i, top, self.model.vocab_size) for i, token in enumerate(tokens)]
-        return plan_pb2.RowLogprobs(
-            row=row,
-            first_position=first_position,
-            values=np.array([value for value, _, _ in entries], "<f4").tobytes(),
-            top=top,
-            top_ids=np.array([ids for _, ids, _ in entries], "<i4").tobytes(),
-            top_values=np.array([values for _, _, values in entries], "<f4").tobytes(),
-        )
+        return _packed(row, first_position, top, entries)
+
+
+def _packed(
+    row: int, first_position: int, top: int, entries: list[tuple[float, list[int], list[float]]]
+) -> plan_pb2.RowLogprobs:
+    return plan_pb2.RowLogprobs(
+        row=row,
+        first_position=first_position,
+        values=np.array([value for value, _, _ in entries], "<f4").tobytes(),
+        top=top,
+        top_ids=np.array([ids for _, ids, _ in entries], "<i4").tobytes(),
+        top_values=np.array([values for _, _, values in entries], "<f4").tobytes(),
+    )
 
 
 def expected_tokens(

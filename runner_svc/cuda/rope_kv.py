@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load
+from runner_svc.interface.products.linear_launchers import Scaling
 from runner_svc.model.families.description import QkNorm
 
 QK_NORMS = {QkNorm.NONE: 0, QkNorm.HEAD: 1, QkNorm.PROJECTION: 2, QkNorm.LAYER_HEAD: 3}
@@ -49,9 +51,12 @@ class RopeKvWrite:
             **({"QK_PLUS_ONE": 1} if plus_one else {}),
             "FP8_CACHE": int(fp8_cache),
         }
-        module = load("rope_kv_write", defines)
-        self._eps = eps
-        self._kernel = Kernel(module, "rope_kv_write", "PPPPPPPPPqqf", threads, overlap=overlap)
+        self._eps, self._threads, self._overlap = eps, threads, overlap
+        self._defines = defines
+        self._kernel = lru_cache(None)(self._compile)
+        self._kernel(False)
+        self.scales = qk_norm is not QkNorm.PROJECTION
+        """Whether `qkv` may be sums that it scales."""
 
     def __call__(
         self,
@@ -65,6 +70,7 @@ class RopeKvWrite:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         cache_scales: Tensor | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         """Writes rotated queries to `queries`, keys and values to `cache`.
 
@@ -72,9 +78,10 @@ class RopeKvWrite:
         row stride; the first columns of `qkv` may be passed to rotate in place. `cache`: the layer's [2, num_blocks +
         1, block_size, num_kv_heads, head_dim], float8_e4m3fn with fp8_cache. `rotations`: float32 [rows, rotary_dim],
         cosines of the pairs, then sines. `rotation_rows`, `slot_mapping`: int32 [T]. `cache_scales`: float32
-        [2, num_kv_heads], only with fp8_cache. `q_norm`, `k_norm`: as `QkNorm` says.
+        [2, num_kv_heads], only with fp8_cache. `q_norm`, `k_norm`: as `QkNorm` says. `scaling`: of `qkv`,
+        if those are sums.
         """
-        self._kernel(
+        self._kernel(scaling is not None)(
             stream,
             qkv.shape[0],
             qkv.data_ptr(),
@@ -86,10 +93,16 @@ class RopeKvWrite:
             address_of(q_norm),
             address_of(k_norm),
             address_of(cache_scales),
+            address_of(scaling.factors if scaling is not None else None),
+            address_of(scaling.scales if scaling is not None else None),
             queries.stride(0),
             cache.stride(0),
             self._eps,
         )
+
+    def _compile(self, scaled: bool) -> Kernel:
+        module = load("rope_kv_write", self._defines | ({"SCALED": 1} if scaled else {}))
+        return Kernel(module, "rope_kv_write", "PPPPPPPPPPPqqf", self._threads, overlap=self._overlap)
 
 
 def _vectors(head_dim: int, rotary_dim: int) -> tuple[int, int]:

@@ -26,8 +26,8 @@ from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.layer_launchers import DecoderLaunchers, RoundingNormLauncher
-from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
+from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Sums
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.activation_rounding import Rounding
@@ -184,18 +184,20 @@ class CudaDecoder:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
-            self._qkv[index].multiply(stream, normed, qkv)
-            self.attend(stream, index, qkv, inputs, cache, attention, attended)
+            sums = self._qkv_sums(stream, index, normed, qkv)
+            self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
                 hidden.add_now(stream, attended, self._output[index])
             else:
+                takes = mlp.takes(num_tokens)
+                hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
                 hidden.add(stream, attended, self._output[index])
                 is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out
                     continue
-                takes = mlp.takes(num_tokens)
                 normed = self._norm(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
+            hidden.leaves_sums = self._next_norm_takes_sums(index, num_tokens)
             is_normed = self._add_experts_and_norm(stream, index, mlp, normed, hidden, fusions.activating)
             if not is_normed:
                 mlp(stream, normed, hidden, fusions.activating)
@@ -271,6 +273,24 @@ class CudaDecoder:
         launcher = self._launchers.rounding_norm
         return launcher if launcher is not None and takes is not None and launcher.rounds(takes) else None
 
+    def _qkv_sums(self, stream: int, index: int, normed: Rows, out: Tensor) -> Sums:
+        """Returns the input of `attend`."""
+        if self._rope(index).scales:
+            return self._qkv[index].sums(stream, normed, out)
+        self._qkv[index].multiply(stream, normed, out)
+        return Sums(out)
+
+    def _norm_takes_sums(self, post_norm: Tensor | None, weight: Tensor | None, takes: Rounding | None) -> bool:
+        """Returns whether `_norm` with these scales the sums of the product that it adds."""
+        return post_norm is None and weight is not None and self._rounding_norm(takes) is not None
+
+    def _next_norm_takes_sums(self, index: int, num_tokens: int) -> bool:
+        """Returns the same of the norm after a layer's MLP; that of the last layer is not rounded."""
+        if index + 1 == len(self.layers) or self.config.layers[index + 1].parallel:
+            return False
+        takes, weight = self._qkv[index + 1].takes(num_tokens), self.layers[index + 1].attention_norm
+        return self._norm_takes_sums(self.layers[index].mlp_post_norm, weight, takes)
+
     def _norm(
         self,
         stream: int,
@@ -285,7 +305,7 @@ class CudaDecoder:
             return self._first_norm(stream, hidden, weight, out, takes)
         rounding_norm = self._rounding_norm(takes) if post_norm is None else None
         if takes is not None and rounding_norm is not None and weight is not None:
-            return rounding_norm(stream, hidden.last, hidden.residual, weight, takes)
+            return rounding_norm(stream, hidden.take_last(hidden.last), hidden.residual, weight, takes)
         if post_norm is not None:
             self._launchers.norm.add_normed(stream, hidden.last, hidden.residual, post_norm, weight, out)
         elif weight is not None:
@@ -294,11 +314,15 @@ class CudaDecoder:
             raise ValueError("a layer without norms has no kernel")
         return out if weight is not None else hidden.residual
 
+    def _rope(self, index: int) -> RopeKvLauncher:
+        rope = self.config.layers[index].rope
+        return self._launchers.plain if rope is None else self._launchers.rotating[rope]
+
     def attend(
         self,
         stream: int,
         index: int,
-        qkv: Tensor,
+        qkv: Sums,
         inputs: DeviceInputs,
         cache: KVCache,
         attention: StepAttention,
@@ -306,13 +330,11 @@ class CudaDecoder:
     ) -> None:
         """Does a layer's work between QKV product and output product; fills `attended`, the output product's input."""
         config, layer = self.config, self.layers[index]
-        queries = qkv[:, : config.num_heads * config.head_dim]
-        rope = config.layers[index].rope
-        launcher = self._launchers.plain if rope is None else self._launchers.rotating[rope]
-        rotation = inputs.rotations[rope or 0]
-        launcher(
+        queries = self.workspace.qkv[: len(attended), : config.num_heads * config.head_dim]
+        rotation = inputs.rotations[config.layers[index].rope or 0]
+        self._rope(index)(
             stream,
-            qkv,
+            qkv.sums,
             queries,
             cache.data[index],
             rotation.table,
@@ -321,5 +343,6 @@ class CudaDecoder:
             layer.q_norm,
             layer.k_norm,
             cache.layer_scales(index),
+            qkv.scaling,
         )
         attention(stream, index, queries, attended)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runner_svc.interface.products.linear_launchers import LinearLauncher, Rows
+from runner_svc.interface.products.linear_launchers import LinearLauncher, Rows, SummingLauncher, Sums
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
@@ -31,6 +31,13 @@ class CudaLinear:
     def multiply(self, stream: int, x: Rows, out: Tensor) -> None:
         """Fills `out` [T, out] with y; it may be float32."""
         self._launcher.multiply(stream, x, self.matrix, self._bias, out)
+
+    def sums(self, stream: int, x: Rows, out: Tensor) -> Sums:
+        """Returns y, or sums that the next kernel scales, in `out` or in another tensor; `out` is contiguous."""
+        if isinstance(self._launcher, SummingLauncher):
+            return self._launcher.sums(stream, x, self.matrix, self._bias, out)
+        self.multiply(stream, x, out)
+        return Sums(out)
 
     def add(self, stream: int, x: Rows, total: Tensor, factor: float) -> None:
         """Adds factor * y to `total` [T, out]."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from runner_svc.decoder.cuda_linear import CudaLinear
-from runner_svc.interface.products.linear_launchers import Rows
+from runner_svc.interface.products.linear_launchers import Rows, Sums
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Hidden:
     """The residual stream and, if the norms do the addition, the last product, which is not yet added."""
 
@@ -18,10 +18,15 @@ class Hidden:
     last: Tensor | None  # [T, hidden_size]
     # Factor of all products that are added; norms that add have it too.
     multiplier: float = 1.0
+    # Whether the next norm takes sums; then `sums` has them in place of `last`, until it has taken them.
+    leaves_sums: bool = False
+    sums: Sums | None = None
 
     def add(self, stream: int, x: Rows, linear: CudaLinear) -> None:
         """Adds the product of x, or leaves the addition to the next norm."""
-        if self.last is not None:
+        if self.last is not None and self.leaves_sums:
+            self.sums = linear.sums(stream, x, self.last)
+        elif self.last is not None:
             linear.multiply(stream, x, self.last)
         else:
             self.add_now(stream, x, linear)
@@ -29,6 +34,11 @@ class Hidden:
     def add_now(self, stream: int, x: Rows, linear: CudaLinear) -> None:
         """Adds the product of x."""
         linear.add(stream, x, self.residual, self.multiplier)
+
+    def take_last(self, last: Tensor) -> Sums:
+        """Returns the last product, `last` or what took its place, and forgets that."""
+        sums, self.sums = self.sums, None
+        return sums or Sums(last)
 
     def select(self, index: Tensor) -> Hidden:
         """Returns a copy of the positions at `index`, int32 [L]."""

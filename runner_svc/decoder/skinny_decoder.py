@@ -18,6 +18,7 @@ from runner_svc.decoder.cuda_mlp import DenseCudaMlp
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.products.linear_launchers import Sums
 from runner_svc.interface.products.skinny_launchers import ProductLauncher, ScaledRows, SkinnyLaunchers, TileSums
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.weights.matrix import Matrix
@@ -52,7 +53,7 @@ class SkinnyDecoder:
             zip(decoder.layers, decoder.mlps, norms, strict=True)
         ):
             products.store(stream, x, layer.qkv.matrix, qkv)
-            decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
+            decoder.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
             x, ends = ScaledRows(attended, None), (layer.output.matrix, residual, mlp_norm, normed, sums)
             router = mlp.router_parts if isinstance(mlp, CudaExpertMlp) and num_tokens == 1 else None
             if router is None:

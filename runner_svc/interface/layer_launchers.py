@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
-from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher, QuantizedRows
+from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher, QuantizedRows, Scaling, Sums
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 
@@ -33,13 +33,17 @@ class RoundingNormLauncher(Protocol):
         """Returns whether it has this rounding."""
 
     def __call__(
-        self, stream: int, hidden: Tensor | None, residual: Tensor, weight: Tensor, rounding: Rounding
+        self, stream: int, hidden: Sums | None, residual: Tensor, weight: Tensor, rounding: Rounding
     ) -> QuantizedRows:
         """Computes residual += hidden, unless that is None, and returns norm(residual), rounded."""
 
 
 class RopeKvLauncher(Protocol):
     """Implemented by `runner_svc.cuda.rope_kv.RopeKvWrite`."""
+
+    @property
+    def scales(self) -> bool:
+        """Whether `qkv` may be sums that it scales."""
 
     def __call__(
         self,
@@ -53,6 +57,7 @@ class RopeKvLauncher(Protocol):
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         cache_scales: Tensor | None = None,
+        scaling: Scaling | None = None,
     ) -> None: ...
 
 

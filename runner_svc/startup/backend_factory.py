@@ -16,12 +16,14 @@ from runner_svc.interface.progress import Progress
 from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
-from runner_svc.startup.drafters import cpu_drafter, hash_drafter
+from runner_svc.startup.drafters import cpu_drafter, gpu_draft_model, hash_drafter
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
+DRAFT_MODEL_ON_GPU = False
+"""Whether a GPU computes a draft model: not before its passes have run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -188,7 +190,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     from runner_svc.startup.gpu_probe import failure
 
     choose_kernel_cache(settings.cache_dir)
-    options, make = _gpu_options(settings), _gpu_backend_kind(settings)
+    options, make = _gpu_options(settings), _gpu_backend_kind(settings, progress)
     try:
         backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make)
     except OutOfMemory as error:
@@ -213,14 +215,16 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     return backend
 
 
-def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
+def _gpu_backend_kind(settings: RunnerSettings, progress: Progress) -> MakeBackend:
     """Returns what makes the backend. Raises UnusableSettings for what a GPU can't draft."""
     from runner_svc.gpu.backend import CudaBackend
 
     if not settings.draft:
         return CudaBackend
+    kind, path = draft_parts(settings.draft)
     computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
-    if what := computed.get(draft_parts(settings.draft)[0]):
+    is_model = kind == MODEL and DRAFT_MODEL_ON_GPU
+    if not is_model and (what := computed.get(kind)) is not None:
         raise UnusableSettings(
             f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
             "to 'cpu'"
@@ -233,7 +237,10 @@ def _gpu_backend_kind(settings: RunnerSettings) -> MakeBackend:
             f"max_drafts is {settings.max_drafts}, but a GPU verifies at most {STRIDES[-1] - 1} tokens of a sequence "
             f"in a step: set max_drafts to {STRIDES[-1] - 1} or less"
         )
-    return partial(DraftingCudaBackend, drafts=DraftOptions(settings.draft, settings.max_drafts))
+    drafts = DraftOptions(settings.draft, settings.max_drafts)
+    if is_model:
+        return gpu_draft_model(settings, path, progress, drafts)
+    return partial(DraftingCudaBackend, drafts=drafts)
 
 
 def _gpu_options(settings: RunnerSettings) -> GpuOptions:

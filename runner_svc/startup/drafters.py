@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.drafting.drafter import Drafter
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from runner_svc.backends.hash_backend import HashBackend
     from runner_svc.backends.torch_backend import DraftTarget, MakeDrafter
     from runner_svc.decoder.cpu_decoder import Decoder
+    from runner_svc.gpu.backend import CudaBackend
+    from runner_svc.gpu.drafts.draft_options import DraftOptions
+    from runner_svc.gpu.loading import MakeBackend
 
 
 def drafter_without_model() -> Drafter:
@@ -76,6 +79,25 @@ def cpu_drafter(settings: RunnerSettings, progress: Progress) -> MakeDrafter | N
             return load_draft_model(path, folder, target, settings.cache_dir, progress)
 
     return make
+
+
+def gpu_draft_model(settings: RunnerSettings, path: str, progress: Progress, drafts: DraftOptions) -> MakeBackend:
+    """Returns what makes a GPU backend with the draft model at `path`; errors as of `cpu_drafter`."""
+    import torch
+
+    from runner_svc.catalog.source import model_folder
+    from runner_svc.gpu.drafts.draft_loading import drafting_with
+
+    dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    with _told_of(settings):
+        folder = model_folder(path, settings.cache_dir, progress)
+    make = drafting_with(path, folder, dtype, settings.cache_dir, progress, drafts)
+
+    def told(*arguments: Any) -> CudaBackend:
+        with _told_of(settings):
+            return make(*arguments)
+
+    return told
 
 
 def _medusa_drafter(settings: RunnerSettings, folder: Path, target: DraftTarget) -> Drafter:

@@ -147,8 +147,8 @@ class MaskRequests:
             sequence.asked = False
             if has_news[index]:
                 self.looking_ahead.note(sequence, bool(tokens))
-            if tokens:
-                sequence.forced = tokens
+            if tokens:  # a plan with those before them may fail
+                sequence.forced = sequence.forced_from(len(sequence.tokens)) + tokens
                 sequence.num_matched += len(tokens)
         for index, problem in made.failures:
             self._fail(rows[index].sequence, problem, index in made.unavailable)

@@ -101,7 +101,8 @@ class Sequence:
     """Generated tokens that the matcher has consumed or is about to consume, forced ones that are still to come
     included."""
     forced: list[int] = field(default_factory=list)
-    """The last run of tokens that its grammar forces; it ends with the last of the `num_matched` tokens."""
+    """The tokens that its grammar forces and that no result has confirmed, perhaps after others that one has; they end
+    with the last of the `num_matched` tokens."""
     asked: bool = False
     """Whether its next mask has been requested and not arrived."""
     forced_share: float = 0.25
@@ -134,8 +135,13 @@ class Sequence:
         return len(self.tokens) - self.request.prompt_len
 
     def forced_from(self, position: int) -> list[int]:
-        """Returns the forced tokens from this position on, which is at most the first that is not known."""
+        """Returns the forced tokens from this position on, which is at least the first that no result has confirmed.
+
+        Raises RuntimeError if some are missing.
+        """
         num_left = self.request.prompt_len + self.num_matched - position
+        if num_left > len(self.forced):
+            raise RuntimeError(f"sequence {self.id} lacks {num_left - len(self.forced)} of its forced tokens")
         return self.forced[-num_left:] if num_left > 0 else []
 
 

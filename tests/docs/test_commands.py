@@ -92,6 +92,7 @@ ELSEWHERE = [
     Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
     Elsewhere(r"make serve|roster serve( --openai| --policy-dir policies)?", "tests/roster_client/serve/test_serve.py"),
     Elsewhere(r"roster serve --device cpu --draft ngram", "tests/runner_svc/backends/test_verified_rows.py"),
+    Elsewhere(r"roster serve .* --draft model:\./small", "tests/runner_svc/backends/test_torch_draft.py"),
     Elsewhere(r"roster batch( .*)?", "tests/roster_client/batch/test_batch.py"),
     Elsewhere(r"python examples/offline/reviews\.py", "tests/examples/test_offline.py"),
     Elsewhere(r"make venv|make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.interface.products.linear_launchers import QuantizedRows
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
+from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums
 from tests.support.scaled_twins import scaled_twin
 
 if not torch.cuda.is_available():
@@ -198,12 +199,24 @@ def test_norm(width: int, rounding: Rounding, adds: bool) -> None:
     hidden, residual, weight = normal(70, width), normal(70, width), normal(width)
     total = hidden + residual if adds else residual.clone()
     expected = functional.rms_norm(total.float(), (width,), weight.float(), EPS).to(BF16)
-    out = Fp8Norm(width, EPS)(stream(), hidden if adds else None, residual, weight, rounding)
+    out = Fp8Norm(width, EPS)(stream(), Sums(hidden) if adds else None, residual, weight, rounding)
     assert torch.equal(residual, total)
     columns = width if out.scales.shape[1] == 1 else 128
     numbers = out.codes.float() * out.scales.repeat_interleave(columns, dim=1)[:, :width]
     wanted = rounding.rounded(expected)
     assert (numbers - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize("width", [400, 4096])
+def test_norm_of_sums_has_the_bits_of_their_products(width: int, rounding: Rounding) -> None:
+    check_norm_of_sums(Fp8Norm(width, EPS), width, rounding, torch.device("cuda"), stream())
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize("width", [400, 14336])
+def test_activated_rows(width: int, rounding: Rounding) -> None:
+    check_activated_rows(Fp8Rows(EPS, "silu"), width, rounding, torch.device("cuda"), stream())
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)

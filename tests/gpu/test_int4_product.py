@@ -46,6 +46,13 @@ CASES = (
     ProductCase(1, MatrixCase(6144, 4096), STORE, (1, 4, 1, 2), by_warps=True),
     ProductCase(8, MatrixCase(28672, 4096, 64, has_zeros=True), GATED, (1, 2, 1, 2), by_warps=True),
     ProductCase(13, MatrixCase(4096, 14336), ADD, (1, 4, 2, 1), by_warps=True),
+    ProductCase(1, MatrixCase(28672, 4096), GATED, (1, 1, 2, 7), by_warps=True),
+    ProductCase(8, MatrixCase(28672, 4096), GATED, (1, 2, 1, 4), by_warps=True),
+    ProductCase(5, MatrixCase(28672, 4096), GATED, (1, 2, 1, 3), by_warps=True),
+    ProductCase(5, MatrixCase(28672, 4096), GATED, (1, 2, 1, 4)),
+    ProductCase(8, MatrixCase(4096, 14336), ADD, (1, 2, 4, 3), by_warps=True),
+    ProductCase(8, MatrixCase(4096, 14336), ADD, (1, 4, 2, 2), by_warps=True),
+    ProductCase(8, MatrixCase(4096, 4096), ADD, (1, 4, 1, 2)),
     ProductCase(32, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, (2, 2, 2, 1), by_warps=True),
 )
 

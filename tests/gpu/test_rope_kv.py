@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runner_svc.model.families.description import QkNorm
-from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
+from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_sums, check_write
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -48,6 +48,13 @@ def fp8_kernel(case: RopeCase) -> RopeKvWrite:
 def test_rope_kv_write(shape: tuple, num_tokens: int, qk_norm: QkNorm, in_place: bool) -> None:
     case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm, plus_one=qk_norm is QkNorm.HEAD and num_tokens > 1)
     check_write(kernel, case, DEVICE, torch.cuda.current_stream().cuda_stream, in_place)
+
+
+@pytest.mark.parametrize("qk_norm", [QkNorm.NONE, QkNorm.HEAD, QkNorm.LAYER_HEAD])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sums_of_a_product(shape: tuple, qk_norm: QkNorm) -> None:
+    case = RopeCase(*shape, num_tokens=70, qk_norm=qk_norm)
+    check_sums(kernel, case, DEVICE, torch.cuda.current_stream().cuda_stream)
 
 
 @pytest.mark.parametrize("qk_norm", QkNorm)

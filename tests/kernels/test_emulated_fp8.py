@@ -18,11 +18,12 @@ from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
 from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.product import Fp8Products, fits
 from runner_svc.cuda.fp8.variant import Fp8Variant
-from runner_svc.interface.products.linear_launchers import QuantizedRows
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
+from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums
 from tests.support.scaled_twins import scaled_numbers, scaled_twin
 from tests.support.thoroughness import FULL, choice
 
@@ -179,6 +180,13 @@ def test_linear(rows: int) -> None:
 
 
 @thorough
+@pytest.mark.parametrize("rounding", [TokenRounding(), GroupRounding(), StaticRounding(0.05)])
+def test_sums_are_scaled_by_the_next_kernel(rounding: Rounding) -> None:
+    check_norm_of_sums(Fp8Norm(400, EPS), 400, rounding, torch.device("cpu"), 0)
+    check_activated_rows(rows.Fp8Rows(EPS, "silu"), 400, rounding, torch.device("cpu"), 0)
+
+
+@thorough
 @pytest.mark.parametrize(
     ("rounding", "adds"),
     [(TokenRounding(), True), (GroupRounding(), True), (StaticRounding(0.05), False)],
@@ -189,7 +197,7 @@ def test_norm(rounding: Rounding, adds: bool) -> None:
     normed = torch.nn.functional.rms_norm(total.float(), (400,), weight.float(), EPS).bfloat16()
     launcher = Fp8Norm(400, EPS)
     assert launcher.rounds(rounding)
-    out = launcher(0, hidden if adds else None, residual, weight, rounding)
+    out = launcher(0, Sums(hidden) if adds else None, residual, weight, rounding)
     assert torch.equal(residual, total)
     scales = out.scales.repeat_interleave(400 if out.scales.shape[1] == 1 else 128, dim=1)[:, :400]
     numbers = out.codes.float() * scales

@@ -15,7 +15,7 @@ from runner_svc.model.families.description import NormKind, QkNorm
 from tests.support.emulator.small import emulate_layers
 from tests.support.norm_cases import EPS, NormCase, check_add, check_norm
 from tests.support.rope_cases import EPS as ROPE_EPS
-from tests.support.rope_cases import RopeCase, check_write
+from tests.support.rope_cases import RopeCase, check_sums, check_write
 from tests.support.thoroughness import choice
 
 if shutil.which("g++") is None:
@@ -74,6 +74,18 @@ ROPES = [
 def test_rotation_and_cache_write(case: RopeCase) -> None:
     for in_place in (False, True):
         check_write(rope_kernel, case, CPU, 0, in_place)
+
+
+SUMS = [
+    RopeCase(4, 2, 64, 64, torch.bfloat16, 2, QkNorm.NONE),
+    RopeCase(5, 5, 80, 20, torch.bfloat16, 3, QkNorm.HEAD),
+    RopeCase(4, 2, 64, 0, torch.float16, 2, QkNorm.LAYER_HEAD),
+]
+
+
+@pytest.mark.parametrize("case", choice(SUMS, in_ci=SUMS[:1]), ids=str)
+def test_sums_are_scaled_before_they_are_rotated(case: RopeCase) -> None:
+    check_sums(rope_kernel, case, CPU, 0)
 
 
 @pytest.mark.parametrize("activation", choice(list(ACTIVATION_FUNCTIONS), in_ci=["mish"]))

@@ -59,6 +59,7 @@ CASES = {
     "rope-projection": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=2", NO_FP8))),
     "rope-layer-norm": ("rope_kv_write", (HALF, *rope(128, 128, 8, 8, "-DQK_NORM=3", "-DFP8_CACHE=1"))),
     "rope-128": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
+    "rope-sums": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1", "-DSCALED=1"))),
     "rope-96-fp8": ("rope_kv_write", (HALF, *rope(96, 96, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-80-partial": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
     "rope-80-partial-fp8": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=1"))),
@@ -80,8 +81,15 @@ CASES = {
         "fp8_rows",
         ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=0", "-DSTATIC=0", "-DGATED=1", "-DACTIVATION=silu"),
     ),
-    "fp8-norm": ("fp8_norm", ("-DWIDTH=4096", "-DVECTORS=1", "-DADD=1", "-DGROUPED=0", "-DSTATIC=0")),
-    "fp8-norm-groups": ("fp8_norm", ("-DWIDTH=12288", "-DVECTORS=2", "-DADD=0", "-DGROUPED=1", "-DSTATIC=0")),
+    "fp8-rows-gated-groups": (
+        "fp8_rows",
+        ("-DWIDTH=14336", "-DVECTORS=2", "-DGROUPED=1", "-DSTATIC=0", "-DGATED=2", "-DACTIVATION=silu"),
+    ),
+    "fp8-norm": ("fp8_norm", ("-DWIDTH=4096", "-DVECTORS=1", "-DADD=1", "-DSCALED=1", "-DGROUPED=0", "-DSTATIC=0")),
+    "fp8-norm-groups": (
+        "fp8_norm",
+        ("-DWIDTH=12288", "-DVECTORS=2", "-DADD=0", "-DSCALED=0", "-DGROUPED=1", "-DSTATIC=0"),
+    ),
     "fp8-scale": (
         "fp8_scale",
         ("-DWIDTH=6144", "-DRAW=float", "-DOUT=float", "-DGATED=0", "-DBIAS=1", "-DACTIVATION=silu"),
@@ -104,7 +112,15 @@ CASES = {
 EVERYWHERE = [(case, arch) for arch in ("sm_80", "sm_90a", "sm_100") for case in CASES]
 FIRST = {name: case for case, (name, _) in reversed(CASES.items()) if name != "sample"}
 """One case of each kernel; `sample` takes as long to compile as all others together."""
-RARE = ("fp8-rows", "fp8-rows-groups", "fp8-rows-static", "fp8-norm-groups", "fp8-scale", "fp8-scale-gated")
+RARE = (
+    "fp8-rows",
+    "fp8-rows-groups",
+    "fp8-rows-static",
+    "fp8-rows-gated-groups",
+    "fp8-norm-groups",
+    "fp8-scale",
+    "fp8-scale-gated",
+)
 """Variants of kernels of which another is among the cases."""
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.drafts.draft_loading import drafting_with
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
-from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
+from runner_svc.gpu.loading import GpuOptions, MakeBackend, load_cuda_backend
 from runner_svc.model.decoder_choice import DecoderSetting
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.host_backend import no_progress
@@ -33,8 +34,12 @@ def load(
     decoder: DecoderSetting = "auto",
     on_load: OnLoad = NOTHING,
     drafts: DraftOptions | None = None,
+    draft_folder: Path | None = None,
 ) -> CudaBackend:
-    """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured."""
+    """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured.
+
+    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says.
+    """
     options = GpuOptions(
         dtype=dtype,
         random_weights=False,
@@ -48,7 +53,9 @@ def load(
         decoder=decoder,
         on_load=on_load,
     )
-    make = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    make: MakeBackend = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    if draft_folder is not None and drafts is not None:
+        make = drafting_with(str(draft_folder), draft_folder, dtype, folder / "unused", no_progress, drafts)
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress, make)
     if num_blocks is not None:
         backend.cache.data.view(torch.uint8).fill_(0x7F if fp8_cache else 0xFF)  # NaN

@@ -60,7 +60,7 @@ def host_backend(
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
     launchers = HostLaunchers(config)
     make: Callable[..., CudaBackend] = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
-    if draft_folder is not None:
+    if draft_folder is not None and drafts is not None:
         make = partial(ModelDraftingCudaBackend, parts=host_draft(draft_folder, dtype), drafts=drafts)
     return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
-from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Scaling, Sums
 from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind, QkNorm
@@ -131,13 +131,13 @@ class HostRoundingNorm:
         return True
 
     def __call__(
-        self, stream: int, hidden: Tensor | None, residual: Tensor, weight: Tensor, rounding: Rounding
+        self, stream: int, hidden: Sums | None, residual: Tensor, weight: Tensor, rounding: Rounding
     ) -> QuantizedRows:
         out = torch.empty_like(residual)
         if hidden is None:
             self._norm.norm(stream, residual, weight, out)
         else:
-            self._norm.add(stream, hidden, residual, weight, out)
+            self._norm.add(stream, scaled(hidden), residual, weight, out)
         return QuantizedRows(rounding.rounded(out), torch.ones(len(out), 1), rounding)
 
 
@@ -159,10 +159,25 @@ class HostFp8Linear:
         product = x.codes.float() * x.scales @ matrix.dequantized().t()
         out.copy_(product if bias is None else product + bias)
 
+    def sums(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> Sums:
+        product = torch.empty_like(out)
+        self.multiply(stream, x, matrix, bias, product)
+        if not isinstance(x, QuantizedRows) or bias is not None:
+            return Sums(product)
+        factors, scales = (2.0 ** torch.randint(-3, 4, (size,)) for size in product.shape)
+        return Sums(product / factors.unsqueeze(1) / scales, Scaling(factors, scales))
+
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
         product = torch.empty_like(total)
         self.multiply(stream, x, matrix, bias, product)
         total.add_(product, alpha=factor)
+
+
+def scaled(product: Sums) -> Tensor:
+    """Returns the product that sums stand for."""
+    if product.scaling is None:
+        return product.sums
+    return product.sums * product.scaling.factors.view(-1, 1) * product.scaling.scales.view(1, -1)
 
 
 class HostActivation:
@@ -208,6 +223,7 @@ class HostRopeKv:
         self._sizes = num_heads, num_kv_heads, head_dim
         self._rotary_dim = rotary_dim
         self._eps, self._qk_norm, self._norm = eps, qk_norm, norm
+        self.scales = qk_norm is not QkNorm.PROJECTION
 
     def __call__(
         self,
@@ -221,8 +237,10 @@ class HostRopeKv:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         cache_scales: Tensor | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         heads, kv_heads, head_dim = self._sizes
+        qkv = scaled(Sums(qkv, scaling))
         split = qkv.clone().view(-1, heads + 2 * kv_heads, head_dim)
         for part, weight in ((split[:, :heads], q_norm), (split[:, heads : heads + kv_heads], k_norm)):
             if weight is not None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from runner_svc.decoder.rope import Rotation
 from runner_svc.interface.kv_cache import FP8
+from runner_svc.interface.products.linear_launchers import Scaling
 from runner_svc.model.families.description import QkNorm
 
 # heads, KV heads, head_dim, rotary_dim, dtype
@@ -126,6 +127,22 @@ def check_write(make: Make, case: RopeCase, device: torch.device, stream: int, i
     torch.testing.assert_close(written[0], expected[:, case.num_heads : rotated], **tolerance)
     torch.testing.assert_close(written[1], expected[:, rotated:], rtol=0, atol=0)
     assert int(cache.isfinite().sum()) == 2 * case.num_tokens * kv_heads * head_dim  # and nothing else was written
+
+
+def check_sums(make: Make, case: RopeCase, device: torch.device, stream: int) -> None:
+    """Checks that sums, scaled on the way, give the bits of their product."""
+    batch = RopeBatch(case, device)
+    sums = batch.qkv.view(case.num_tokens, -1) * 100
+    scaling = Scaling(torch.rand(case.num_tokens, 1, device=device), torch.rand(sums.shape[1], 1, device=device))
+    product = (sums.float() * scaling.factors * scaling.scales.t()).to(case.dtype)
+    results = []
+    for flat, told in ((product, None), (sums, scaling)):
+        cache = torch.full(batch.cache_shape, torch.nan, device=device, dtype=case.dtype)
+        queries = torch.full_like(flat[:, : case.num_heads * case.head_dim], torch.nan)
+        inputs = batch.rotations, batch.positions, batch.slot_mapping
+        make(case)(stream, flat, queries, cache, *inputs, *(batch.norms or [None, None]), None, told)
+        results.append((queries, cache.view(torch.int16)))
+    assert all(torch.equal(*both) for both in zip(*results, strict=True))
 
 
 def check_fp8_write(make: Make, case: RopeCase, device: torch.device, stream: int) -> None:

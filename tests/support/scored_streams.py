@@ -9,7 +9,7 @@ import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import NUM_TOKENS
-from runner_svc.backends.hash_backend import expected_logprobs
+from runner_svc.backends.hash_backend import expected_logprobs, only_logprobs
 
 
 def assert_scored(
@@ -17,17 +17,18 @@ def assert_scored(
 ) -> None:
     """Checks the row against a hash backend's log-probabilities of these tokens, the first one at `position`.
 
-    If `constrained`, a token may also be certain, with log-probability 0: a forced token, which no backend has drawn.
+    If `constrained`, a token may also be the only one that its mask allowed.
     """
     expected = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
+    ids = np.frombuffer(row.top_ids, "<i4").reshape(len(tokens), -1).tolist() if tokens else []
+    given = np.frombuffer(row.values, "<f4").tolist(), ids
     if constrained:
-        values = np.frombuffer(row.values, "<f4").tolist()
-        for index, (token, value) in enumerate(zip(tokens, values, strict=True)):
-            if value == 0:
-                likeliest = [token, *(other for other in range(top) if other != token)][:top]
-                expected[index] = (0.0, likeliest, [])
-    assert np.array_equal(np.frombuffer(row.values, "<f4"), np.array([value for value, _, _ in expected], "<f4"))
-    assert np.frombuffer(row.top_ids, "<i4").tolist() == [token for _, ids, _ in expected for token in ids]
+        for index, (token, value, top_ids) in enumerate(zip(tokens, *given, strict=True)):
+            certain = only_logprobs(token, top)
+            if (value, top_ids) == certain[:2]:
+                expected[index] = certain
+    assert np.array_equal(given[0], np.array([value for value, _, _ in expected], "<f4"))
+    assert given[1] == [ids for _, ids, _ in expected]
 
 
 class ScoredStream:

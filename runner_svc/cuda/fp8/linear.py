@@ -1,8 +1,9 @@
 """Products of any number of rows with matrices of FP8 on Hopper.
 
 Up to `FEW` rows Roster's kernel is faster than torch's products. For more, torch multiplies codes with scales of one,
-which is its fastest recipe, and a kernel of Roster's multiplies the sums by the scales of rows and columns. Blocks of
-128 have torch's recipe for them. What torch lacks, Roster's kernel does in pieces of 128 rows.
+which is its fastest recipe, and the next kernel multiplies the sums by the scales of rows and columns, or one of its
+own where the next can't. Blocks of 128 have torch's recipe for them. What torch lacks, Roster's kernel does in pieces
+of 128 rows.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.fp8.product import Fp8Products, fits, fp8_matrix
-from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RawScales, RoundingArguments, quantized, rounded_rows
+from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundingArguments, quantized, rounded_rows
 from runner_svc.cuda.fp8.scale import Fp8Scale
-from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Scaling, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.fp8_matrix import Fp8Matrix
@@ -59,6 +60,19 @@ class Fp8Linear:
             if bias is not None:
                 out.add_(bias)
 
+    def sums(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> Sums:
+        """Returns the product, of more than `FEW` rows as torch leaves it; else `out`, which it fills."""
+        weight = fp8_matrix(matrix)
+        if bias is not None or (not isinstance(x, QuantizedRows) and self.takes(matrix, len(x)) is None):
+            self.multiply(stream, x, matrix, bias, out)
+            return Sums(out)
+        return self._codes_sums(x if isinstance(x, QuantizedRows) else self._rounded(stream, x, weight), weight)
+
+    def _codes_sums(self, x: QuantizedRows, weight: Fp8Matrix) -> Sums:
+        if _has_blocks(weight):
+            return Sums(_multiply_blocks(x, weight))
+        return Sums(self._sums(x.codes, weight, torch.bfloat16), Scaling(x.scales, weight.scales))
+
     def _multiply_codes(
         self, stream: int, x: QuantizedRows, weight: Fp8Matrix, bias: Tensor | None, out: Tensor
     ) -> None:
@@ -77,7 +91,10 @@ class Fp8Linear:
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there is a gated product for this matrix, gate above up."""
-        return fits(matrix) and _has_sums(fp8_matrix(matrix)) and matrix.size[0] % 32 == 0
+        if not fits(matrix) or matrix.size[0] % 32:
+            return False
+        weight = fp8_matrix(matrix)
+        return _has_sums(weight) or _has_blocks(weight)
 
     def prepare(self, max_tokens: int, matrix: Matrix) -> None:
         """Does nothing: the first product, at start, compiles what all use."""
@@ -93,13 +110,14 @@ class Fp8Linear:
             return out
         if not isinstance(x, QuantizedRows):
             x = self._rounded(stream, x, weight)
-        raw = self._sums(x.codes, weight, torch.bfloat16)
-        if takes is None or takes.columns > 1 or out.shape[1] % 16:
-            self._scale(stream, raw, x.scales, weight.scales, None, out, gated=True)
-            return out
-        activated = rounded_rows(len(x), out.shape[1], out.device)
-        self._rows.activated(stream, raw, RawScales(x.scales, weight.scales), RoundingArguments.of(takes), activated)
-        return quantized(activated, takes)
+        gate_up = self._codes_sums(x, weight)
+        if takes is not None and out.shape[1] % 16 == 0:
+            activated = rounded_rows(len(x), out.shape[1], out.device)
+            self._rows.activated(stream, gate_up, RoundingArguments.of(takes), activated)
+            return quantized(activated, takes)
+        scaling = gate_up.scaling or Scaling(*(torch.ones(size, device=out.device) for size in gate_up.sums.shape))
+        self._scale(stream, gate_up.sums, scaling.factors, scaling.scales, None, out, gated=True)
+        return out
 
     def _rounded(self, stream: int, x: Tensor, weight: Fp8Matrix) -> QuantizedRows:
         rounded = rounded_rows(len(x), x.shape[1], x.device)

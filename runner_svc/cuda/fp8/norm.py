@@ -9,7 +9,7 @@ from torch import Tensor
 from runner_svc.cuda.fp8.rows import RoundingArguments, quantized, rounded_rows, row_defines
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
-from runner_svc.interface.products.linear_launchers import QuantizedRows
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.weights.activation_rounding import Rounding
 
 
@@ -26,18 +26,21 @@ class Fp8Norm:
         return self._width % 16 == 0 and RoundingArguments.known(rounding)
 
     def __call__(
-        self, stream: int, hidden: Tensor | None, residual: Tensor, weight: Tensor, rounding: Rounding
+        self, stream: int, hidden: Sums | None, residual: Tensor, weight: Tensor, rounding: Rounding
     ) -> QuantizedRows:
         """Computes residual += hidden, unless that is None; returns rms_norm(residual) * weight, rounded.
 
         Rows are [T, width], contiguous.
         """
+        scaling = hidden.scaling if hidden is not None else None
         told = RoundingArguments.of(rounding)
         out = rounded_rows(len(residual), self._width, residual.device)
-        self._kernel(hidden is not None, told.grouped, told.static)(
+        self._kernel(hidden is not None, scaling is not None, told.grouped, told.static)(
             stream,
             len(residual),
-            address_of(hidden),
+            address_of(hidden.sums if hidden is not None else None),
+            address_of(scaling.factors if scaling is not None else None),
+            address_of(scaling.scales if scaling is not None else None),
             residual.data_ptr(),
             weight.data_ptr(),
             self._eps,
@@ -49,8 +52,14 @@ class Fp8Norm:
         )
         return quantized(out, rounding)
 
-    def _compile(self, add: bool, grouped: bool, static: bool) -> Kernel:
+    def _compile(self, add: bool, scaled: bool, grouped: bool, static: bool) -> Kernel:
         sizes, threads = row_defines(self._width)
-        defines = {**sizes, "ADD": int(add), "GROUPED": int(grouped), "STATIC": int(static)}
-        # hidden, residual, weight; eps, bound; codes, factors, scales, their pitch
-        return Kernel(load("fp8_norm", defines), "fp8_norm", "PPPffPPPi", threads, overlap=self._overlap)
+        defines = {
+            **sizes,
+            "ADD": int(add),
+            "SCALED": int(scaled),
+            "GROUPED": int(grouped),
+            "STATIC": int(static),
+        }
+        # hidden, its factors and scales; residual, weight; eps, bound; codes, factors, scales, their pitch
+        return Kernel(load("fp8_norm", defines), "fp8_norm", "PPPPPffPPPi", threads, overlap=self._overlap)

@@ -12,7 +12,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
-from runner_svc.interface.products.linear_launchers import QuantizedRows
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import ScaledRows
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding
 
@@ -57,14 +57,6 @@ class RoundedRows:
     scales: Tensor  # float32 [ceil(width / GROUP), at least rows]; of no meaning without groups
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RawScales:
-    """What the sums of a product of codes are yet to be multiplied by."""
-
-    factors: Tensor  # float32 [rows]
-    scales: Tensor  # float32, one of each column
-
-
 class Fp8Rows:
     """The rounding of one model's rows."""
 
@@ -79,22 +71,22 @@ class Fp8Rows:
         """Fills `out` with x [T, width], bfloat16, contiguous; `width` is a multiple of 16."""
         self._launch(stream, x, None, rounding, out)
 
-    def activated(
-        self, stream: int, raw: Tensor, sums: RawScales, rounding: RoundingArguments, out: RoundedRows
-    ) -> None:
-        """Fills `out` with activation(gate) * up of `raw` [T, 2 * width], bfloat16, gate first, times its scales."""
-        self._launch(stream, ScaledRows(raw, None), sums, rounding, out)
+    def activated(self, stream: int, gate_up: Sums, rounding: RoundingArguments, out: RoundedRows) -> None:
+        """Fills `out` with activation(gate) * up of `gate_up` [T, 2 * width], bfloat16, gate first."""
+        self._launch(stream, ScaledRows(gate_up.sums, None), gate_up, rounding, out)
 
     def _launch(
-        self, stream: int, x: ScaledRows, sums: RawScales | None, rounding: RoundingArguments, out: RoundedRows
+        self, stream: int, x: ScaledRows, gate_up: Sums | None, rounding: RoundingArguments, out: RoundedRows
     ) -> None:
         rows, width = len(x.rows), out.codes.shape[1]
-        self._kernel(width, rounding.grouped, rounding.static, sums is not None)(
+        scaling = gate_up.scaling if gate_up is not None else None
+        gated = 0 if gate_up is None else 1 if scaling is not None else 2
+        self._kernel(width, rounding.grouped, rounding.static, gated)(
             stream,
             rows,
             x.rows.data_ptr(),
-            sums.factors.data_ptr() if sums is not None else 0,
-            sums.scales.data_ptr() if sums is not None else 0,
+            address_of(scaling.factors if scaling is not None else None),
+            address_of(scaling.scales if scaling is not None else None),
             address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
             1.0 / width,
@@ -106,13 +98,13 @@ class Fp8Rows:
             out.scales.shape[1],
         )
 
-    def _compile(self, width: int, grouped: bool, static: bool, gated: bool) -> Kernel:
+    def _compile(self, width: int, grouped: bool, static: bool, gated: int) -> Kernel:
         sizes, threads = row_defines(width)
         defines: dict[str, int | str] = {
             **sizes,
             "GROUPED": int(grouped),
             "STATIC": int(static),
-            "GATED": int(gated),
+            "GATED": gated,
             **({"ACTIVATION": self._activation} if gated else {}),
         }
         # x; factors and scales of sums; squares, number, 1 / width, eps, bound; codes, factors, scales, their pitch

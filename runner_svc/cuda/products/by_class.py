@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from runner_svc.interface.expert_launchers import ActivationLauncher
-from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher, QuantizedRows, Rows
+from runner_svc.interface.products.linear_launchers import (
+    GatedLauncher,
+    LinearLauncher,
+    QuantizedRows,
+    Rows,
+    SummingLauncher,
+    Sums,
+)
 from runner_svc.interface.products.skinny_launchers import (
     ProductLauncher,
     RouterParts,
@@ -68,6 +75,14 @@ class LinearProducts:
         for part, columns in parts(matrix):
             own = bias[columns] if bias is not None else None
             self._launcher(part).multiply(stream, x, part, own, out[:, columns])
+
+    def sums(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> Sums:
+        """Returns the product, or sums; in `out` or in another tensor."""
+        launcher = self._launcher(matrix)
+        if isinstance(launcher, SummingLauncher):
+            return launcher.sums(stream, x, matrix, bias, out)
+        self.multiply(stream, x, matrix, bias, out)
+        return Sums(out)
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
         """Adds to `total` [T, out]."""

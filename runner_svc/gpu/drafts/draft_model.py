@@ -57,6 +57,15 @@ def _word(name: str) -> int:
     return int(fields[name][1]) // 4
 
 
+class CatchingUp(CudaSteps):
+    """Passes of a draft model alone; ids that it does not have are read as its last one."""
+
+    def _gathered(self, stream: int, num_rows: int, num_tokens: int) -> DeviceInputs:
+        inputs = super()._gathered(stream, num_rows, num_tokens)
+        inputs.tokens.clamp_(max=self._decoder.config.vocab_size - 1)
+        return inputs
+
+
 class DraftModel:
     """A draft model over the slots of a backend."""
 
@@ -76,7 +85,7 @@ class DraftModel:
         device, self.context_length = decoder.device, decoder.config.context_length
         self.cache = KVCache(decoder.config, num_blocks, block_size, decoder.dtype, device)
         sizes = {"num_slots": num_slots, "max_step_tokens": CATCH_UP, "tail_words": 8}
-        self.steps = CudaSteps(decoder, self.cache, slots, launchers, **sizes)
+        self.steps = CatchingUp(decoder, self.cache, slots, launchers, **sizes)
         """Passes that catch up."""
         self._decoder, self._slots, self._sampling = decoder, slots, sampling
         self._attention = launchers.attention(self.cache, slots.tables, num_slots, decoder.config.attention_layers)

@@ -11,7 +11,7 @@ an 8-bit format (`Rows`). A product that gets numbers quantizes them itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -37,6 +37,31 @@ class QuantizedRows:
 
 Rows = Tensor | QuantizedRows
 """The input of a product: [T, width] in the type that is computed in, or quantized."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaling:
+    """What sums are yet to be multiplied by: y = sums * factors[:, None] * scales."""
+
+    factors: Tensor  # float32, one of each row
+    scales: Tensor  # float32, one of each column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """A product that the next kernel may have to scale."""
+
+    sums: Tensor  # [T, out], in the type that is computed in; contiguous
+    scaling: Scaling | None = None
+    """None: `sums` is the product."""
+
+
+@runtime_checkable
+class SummingLauncher(Protocol):
+    """A `LinearLauncher` that can leave scales to the next kernel."""
+
+    def sums(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> Sums:
+        """Returns x W^T + b, in `out` or in another tensor; `out` is contiguous, in the type that is computed in."""
 
 
 class LinearLauncher(Protocol):

@@ -26,6 +26,9 @@ MOST_FORCED = 64
 FORCED_S = 0.005
 """Usual time for which a call looks for forced tokens: the other rows' masks wait for it."""
 
+_FIRST = 64
+"""Words of a mask that are looked at first: a mask that allows any text has several tokens there."""
+
 Mask = npt.NDArray[np.uint32]
 """[words]"""
 
@@ -187,7 +190,9 @@ class MaskMaker:
 def only_tokens(bits: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
     """Returns (index, token) of each of the masks `bits` [rows, words] that allows exactly one token."""
     found = []
-    for index in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1).tolist():
+    for index in np.flatnonzero(np.count_nonzero(bits[:, :_FIRST], axis=1) <= 1).tolist():
+        if np.count_nonzero(bits[index]) != 1:
+            continue
         (place,) = np.flatnonzero(bits[index]).tolist()
         word = int(bits[index, place])
         if word & (word - 1) == 0:

@@ -68,6 +68,12 @@ def test_limits_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.clock().state is State.NOTE
 
 
+def test_draft_models() -> None:
+    found = model.draft_model("model:no model", "cpu")
+    assert found is not None and (found.subject, found.state) == ("draft model", State.PROBLEM)
+    assert model.draft_model("ngram", "cpu") is None and model.draft_model("model:hash", "hash") is None
+
+
 def test_models(tmp_path: Path) -> None:
     assert model.model("smollm2", "cpu").state is State.OK
     assert model.model("no model", "cpu").state is State.PROBLEM

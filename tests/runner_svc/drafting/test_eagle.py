@@ -23,7 +23,7 @@ from tests.support.eagle_layers import CONFIG, HIDDEN, cycle_layer, greedy_draft
 from tests.support.host_backend import no_progress
 from tests.support.known_texts import Most, Stream, stream_all
 from tests.support.medusa_models import make_cycle_model
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 LAYERS = 8
@@ -67,8 +67,8 @@ class Spied:
 
     def __call__(self, tokens: Any, slots: Any, counters: Any, most: Any) -> Any:
         made = self._propose(tokens, slots, counters, most)
-        for slot, known, count, line in zip(slots, counters, most, made, strict=True):
-            self.proposed.append((tokens[slot, :known].tolist(), line[:count].tolist()))
+        for slot, known, asked, line in zip(slots, counters, most, made, strict=True):
+            self.proposed.append((tokens[slot, :known].tolist(), line[:asked].tolist()))
         return made
 
 
@@ -92,13 +92,13 @@ def test_drafts_are_those_of_eagles_own_code(case: str, tmp_path: Path) -> None:
     spied, dice = Spied(backend), random.Random(5)
     plain = streams(dice)
     drafted = copies(plain)
-    stream_all(backend, plain, 12, None)
-    counts = stream_all(backend, drafted, 12, dice)
+    stream_all(backend, plain, 9, None)
+    counts = stream_all(backend, drafted, 9, dice)
     assert [stream.tokens for stream in drafted] == [stream.tokens for stream in plain]
-    assert counts.drafted > 30
+    assert counts.drafted > 20
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     taps = {"3": (2, 4, 5), "3, other layers": (1, 3, 7)}.get(case, ())
-    for text, proposed in spied.proposed:
+    for text, proposed in spied.proposed[:: count(1, in_ci=3)]:
         expected = greedy_drafts(
             tensors,
             text,
@@ -116,16 +116,15 @@ def _states(model: Any, text: list[int], taps: tuple[int, ...]) -> Tensor:
     return torch.cat([hidden[tap][0] for tap in taps], dim=1) if taps else hidden[-1][0]
 
 
-@pytest.mark.parametrize("decoder", choice(["roster", "transformers"], in_ci=["transformers"]))
-def test_a_layer_that_is_right_is_always_accepted(decoder: str, tmp_path: Path) -> None:
+def test_a_layer_that_is_right_is_always_accepted_with_transformers_too(tmp_path: Path) -> None:
     layer = save_layer(tmp_path / "layer", cycle_layer())
-    backend = load(make_cycle_model(tmp_path / "model"), layer, decoder=decoder)
+    backend = load(make_cycle_model(tmp_path / "model"), layer, decoder="transformers")
     dice = random.Random(4)
-    for most in (Most(), dice):
+    for most in choice([dice, Most()], in_ci=[dice]):
         plain = streams(dice)
         drafted = copies(plain)
-        stream_all(backend, plain, 17, None)
-        counts = stream_all(backend, drafted, 17, most)
+        stream_all(backend, plain, 11, None)
+        counts = stream_all(backend, drafted, 11, most)
         assert [stream.tokens for stream in drafted] == [stream.tokens for stream in plain]
         assert counts.accepted == counts.drafted > 10
 

@@ -12,11 +12,11 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 
 @pytest.mark.parametrize(
     ("max_step_tokens", "sizes"),
-    [(40, [40]), (64, [64]), (300, [64, 256]), (1024, [64, 256, 1024]), (8192, [64, 256, 1024])],
+    [(40, [40]), (64, [64]), (270, [64, 256]), (1024, [64, 256, 288, 512, 1024]), (8192, [64, 256, 288, 512, 1024])],
 )
 def test_timed_sizes_are_within_those_of_steps(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes
-    with_experts = [*sizes, 4096] if max_step_tokens >= 4096 else sizes
+    with_experts = [size for size in (64, 256, 1024, 4096) if size <= max_step_tokens] or sizes
     assert timed_positions(max_step_tokens, has_experts=True) == with_experts
 
 

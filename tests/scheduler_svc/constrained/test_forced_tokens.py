@@ -15,6 +15,7 @@ from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.sampling.sampler import _row_logprobs
+from scheduler_svc.constrained.process import masks
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.drafted_result import certain
@@ -24,7 +25,7 @@ from tests.support.in_process import Stack, Submitted
 from tests.support.json_schemas import random_schema
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.mask_handles import dies_once
-from tests.support.thoroughness import count
+from tests.support.thoroughness import choice, count
 
 LONG = "(foo|bar)bazqux(x|y)"
 """One free token, 8 forced ones, a free one, and the end."""
@@ -170,7 +171,7 @@ def test_a_run_is_cut_to_the_step_and_to_free_blocks() -> None:
 
 
 def test_a_mask_process_that_dies_gets_the_forced_tokens_again() -> None:
-    for after in range(8):
+    for after in choice(range(8), in_ci=range(1, 8, 3)):
         stack = make_stack()
         stack.fate = dies_once("masks", after)
         requests = [submit(stack, "regex", LONG, seed=seed) for seed in range(2)]
@@ -198,6 +199,21 @@ def test_an_answer_that_comes_after_the_runner_was_lost_counts() -> None:
     stack.assert_clean()
 
 
+def test_a_run_that_comes_in_parts_survives_the_loss_of_its_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next part is known before a result has confirmed the one before."""
+    monkeypatch.setattr(masks, "MOST_FORCED", 3)
+    for turns in choice(range(1, 9), in_ci=(3, 4, 5)):
+        stack = make_stack(depth=1)
+        request = submit(stack, "regex", LONG)
+        advance(stack, turns)
+        stack.step()
+        (session,) = stack.runners.runners
+        stack.runners.kill(session, Loss.LEFT)
+        stack.add_runner(backend())
+        advance_until_idle(stack)
+        assert ended(request)[0] == request.expected(0, EOS_PROBABILITY)
+
+
 def test_log_probabilities_of_forced_tokens_are_those_of_a_draw() -> None:
     for token, top in itertools.product((0, 1, 2, 77, 258), (0, 1, 3, 20)):
         logits = torch.randn(1, 259)
@@ -218,10 +234,12 @@ def test_each_forced_token_has_its_log_probabilities() -> None:
     assert ended(request)[0] == request.expected(0, EOS_PROBABILITY)  # the stack checks each token's
 
 
-@pytest.mark.parametrize("seed", range(count(40, in_ci=3)))
-def test_random_constraints_give_the_same_stream_with_and_without(seed: int) -> None:
-    """Answers late or not, plans that wait for them or not, too few blocks, and runners and schedulers that die."""
+@pytest.mark.parametrize("seed", range(count(40, in_ci=2)))
+def test_random_constraints_give_the_same_stream_with_and_without(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers late or not, plans that wait for them or not, runs whole or in parts, too few blocks, and runners and
+    schedulers that die."""
     rng = random.Random(seed)
+    monkeypatch.setattr(masks, "MOST_FORCED", rng.choice([1, 3, 64]))
     wanted = []
     for number in range(6):
         kind = rng.choice(["json_schema", "json_schema", "regex"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.support.model_drafting import ModelDraftingDriver
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
-SIZES = {"num_slots": 5, "block_size": 8, "max_step_tokens": 160, "num_blocks": 60}
+SIZES: dict[str, Any] = {"num_slots": 5, "block_size": 8, "max_step_tokens": 160, "num_blocks": 60}
 
 
 def backends(target: Path, draft: Path, most: int) -> tuple[ModelDraftingCudaBackend, CudaBackend]:

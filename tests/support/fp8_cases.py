@@ -1,0 +1,47 @@
+"""Checks of kernels around FP8 products, on a GPU or on the emulator: norms and activations of sums that they scale."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from runner_svc.cuda.fp8.norm import Fp8Norm
+from runner_svc.cuda.fp8.rows import Fp8Rows, RoundingArguments, quantized, rounded_rows
+from runner_svc.interface.products.linear_launchers import Scaling, Sums
+from runner_svc.weights.activation_rounding import Rounding
+
+BF16 = torch.bfloat16
+ROWS = 5
+
+
+def random_sums(width: int, device: torch.device) -> tuple[Sums, Sums]:
+    """Returns sums with a scaling, and the product that they stand for."""
+    sums = torch.randn(ROWS, width, device=device).mul_(100).to(BF16)
+    scaling = Scaling(torch.rand(ROWS, 1, device=device), torch.rand(width, 1, device=device) * 0.1)
+    return Sums(sums, scaling), Sums((sums.float() * scaling.factors * scaling.scales.t()).to(BF16))
+
+
+def check_norm_of_sums(norm: Fp8Norm, width: int, rounding: Rounding, device: torch.device, stream: int) -> None:
+    """Checks that sums, scaled on the way, give the bits of their product."""
+    start, weight = (torch.randn(*size, device=device).to(BF16) for size in ((ROWS, width), (width,)))
+    results = []
+    for hidden in random_sums(width, device):
+        residual = start.clone()
+        out = norm(stream, hidden, residual, weight, rounding)
+        results.append((out.codes.view(torch.uint8), out.scales, residual))
+    assert all(torch.equal(*both) for both in zip(*results, strict=True))
+
+
+def check_activated_rows(rows: Fp8Rows, width: int, rounding: Rounding, device: torch.device, stream: int) -> None:
+    """Checks codes of silu(gate) * up, of sums and of products, whose rounding to bfloat16 may move a code."""
+    for gate_up in random_sums(2 * width, device):
+        out = rounded_rows(ROWS, width, device)
+        rows.activated(stream, gate_up, RoundingArguments.of(rounding), out)
+        codes = quantized(out, rounding)
+        scales = codes.scales.repeat_interleave(128 if rounding.columns > 1 else width, dim=1)[:, :width]
+        numbers = gate_up.sums.float()
+        if gate_up.scaling is not None:
+            numbers = numbers * gate_up.scaling.factors * gate_up.scaling.scales.t()
+        gate, up = numbers.chunk(2, dim=1)
+        wanted = rounding.rounded((functional.silu(gate) * up).to(BF16))
+        assert (codes.codes.float() * scales - wanted).norm() < 0.01 * wanted.norm()
