@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Scaling, Sums
 from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
