@@ -93,7 +93,12 @@ def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schem
     hello = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Hello.cache_groups"}
     hello |= {"Hello.max_drafts", "Hello.drafter", "Hello.max_sampled"}
     hello |= {"Hello.step_costs", *(f"StepCost.{name}" for name in plan_pb2.StepCost.DESCRIPTOR.fields_by_name)}
-    assert schema.fields_since() <= featured | hello | {"Model.decoder", "Model.weight_formats", "Welcome.features"}
+    assert schema.fields_since() <= featured | hello | {
+        "Model.decoder",
+        "Model.weight_formats",
+        "Model.numerics",
+        "Welcome.features",
+    }
 
 
 def test_todays_scheduler_goes_on_with_an_earlier_runners_results(
