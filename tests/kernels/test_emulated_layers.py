@@ -7,10 +7,10 @@ import shutil
 import pytest
 import torch
 
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.norm import ResidualNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.model.families.description import NormKind, QkNorm
 from tests.support.emulator.small import emulate_layers
 from tests.support.norm_cases import EPS, NormCase, check_add, check_norm
