@@ -269,12 +269,7 @@ def test_expert_products_compile_for_hopper(
 @pytest.mark.parametrize(("config", "split"), choice([(QWEN, 4), (GROUPED, 8)], in_ci=[(QWEN, 4)]), ids=str)
 def test_expert_entry_compiles_for_hopper(config: ExpertsConfig, split: int) -> None:
     config = replace(config, num_experts=128, top_k=8)
-    assert (split_of(config, 2048), split_of(config, 4096), split_of(config, 2880), split_of(config, 8192)) == (
-        4,
-        8,
-        4,
-        None,
-    )
+    assert [split_of(config, width) for width in (2048, 4096, 2880, 8192)] == [4, 8, None, None]
     options = tuple(f"-D{key}={value}" for key, value in entry_defines(config, 2048, torch.bfloat16, split).items())
     code, log = compile_kernel(kernel_folder() / "expert_entry.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")
