@@ -36,7 +36,7 @@ MAX_PLAIN_WEIGHTS = 2**28
 class LayerAttention(Protocol):
     """Planned attention of a step."""
 
-    def __call__(self, layer: int, queries: Tensor) -> Tensor:
+    def __call__(self, layer: int, queries: Tensor, /) -> Tensor:
         """Attends with queries [T, num_heads, head_dim] over the layer's cache. Returns [T, num_heads * head_dim]."""
 
 
