@@ -5,25 +5,19 @@
 
 constexpr int kTile = 16;
 constexpr int kColumnTiles = COLUMNS / 8;
-// Key-value heads of a unit.
-constexpr int kUnitHeads = APART ? WARPS : 1;
-// Queries of these heads: the query heads at a row's first position, then at the second, and so on.
-constexpr int kGroupQueries = kUnitHeads * GROUP_SIZE * (POSITIONS ? POSITIONS : 1);
-// A team of SHARERS warps works on the same tiles and has a ring; each warp has COLUMNS of a unit's queries. APART, all
-// warps of a block are one team, whose members have heads, and so rings, of their own.
-constexpr int kRings = WARPS / SHARERS;
-constexpr int kTeams = APART ? 1 : kRings;
-constexpr int kUnitColumns = kUnitHeads * SHARERS * COLUMNS;
+// Queries of a key-value head: its query heads at a row's first position, then at the second, and so on.
+constexpr int kGroupQueries = GROUP_SIZE * (POSITIONS ? POSITIONS : 1);
+// A team of SHARERS warps works on the same tiles; each warp has COLUMNS of a unit's queries.
+constexpr int kTeams = WARPS / SHARERS;
+constexpr int kUnitColumns = SHARERS * COLUMNS;
 constexpr int kUnitsPerHead = (kGroupQueries + kUnitColumns - 1) / kUnitColumns;
-constexpr int kUnits = KV_HEADS / kUnitHeads * kUnitsPerHead;
+constexpr int kUnits = KV_HEADS * kUnitsPerHead;
 // Queries of a unit; the last unit of a key-value head can have fewer.
 constexpr int kUnitQueries = kGroupQueries < kUnitColumns ? kGroupQueries : kUnitColumns;
 
 static_assert(BLOCK_SIZE % kTile == 0, "a tile lies in one block");
 static_assert(COLUMNS % 8 == 0, "queries come in columns of eight");
 static_assert(WARPS % SHARERS == 0, "teams have the same size");
-static_assert(!APART || (SHARERS == 1 && POSITIONS == 0 && GROUP_SIZE == COLUMNS && KV_HEADS % WARPS == 0 && !FP8_CACHE),
-              "a warp has all queries of a head, whose scales are not needed");
 
 // One row of the step, as in the plan.
 struct __align__(16) Row {
@@ -73,12 +67,9 @@ __device__ __forceinline__ int first_query(int unit) { return unit % kUnitsPerHe
 
 __device__ __forceinline__ int query_count(int unit) { return min(kUnitQueries, kGroupQueries - first_query(unit)); }
 
-// First key-value head of a unit.
-__device__ __forceinline__ int kv_head_of(int unit) { return unit / kUnitsPerHead * kUnitHeads; }
-
 // First query head of a unit's key-value head or, if all its queries are at one position, of the unit.
 __device__ __forceinline__ int first_head(int unit) {
-    return kv_head_of(unit) * GROUP_SIZE + (POSITIONS > 1 ? 0 : first_query(unit));
+    return unit / kUnitsPerHead * GROUP_SIZE + (POSITIONS > 1 ? 0 : first_query(unit));
 }
 
 // Head of a unit's query, after first_head(unit).

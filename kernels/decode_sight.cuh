@@ -68,7 +68,7 @@ struct Sight {
 
 // Location of a tile's keys and values.
 struct Tile {
-    unsigned source;  // (position in the cache) * KV_HEADS + the unit's first key-value head
+    unsigned source;  // (position in the cache) * KV_HEADS + key-value head
     // First visible position in the tile | (last visible position + 1) << 8 | whether this step writes to it << 16.
     unsigned bounds;
 };
@@ -83,7 +83,7 @@ __device__ __forceinline__ Tile locate(
     int position = row.first / kTile * kTile + (offset - unit * row.tiles) * kTile;
     int block = __ldg(block_tables + static_cast<long long>(row.table) * table_stride + position / BLOCK_SIZE);
     Tile tile;
-    tile.source = (static_cast<unsigned>(block) * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head_of(unit);
+    tile.source = (static_cast<unsigned>(block) * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + unit / kUnitsPerHead;
     tile.bounds = Sight::of(row, counters).bounds(position);
     return tile;
 }

@@ -16,9 +16,6 @@
 // than a warp has registers for, a team of SHARERS warps shares a ring: all of them see each tile, each for its own
 // queries, and meet once per tile.
 //
-// APART, a unit is a key-value head for each warp, and every warp sees every tile of the range, for its own head: there
-// are fewer ends of units, at which a block's warps wait for each other, and a position's heads are read at once.
-//
 // Keys and values of a layer are [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or e4m3 (cached.cuh). Positions
 // outside a row's range are masked before the softmax, and their values are never read (0 * NaN would be NaN). A row of
 // length 0 gives zeros.
@@ -61,7 +58,7 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     const Counters counters;
 #endif
     extern __shared__ __align__(128) char shared[];
-    float* merge_sums = reinterpret_cast<float*>(shared + kRings * STAGES * kStageBytes);
+    float* merge_sums = reinterpret_cast<float*>(shared + kTeams * STAGES * kStageBytes);
     float2* merge_stats = reinterpret_cast<float2*>(merge_sums + kTeams * kUnitQueries * kMergePitch);
     int* is_last = reinterpret_cast<int*>(merge_stats + kTeams * kUnitQueries);
 
@@ -81,12 +78,10 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
 #endif
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int team = APART ? 0 : warp / SHARERS, sharer = APART ? warp : warp % SHARERS;
+    int team = warp / SHARERS, sharer = warp % SHARERS;
     int tiles = (end - begin - team + kTeams - 1) / kTeams;  // this team's
 
-    const int own_head = APART ? warp * CachedRows::kRowBytes : 0;  // from the unit's first
-    TileRing ring{keys + own_head, values + own_head, shared_address(shared) + warp / SHARERS * STAGES * kStageBytes, lane,
-                  sharer, evict_first_policy()};
+    TileRing ring{keys, values, shared_address(shared) + team * STAGES * kStageBytes, lane, sharer, evict_first_policy()};
     Row located_row = row;
     Tile located{0, 0};  // in lane l: the team's tile 32 * i + l
     unsigned bounds = 0, source = 0;
@@ -141,7 +136,7 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
         if (segment_end < end) {
             next_queries.load(queries, query_stride, next_row.query, next_unit, sharer * COLUMNS, lane);
         }
-        int kv_head = kv_head_of(unit);
+        int kv_head = unit / kUnitsPerHead;
         float key_scale = scale * cached_unit(cache_scales, kv_head);
         float value_unit = cached_unit(cache_scales, KV_HEADS + kv_head);
         Accumulator accumulator;

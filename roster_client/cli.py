@@ -29,6 +29,7 @@ from roster_client.commands.simulate import simulate
 from roster_client.commands.status import health, status
 from roster_client.commands.timeline import timeline
 from roster_client.commands.top import top
+from roster_client.commands.verify import verify
 from roster_client.options.connection import connection_options
 from roster_client.options.from_settings import OwnSettingsCommand, SettingsCommand
 from roster_client.terminal.exit_codes import EXPLANATION, ExitCode, exit_code_for
@@ -86,7 +87,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.callback()(connection_options)
-for command in (drain, keygen, generate, chat, batch, status, health, serve, models, doctor, demo, simulate, calibrate):
+for command in (
+    drain,
+    keygen,
+    generate,
+    verify,
+    chat,
+    batch,
+    status,
+    health,
+    serve,
+    models,
+    doctor,
+    demo,
+    simulate,
+    calibrate,
+):
     cls = {serve: SettingsCommand, doctor: SettingsCommand, batch: OwnSettingsCommand}.get(command)
     app.command(cls=cls)(command)
 for command in (timeline, top):

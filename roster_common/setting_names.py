@@ -14,6 +14,7 @@ SETTINGS = frozenset(
         "context_length",
         "decoder",
         "depth",
+        "deterministic",
         "device",
         "draft",
         "drain_s",

@@ -47,7 +47,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
-    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain")
+    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class RunnerStatus(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_GAIN_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -78,7 +79,8 @@ class RunnerStatus(_message.Message):
     drafter: str
     max_drafts: int
     draft_gain: float
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ...) -> None: ...
+    numerics: str
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class HeldBackRunner(_message.Message):
     __slots__ = ("id", "losses", "reason", "present", "next_probe_s")

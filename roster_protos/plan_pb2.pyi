@@ -162,7 +162,7 @@ class StepCost(_message.Message):
     def __init__(self, decode_rows: _Optional[int] = ..., context: _Optional[int] = ..., prompt_positions: _Optional[int] = ..., prompt_start: _Optional[int] = ..., step_ns: _Optional[int] = ..., drafts: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions", "decoder", "weight_formats")
+    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions", "decoder", "weight_formats", "numerics")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class Model(_message.Message):
     PREFIX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     DECODER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FORMATS_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     weights_version: str
@@ -194,7 +195,8 @@ class Model(_message.Message):
     prefix_positions: int
     decoder: str
     weight_formats: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ..., weight_formats: _Optional[str] = ...) -> None: ...
+    numerics: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ..., weight_formats: _Optional[str] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags", "extent_drafts", "extent_forced", "forced_tokens")

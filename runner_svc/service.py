@@ -22,6 +22,7 @@ from roster_common.curve_keys import UnusableKey
 from roster_common.logs import configure_logs, warn_unknown
 from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
+from runner_svc.arithmetic.instruction_set import pin
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
 from runner_svc.link.curve import CurveClient
@@ -91,6 +92,8 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         curve = _curve(settings)  # before loading the model, to report a wrong path at once
         name = settings.runner_id or default_name(settings.cache_dir)  # before the model: other runners may start
         times.begin("choosing the device")
+        if settings.deterministic:
+            pin()  # before torch is imported
         choice = choose_device(settings)
         choice.tell()
         backend = _backend(settings, choice.device, times)
@@ -138,6 +141,7 @@ def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:
         "block_size": backend.block_size,
         "kv_tokens": backend.num_blocks * backend.block_size,
         "context_length": backend.model.context_length,
+        **({"numerics": backend.model.numerics} if backend.model.numerics else {}),
         **({"draft": drafter, "max_drafts": getattr(backend, "max_drafts", 0)} if drafter else {}),
     }
 

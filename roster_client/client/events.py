@@ -74,7 +74,8 @@ class Usage:
     """Token counts of the whole request.
 
     `cached_tokens`: prompt tokens found in the prefix cache. `drafted_tokens`: tokens that were drafted and verified;
-    `accepted_tokens`: those of them that are among the completion tokens.
+    `accepted_tokens`: those of them that are among the completion tokens. `numerics`: the service's, if
+    it promises that the tokens are the same whatever else is computed; "" otherwise.
     """
 
     prompt_tokens: int
@@ -82,6 +83,7 @@ class Usage:
     cached_tokens: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    numerics: str = ""
 
 
 Event = Started | Delta | Finish | Usage
@@ -242,6 +244,7 @@ def usage_of(usage: pb.Usage) -> Usage:
         usage.cached_tokens,
         usage.drafted_tokens,
         usage.accepted_tokens,
+        usage.numerics,
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from roster_client.client.requests import Message, Prompt
+from roster_client.client.recording import Recording, recordable
+from roster_client.client.requests import Message, Prompt, build_request
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.options.addresses import DEFAULT_SERVER, Server
 from roster_client.options.connection import credentials
@@ -56,6 +58,10 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer, no statistics.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", dir_okay=False, help="File for the request and its tokens: roster verify."),
+    ] = None,
 ) -> None:
     """Stream the answer to one prompt, sent as a user message if the model has a chat template, unless --raw."""
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -73,10 +79,15 @@ def generate(
     )
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         question = _question(client, text, system, raw)
-        with client.generate(question, raw=raw, deadline_s=timeout, **options) as stream:
+        request = build_request(question, options, raw=raw)
+        if record is not None:
+            recordable(request)
+        with client.send(request, deadline_s=timeout) as stream:
             if not as_json:
                 AnswerPrinter(sys.stdout, errors, live=n in (None, 1), quiet=quiet).consume(stream)
             completion = stream.completion()
+        if record is not None:
+            Recording.of(request, completion, client.get_model(deadline_s=10)).write(record)
     if as_json:
         typer.echo(json.dumps(completion_as_dict(completion), ensure_ascii=False))
     if not is_whole(completion):

@@ -104,5 +104,6 @@ def completion_as_dict(completion: Completion) -> dict[str, Any]:
             "cached_tokens": usage.cached_tokens,
             "drafted_tokens": usage.drafted_tokens,
             "accepted_tokens": usage.accepted_tokens,
+            "numerics": usage.numerics,
         },
     }

@@ -73,7 +73,8 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
         return Text("no runner", style="red")
     table = Table(padding=(0, 0, 0, 1))  # fits 80 cells, as numbers and names are not cut but wrapped
     drafts = any(runner.drafter for runner in status.runners)
-    for heading in (*HEADINGS, *(["drafts"] if drafts else [])):
+    numerics = any(runner.numerics for runner in status.runners)
+    for heading in (*HEADINGS, *(["drafts"] if drafts else []), *(["numerics"] if numerics else [])):
         table.add_column(heading, overflow="fold")
     for runner in status.runners:
         table.add_row(
@@ -87,5 +88,6 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
             str(runner.plans_in_flight),
             f"{runner.last_plan:,}",
             *([f"{runner.drafter or 'none'}, {runner.max_drafts}, gain {runner.draft_gain:.2f}"] if drafts else []),
+            *([runner.numerics[:8] or "any"] if numerics else []),
         )
     return table

@@ -53,6 +53,7 @@ def _words(bar: Span, labels: Mapping[str, str]) -> str:
         f"{labels[bar.request]}, {bar.request}: {bar.kind.value} of {bar.tokens:,} positions, {steps}, "
         f"{(bar.end_s - bar.begin_s) * 1e3:,.1f} ms"
         + (f", {bar.accepted:,} of {bar.drafted:,} drafts accepted" if bar.drafted else "")
+        + (f", {bar.forced:,} tokens forced by a constraint" if bar.forced else "")
     )
 
 

@@ -21,6 +21,7 @@ class Span:
     tokens: int
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Lane:
         last.tokens += row.tokens
         last.drafted += row.drafted
         last.accepted += row.accepted
+        last.forced += row.forced
 
 
 @dataclass(slots=True, frozen=True)

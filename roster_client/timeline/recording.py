@@ -18,6 +18,7 @@
 | slots, waiting | slots of the runner; sequences without a slot when the step was sent |
 | rows | sequences in the step: slot, request (with `/choice` appended unless it is 0), kind, positions computed |
 | rows: drafted, accepted | drafted tokens that the row verified, and those that were accepted; absent without any |
+| rows: forced | tokens that a constraint forced; absent without any |
 | left | sequences that left a slot since the previous step, and the reason |
 
 A header begins a recording; a file has one or more, each drawn as a panel. A recording that has reached MOST_BYTES ends
@@ -57,7 +58,8 @@ class RowKind(StrEnum):
 class Row:
     """A sequence in a step; `tokens`: number of positions computed, drafted ones included.
 
-    `drafted`: tokens that were drafted and verified; `accepted`: those of them that were accepted.
+    `drafted`: tokens that were drafted and verified; `accepted`: those of them that were accepted. `forced`: tokens
+    that a constraint forced, which are among the positions.
     """
 
     slot: int
@@ -66,6 +68,7 @@ class Row:
     tokens: int
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,6 +136,8 @@ class RecordingWriter:
         for row in line["rows"]:
             if not row["drafted"]:
                 del row["drafted"], row["accepted"]
+            if not row["forced"]:
+                del row["forced"]
         self._line(line)
         self.num_steps += 1
         if self._num_bytes >= self._most_bytes:
@@ -184,6 +189,7 @@ def step_of(report: admin_pb2.WatchStepsResponse) -> Step:
                 row.count - row.drafts + row.drafted,
                 row.drafted,
                 row.accepted,
+                row.forced,
             )
             for row in report.rows
         ),
@@ -226,8 +232,8 @@ def _take(recordings: list[Recording], line: dict[str, Any]) -> None:
 
 
 def _row(row: dict[str, Any]) -> Row:
-    drafts = row.get("drafted", 0), row.get("accepted", 0)
-    return Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"], *drafts)
+    counts = row.get("drafted", 0), row.get("accepted", 0), row.get("forced", 0)
+    return Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"], *counts)
 
 
 def _name(sequence: admin_pb2.SequenceRef) -> str:

@@ -58,7 +58,7 @@ def _slots(recording: Recording, pids: dict[str, int], begin_s: float) -> list[E
                 "words": recording.requests.get(span.request, ""),
                 "tokens": span.tokens,
                 "steps": span.last - span.first + 1,
-            } | _drafts(span.drafted, span.accepted)
+            } | _drafts(span.drafted, span.accepted, span.forced)
             events.append(event)
     return events
 
@@ -72,7 +72,11 @@ def _steps(recording: Recording, pids: dict[str, int], begin_s: float) -> list[E
         begin, end = step.begin_s - begin_s, step.end_s - begin_s
         event = _slice(f"step {step.step}", pid, STEPS_THREAD, begin, end)
         event["args"] = {"policy": step.policy, "decoding": decode, "prefill tokens": prefill}
-        event["args"] |= _drafts(sum(row.drafted for row in step.rows), sum(row.accepted for row in step.rows))
+        event["args"] |= _drafts(
+            sum(row.drafted for row in step.rows),
+            sum(row.accepted for row in step.rows),
+            sum(row.forced for row in step.rows),
+        )
         events.append(event)
         counts = {"decoding": decode, "prefilling": len(step.rows) - decode, "empty": step.slots - len(step.rows)}
         events.append({"ph": "C", "name": "slots", "pid": pid, "ts": _us(begin), "args": counts})
@@ -80,9 +84,10 @@ def _steps(recording: Recording, pids: dict[str, int], begin_s: float) -> list[E
     return events
 
 
-def _drafts(drafted: int, accepted: int) -> dict[str, int]:
-    """Returns the arguments of what drafts; none if nothing was drafted."""
-    return {"drafted": drafted, "accepted": accepted} if drafted else {}
+def _drafts(drafted: int, accepted: int, forced: int) -> dict[str, int]:
+    """Returns the arguments of drafted and of forced tokens; none without any."""
+    drafts = {"drafted": drafted, "accepted": accepted} if drafted else {}
+    return drafts | ({"forced": forced} if forced else {})
 
 
 def _slice(name: str, pid: int, tid: int, begin_s: float, end_s: float) -> Event:

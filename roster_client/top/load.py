@@ -37,7 +37,7 @@ class Load:
     accepted_share: float | None = None
     """Share of the drafted tokens that were accepted, 0 to 1; None if nothing was drafted."""
     tokens_per_row: float = 1.0
-    """Tokens per decoding row and step: 1 without accepted drafts."""
+    """Tokens per decoding row and step: 1 without accepted drafts and forced tokens."""
 
 
 class RecentLooks:
@@ -65,6 +65,7 @@ def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRost
     earlier, totals = before.status.totals, now.status.totals
     drafted = totals.drafted_tokens - earlier.drafted_tokens
     accepted = totals.accepted_tokens - earlier.accepted_tokens
+    forced = totals.forced_tokens - earlier.forced_tokens
 
     def per_s(count: int) -> float:
         return count / seconds if seconds > 0 else 0.0
@@ -78,7 +79,7 @@ def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRost
         _latency(before.ttft_s, now.ttft_s),
         _latency(before.itl_s, now.itl_s),
         accepted / drafted if drafted else None,
-        1 + accepted / max(1, totals.decode_rows - earlier.decode_rows),
+        1 + (accepted + forced) / max(1, totals.decode_rows - earlier.decode_rows),
     )
 
 

@@ -13,8 +13,9 @@ of one window); `run`, once per layer, only gathers and multiplies. Design choic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -98,6 +99,16 @@ class CpuAttention:
         windows = {layer.window for layer in self._layers}
         drafting = drafts > 0 if drafts is not None and len(drafts) else np.zeros(len(starts), np.bool_)
         return {window: self._plan_window(starts, counts, block_tables, drafting, window) for window in windows}
+
+    def planned(
+        self,
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        drafts: NDArray[np.int32] | None = None,
+    ) -> Callable[[int, Tensor], Tensor]:
+        """Returns `run` of a step; see `plan`."""
+        return partial(self.run, self.plan(starts, counts, block_tables, drafts))
 
     def run(self, plan: AttentionPlan, layer: int, queries: Tensor) -> Tensor:
         """Attends with queries [T, num_heads, head_dim] over the cached positions of `layer`, this step's included.

@@ -107,8 +107,6 @@ class DecodeVariant:
     positions: int = 0
     # Warps of a team, which share tiles because a unit has more queries than one of them can take.
     sharers: int = 1
-    # Each warp of a block has a key-value head of its own, and all of them see the same positions.
-    apart: bool = False
 
     @classmethod
     def choose(
@@ -125,8 +123,7 @@ class DecodeVariant:
             stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
             if stages >= 2:
                 most = _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES
-                chosen = replace(bare, stages=min(stages, most if bare.sharers == 1 else _MAX_SHARED_STAGES))
-                return replace(chosen, apart=not small_batch and chosen.can_be_apart)
+                return replace(bare, stages=min(stages, most if bare.sharers == 1 else _MAX_SHARED_STAGES))
         raise ValueError(
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )
@@ -135,13 +132,6 @@ class DecodeVariant:
     def choose_beside_prefill(cls, shape: AttentionShape, shared: SharedMemory, positions: int = 0) -> DecodeVariant:
         """Chooses a variant with one large block, which keeps the most bytes in flight to a multiprocessor."""
         return replace(cls.choose(shape, shared, True, positions), beside_prefill=True)
-
-    @property
-    def can_be_apart(self) -> bool:
-        """Whether warps can have heads of their own: each is full, and there is a head for every one."""
-        shape = self.shape
-        whole = self.columns == shape.group_size and shape.num_kv_heads % self.warps == 0
-        return whole and self.positions == 0 and not shape.fp8_cache
 
     @property
     def _group_queries(self) -> int:
@@ -157,20 +147,16 @@ class DecodeVariant:
     @property
     def unit_queries(self) -> int:
         """Maximum number of queries in a unit."""
-        if self.apart:
-            return self.warps * self.columns
         return min(self._group_queries, self.sharers * self.columns)
 
     @property
     def units(self) -> int:
-        """Number of units: key-value heads times units per head, or heads divided by those of a unit."""
-        if self.apart:
-            return self.shape.num_kv_heads // self.warps
+        """Number of units: key-value heads times units per head."""
         return self.shape.num_kv_heads * -(-self._group_queries // (self.sharers * self.columns))
 
     @property
     def teams(self) -> int:
-        """Teams of a block, with a ring each; if they are `apart`, they have a tile at a time together."""
+        """Teams of a block; each has one tile at a time."""
         return self.warps // self.sharers
 
     @property
@@ -181,8 +167,7 @@ class DecodeVariant:
     @property
     def shared_bytes(self) -> int:
         """Bytes of the stages, then each team's sums (rows padded by 4 floats) and statistics, then a flag."""
-        queries = self.unit_queries if self.apart else self.teams * self.unit_queries
-        merge = queries * (4 * (self.shape.head_dim + 4) + 8)
+        merge = self.teams * self.unit_queries * (4 * (self.shape.head_dim + 4) + 8)
         return self.stages * self.stage_bytes + merge + 16
 
     @property
@@ -199,14 +184,12 @@ class DecodeVariant:
         """Cost of merging a (row, unit), in tiles; 0 for small batches, which benefit more from aligned splits."""
         if self.beside_prefill:
             return _BESIDE_END_COST
-        if self.apart:
-            return 2
         return 0 if self.blocks == 1 else 5
 
     @property
     def min_cost(self) -> int:
         """Least cost of a block's range: one tile per warp, and more than merging."""
-        return max(1 if self.apart else self.warps, self.end_cost + 1)
+        return max(self.warps, self.end_cost + 1)
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -214,7 +197,6 @@ class DecodeVariant:
             "POSITIONS": self.positions,
             "COLUMNS": self.columns,
             "SHARERS": self.sharers,
-            "APART": int(self.apart),
             "WARPS": self.warps,
             "STAGES": self.stages,
             "BLOCKS_PER_SM": self.blocks,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.drafting.accept import accept
-from runner_svc.drafting.drafter import Drafter, FollowingDrafter, HiddenDrafter, SlotDrafter
+from runner_svc.drafting.drafter import Drafter, FollowingDrafter, HiddenDrafter, LateDrafter, SlotDrafter
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.step import StepBatch, StepOutput
 
@@ -60,6 +60,7 @@ class HostSlots:
         self._follower = drafter if isinstance(drafter, SlotDrafter) else None
         self.observer = drafter if isinstance(drafter, HiddenDrafter) else None
         self.reader = drafter if isinstance(drafter, FollowingDrafter) else None
+        self._late = drafter if isinstance(drafter, LateDrafter) else None
 
     def change(self, changes: SlotChanges) -> None:
         """Applies admissions, then appends. Raises RuntimeError for tokens that do not follow the last known one."""
@@ -95,6 +96,8 @@ class HostSlots:
         """
         if self._drafter is not None:
             batch = self._drafted(batch, self._drafter)
+            if self._late is not None and not len(batch.drafts) and (batch.counts == 1).all():
+                self._late.catch_up(self.tokens, batch.slots, self.known[batch.slots])
         known_ends = batch.ends - batch.drafts if len(batch.drafts) else batch.ends
         if (known_ends > self.known[batch.slots]).any():
             raise RuntimeError("a row reads a token that has not been written yet")

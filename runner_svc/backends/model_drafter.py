@@ -6,7 +6,8 @@ temperature (Daliri, Musco, Suresh 2024: Gumbel coupling).
 
 The model computes nothing while its rows don't draft. So the first pass of a row covers all positions from its
 counter to the last known token: one or two if it drafted in the step before, otherwise what it missed, a prompt too. Of
-that a step computes at most `CATCH_UP` positions, and a row drafts nothing until it has caught up.
+that a step computes at most `CATCH_UP` positions, and a row drafts nothing until it has caught up. Once a row began, it
+goes on in steps in which no row drafts: a scheduler that got no drafts asks for none for a while.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class DraftModel(Protocol):
 
 
 class ModelDrafter:
-    """Implements `runner_svc.drafting.drafter.SlotDrafter`."""
+    """Implements `runner_svc.drafting.drafter.LateDrafter`."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class ModelDrafter:
         self._catch_up = catch_up
         self.counters = counters
         self._model = model
+        self._is_late = np.zeros(num_slots, np.bool_)  # rows that were to draft and have not caught up
         self._params = np.zeros(num_slots, ROW_PARAMS)
         self._states: NDArray[np.object_] = np.full(num_slots, None)
         self._tables = np.zeros((0, 0), np.int32)
@@ -73,6 +75,7 @@ class ModelDrafter:
         self.counters.change(changes, tables)
         for admitted in changes.admitted:
             slot = admitted.state.slot
+            self._is_late[slot] = False
             self._params[slot], self._states[slot] = admitted.params, admitted.state
 
     def settle(self, slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
@@ -83,6 +86,21 @@ class ModelDrafter:
         """As `SlotDrafter.copy_blocks`."""
         self._model.copy_blocks(sources, targets)
         self.counters.copy_blocks(sources, targets)
+
+    def catch_up(self, tokens: NDArray[np.int32], slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
+        """As `LateDrafter.catch_up`."""
+        late = np.flatnonzero(self._is_late[slots])
+        if not len(late):
+            return
+        slots, ends = slots[late], np.minimum(counters[late] - 1, self._model.context_length)
+        starts = self.counters.drafted[slots]
+        lags = np.maximum(ends - starts, 0)
+        counts = _shares(lags, self._catch_up)
+        self._is_late[slots[counts == lags]] = False
+        rows = np.flatnonzero(counts)
+        if len(rows):
+            self._draw(tokens, slots[rows], starts[rows], counts[rows], np.zeros(len(rows), np.bool_))
+            self.counters.settle(slots[rows], counters[late[rows]])
 
     def propose(
         self,
@@ -120,6 +138,7 @@ class ModelDrafter:
         lags = known - starts
         counts = np.zeros_like(lags)
         counts[rows] = _shares(lags[rows], self._catch_up)
+        self._is_late[slots[rows]] = counts[rows] < lags[rows]
         rows = rows[counts[rows] > 0]
         if not len(rows):
             return rows

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.arithmetic.plain import PLAIN, Arithmetic
+from runner_svc.backends.determinism import Determinism
 from runner_svc.backends.forward_pass import ForwardPass
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
@@ -71,8 +73,12 @@ class TorchBackend:
         max_step_tokens: int,
         drafter: Drafter | None = None,
         max_drafts: int = 0,
+        determinism: Determinism | None = None,
     ) -> None:
-        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`, and at most what it can propose."""
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`, and at most what it can propose.
+
+        `determinism` has made the parts of the decoder.
+        """
         config = decoder.config
         if isinstance(drafter, HiddenDrafter):
             max_drafts = min(max_drafts, drafter.max_drafts)
@@ -86,10 +92,12 @@ class TorchBackend:
         self.max_drafts = max_drafts if drafter is not None else 0
         self.drafter_name = drafter.name if drafter is not None else ""
         self.host_slots = HostSlots(num_slots, model.context_length, block_size, drafter, config.vocab_size)
-        self._pass = ForwardPass(decoder, num_blocks, block_size)
+        self._pass = ForwardPass(decoder, num_blocks, block_size, determinism)
         self.cache = self._pass.cache
         self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
         self._decoder = decoder
+        if determinism is not None:
+            model.numerics = determinism.numerics()
         self._sampler = Sampler(config.vocab_size, device)
 
     @classmethod
@@ -108,14 +116,18 @@ class TorchBackend:
         drafter: Drafter | None = None,
         make_drafter: MakeDrafter | None = None,
         max_drafts: int = 0,
+        deterministic: bool = False,
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
         `make_drafter` makes a drafter that depends on the model, once that is loaded.
-        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
+        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served,
+        UnusableSettings if it can't be `deterministic`.
         """
         folder = model_folder(name, cache_folder, progress)
-        loaded = load_decoder(folder, decoder, progress, on_load)
+        determinism = _determinism(folder, decoder, block_size, on_load) if deterministic else None
+        arithmetic = determinism.arithmetic if determinism is not None else PLAIN
+        loaded = load_decoder(folder, decoder, progress, on_load, arithmetic)
         version = weights_fingerprint(folder, torch.float32, on_load)
         model = describe_model(name, folder, loaded.config, version, cache_folder, progress)
         if isinstance(loaded.config, ModelConfig):
@@ -131,6 +143,7 @@ class TorchBackend:
             max_step_tokens=max_step_tokens,
             drafter=drafter,
             max_drafts=max_drafts,
+            determinism=determinism,
         )
 
     def change_slots(self, changes: SlotChanges) -> None:
@@ -246,8 +259,22 @@ class TorchBackend:
         return scored
 
 
-def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_load: OnLoad = NOTHING) -> ServedDecoder:
+def _determinism(folder: Path, asked: DecoderSetting, block_size: int, on_load: OnLoad) -> Determinism:
+    config = choose_decoder(read_config(folder), asked).config
+    formats = weight_formats(config, on_load) if config is not None else ""
+    return Determinism.of(folder, config, formats, block_size)
+
+
+def load_decoder(
+    folder: Path,
+    asked: DecoderSetting,
+    progress: Progress,
+    on_load: OnLoad = NOTHING,
+    arithmetic: Arithmetic = PLAIN,
+) -> ServedDecoder:
     """Loads the model of `folder` into the decoder that `choose_decoder` chooses; see `load_weights`.
+
+    `arithmetic` is what Roster's own decoder computes with.
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
     """
@@ -259,7 +286,7 @@ def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress, on_loa
         if formats and choice.config.num_layer_weights > MAX_PLAIN_WEIGHTS:
             held = "FP8 is held and multiplied in bfloat16, int4 is multiplied as it is stored"
             log.info(f"quantized weights on the CPU: {held}", formats=formats)
-        return Decoder(choice.config, weights)
+        return Decoder(choice.config, weights, arithmetic)
     if on_load.name:
         raise UnsupportedModel(not_quantized(choice.why_not_own))
     from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds

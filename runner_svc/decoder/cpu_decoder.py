@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.arithmetic.plain import PLAIN, Arithmetic
 from runner_svc.decoder.linear import Linear
 from runner_svc.decoder.mlp import DenseMlp, ExpertMlp, Mlp
 from runner_svc.decoder.norm import HeadNorm, Norm
@@ -35,7 +36,7 @@ MAX_PLAIN_WEIGHTS = 2**28
 class LayerAttention(Protocol):
     """Planned attention of a step."""
 
-    def __call__(self, layer: int, queries: Tensor) -> Tensor:
+    def __call__(self, layer: int, queries: Tensor, /) -> Tensor:
         """Attends with queries [T, num_heads, head_dim] over the layer's cache. Returns [T, num_heads * head_dim]."""
 
 
@@ -54,8 +55,9 @@ class DecoderInputs:
 class DecoderLayer:
     """Attention and MLP of one layer."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights) -> None:
+    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights, arithmetic: Arithmetic) -> None:
         described = config.layers[index]
+        self._arithmetic = arithmetic
         self._index = index
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
@@ -65,12 +67,14 @@ class DecoderLayer:
         self._multiplier = described.multiplier
 
         def norm(weights: Tensor | None) -> Callable[[Tensor], Tensor]:
-            return Norm(described.norm, weights, config.norm_eps) if weights is not None else _unchanged
+            if weights is None:
+                return _unchanged
+            return Norm(described.norm, weights, config.norm_eps, arithmetic)
 
         def head_norm(weights: Tensor | None) -> Callable[[Tensor], Tensor] | None:
             if weights is None:
                 return None
-            return HeadNorm(described.qk_norm, described.norm, weights, config.norm_eps)
+            return HeadNorm(described.qk_norm, described.norm, weights, config.norm_eps, arithmetic)
 
         self._attention_norm, self._attention_post_norm = (
             norm(weights.attention_norm),
@@ -79,9 +83,9 @@ class DecoderLayer:
         self._mlp_norm, self._mlp_post_norm = norm(weights.mlp_norm), norm(weights.mlp_post_norm)
         self._q_norm, self._k_norm = head_norm(weights.q_norm), head_norm(weights.k_norm)
         keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS
-        self._qkv = Linear(weights.qkv, keep_plain=keep_plain)
-        self._output = Linear(weights.output, keep_plain=keep_plain)
-        self._mlp = make_mlp(described, weights, keep_plain=keep_plain)
+        self._qkv = Linear(weights.qkv, keep_plain=keep_plain, arithmetic=arithmetic)
+        self._output = Linear(weights.output, keep_plain=keep_plain, arithmetic=arithmetic)
+        self._mlp = make_mlp(described, weights, keep_plain=keep_plain, arithmetic=arithmetic)
 
     def forward(
         self,
@@ -95,10 +99,10 @@ class DecoderLayer:
         normed = self._attention_norm(hidden)
         queries = self._project(normed, slot_mapping, rotations, cache)
         attended = self._attention_post_norm(self._output(attention(self._index, queries)))
-        hidden = torch.add(hidden, attended, alpha=self._multiplier)
+        hidden = self._arithmetic.add(hidden, attended, self._multiplier)
         if not self._is_parallel:
             normed = self._mlp_norm(hidden)
-        return torch.add(hidden, self._mlp_post_norm(self._mlp(normed)), alpha=self._multiplier)
+        return self._arithmetic.add(hidden, self._mlp_post_norm(self._mlp(normed)), self._multiplier)
 
     def _project(self, normed: Tensor, slot_mapping: Tensor, rotations: Sequence[Rotation], cache: KVCache) -> Tensor:
         """Writes the step's keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
@@ -108,7 +112,7 @@ class DecoderLayer:
         if self._q_norm is not None and self._k_norm is not None:
             rotated = torch.cat((self._q_norm(rotated[:, :heads]), self._k_norm(rotated[:, heads:])), dim=1)
         if self._rope is not None:
-            rotated = rotations[self._rope].apply(rotated)
+            rotated = rotations[self._rope].apply(rotated, self._arithmetic)
         cache.write(self._index, rotated[:, heads:].flatten(1), qkv[:, heads + kv_heads :].flatten(1), slot_mapping)
         return rotated[:, :heads]
 
@@ -116,7 +120,7 @@ class DecoderLayer:
 class Decoder:
     """The model: embeddings, layers, final norm, head."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, arithmetic: Arithmetic = PLAIN) -> None:
         self.embeddings = weights.embeddings
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs `forward` leaves in `tapped`; one behind the last stands for its output."""
@@ -126,13 +130,13 @@ class Decoder:
         self._layers: list[DecoderLayer] = []
         sinks: list[Tensor | None] = []
         for index, layer in enumerate(weights.layers):
-            self._layers.append(DecoderLayer(config, index, layer))
+            self._layers.append(DecoderLayer(config, index, layer, arithmetic))
             sinks.append(layer.sinks)
         self.config = replace(config, sinks=tuple(sinks))
-        self._norm = Norm(config.norm, weights.norm, config.norm_eps)
+        self._norm = Norm(config.norm, weights.norm, config.norm_eps, arithmetic)
         # A second copy of a plain head would make no logit more exact.
         keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS and not isinstance(weights.head.matrix, PlainMatrix)
-        self._head = Linear(weights.head, keep_plain=keep_plain)
+        self._head = Linear(weights.head, keep_plain=keep_plain, arithmetic=arithmetic)
         self._ropes = [RotaryEmbedding(rope, weights.embeddings.device) for rope in config.ropes]
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
@@ -167,12 +171,14 @@ class Decoder:
         return logits
 
 
-def make_mlp(described: LayerDescription, weights: LayerWeights, *, keep_plain: bool) -> Mlp:
+def make_mlp(
+    described: LayerDescription, weights: LayerWeights, *, keep_plain: bool, arithmetic: Arithmetic = PLAIN
+) -> Mlp:
     """Returns the MLP of a layer. Raises TypeError for weights of another kind than the description's."""
     if isinstance(described.mlp, ExpertsConfig) and isinstance(weights.mlp, ExpertWeights):
-        return ExpertMlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+        return ExpertMlp(described.mlp, weights.mlp, keep_plain=keep_plain, arithmetic=arithmetic)
     if isinstance(described.mlp, MlpDescription) and isinstance(weights.mlp, MlpWeights):
-        return DenseMlp(described.mlp, weights.mlp, keep_plain=keep_plain)
+        return DenseMlp(described.mlp, weights.mlp, keep_plain=keep_plain, arithmetic=arithmetic)
     raise TypeError("the layer's weights are not of the kind that its description says")
 
 

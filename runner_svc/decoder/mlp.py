@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from runner_svc.arithmetic.plain import PLAIN, Arithmetic
 from runner_svc.decoder.linear import Linear
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.model.families.experts_config import SIGMOID_SUM, ClampedGate, ExpertsConfig, RouterConfig, Scoring
@@ -21,18 +21,6 @@ from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import MlpWeights
-
-ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu": functional.relu,
-    "relu2": lambda x: functional.relu(x).square(),
-    "mish": functional.mish,
-}
 
 
 class Mlp(Protocol):
@@ -45,12 +33,14 @@ class Mlp(Protocol):
 class DenseMlp:
     """One MLP for all positions."""
 
-    def __init__(self, description: MlpDescription, weights: MlpWeights, *, keep_plain: bool) -> None:
+    def __init__(
+        self, description: MlpDescription, weights: MlpWeights, *, keep_plain: bool, arithmetic: Arithmetic = PLAIN
+    ) -> None:
         """`keep_plain` is as in `Linear`."""
-        self._activation = ACTIVATION_FUNCTIONS[description.activation]
+        self._activation = arithmetic.activation(description.activation)
         self._is_gated = description.gated
-        self._gate_up = Linear(weights.gate_up, keep_plain=keep_plain)
-        self._down = Linear(weights.down, keep_plain=keep_plain)
+        self._gate_up = Linear(weights.gate_up, keep_plain=keep_plain, arithmetic=arithmetic)
+        self._down = Linear(weights.down, keep_plain=keep_plain, arithmetic=arithmetic)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [T, hidden_size] for x [T, hidden_size]."""
@@ -63,38 +53,52 @@ class DenseMlp:
 class ExpertMlp:
     """Routing, experts, weighted sum."""
 
-    def __init__(self, config: ExpertsConfig, weights: ExpertWeights, *, keep_plain: bool) -> None:
+    def __init__(
+        self, config: ExpertsConfig, weights: ExpertWeights, *, keep_plain: bool, arithmetic: Arithmetic = PLAIN
+    ) -> None:
         """`keep_plain` is as in `Linear`."""
         self._config = config
-        self._router = Linear(weights.router, keep_plain=keep_plain)
+        self._arithmetic = arithmetic
+        self._router = Linear(weights.router, keep_plain=keep_plain, arithmetic=arithmetic)
         self._corrections = weights.corrections
-        self._experts = [Expert(config, weights, index, keep_plain=keep_plain) for index in range(config.num_experts)]
+        self._experts = [
+            Expert(config, weights, index, keep_plain=keep_plain, arithmetic=arithmetic)
+            for index in range(config.num_experts)
+        ]
         self._shared: SharedExpert | None = None
         if weights.shared is not None:
-            self._shared = SharedExpert(config.activation, weights.shared, keep_plain=keep_plain)
+            self._shared = SharedExpert(config.activation, weights.shared, keep_plain=keep_plain, arithmetic=arithmetic)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [T, hidden_size] for x [T, hidden_size]."""
-        experts, weights = route(self._router(x), self._config, self._corrections)
+        experts, weights = route(self._router(x), self._config, self._corrections, self._arithmetic)
         parts = x.new_empty(*experts.shape, x.shape[-1])  # [T, k, hidden_size]
         for index in experts.unique().tolist():
             rows, ranks = (experts == index).nonzero(as_tuple=True)
             parts[rows, ranks] = self._experts[index](x[rows])
         total = weights[:, :1] * parts[:, 0]
         for rank in range(1, self._config.top_k):
-            total.addcmul_(weights[:, rank : rank + 1], parts[:, rank])
+            self._arithmetic.add_product(total, weights[:, rank : rank + 1], parts[:, rank])
         return total if self._shared is None else total + self._shared(x)
 
 
 class Expert:
     """One expert."""
 
-    def __init__(self, config: ExpertsConfig, weights: ExpertWeights, index: int, *, keep_plain: bool) -> None:
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        weights: ExpertWeights,
+        index: int,
+        *,
+        keep_plain: bool,
+        arithmetic: Arithmetic = PLAIN,
+    ) -> None:
         def linear(matrices: ExpertMatrices, bias: Tensor | None) -> Linear:
             own = bias[index] if bias is not None else None
-            return Linear(LinearWeights(matrices.matrices[index], own), keep_plain=keep_plain)
+            return Linear(LinearWeights(matrices.matrices[index], own), keep_plain=keep_plain, arithmetic=arithmetic)
 
-        self._gate = gate_function(config)
+        self._gate = gate_function(config, arithmetic)
         self._gate_up = linear(weights.gate_up, weights.gate_up_bias)
         self._down = linear(weights.down, weights.down_bias)
 
@@ -106,58 +110,66 @@ class Expert:
 class SharedExpert:
     """The expert that computes every row."""
 
-    def __init__(self, activation: str, weights: SharedExpertWeights, *, keep_plain: bool) -> None:
-        self._activation = ACTIVATION_FUNCTIONS[activation]
-        self._gate_up = Linear(weights.gate_up, keep_plain=keep_plain)
-        self._down = Linear(weights.down, keep_plain=keep_plain)
-        self._gate = weights.gate
+    def __init__(
+        self, activation: str, weights: SharedExpertWeights, *, keep_plain: bool, arithmetic: Arithmetic = PLAIN
+    ) -> None:
+        self._activation = arithmetic.activation(activation)
+        self._arithmetic = arithmetic
+        self._gate_up = Linear(weights.gate_up, keep_plain=keep_plain, arithmetic=arithmetic)
+        self._down = Linear(weights.down, keep_plain=keep_plain, arithmetic=arithmetic)
+        self._gate: Linear | None = None
+        if weights.gate is not None:
+            self._gate = Linear(LinearWeights.plain(weights.gate), keep_plain=True, arithmetic=arithmetic)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [T, hidden_size] for x [T, hidden_size]."""
         gate, up = self._gate_up(x).chunk(2, dim=-1)
         out = self._down(self._activation(gate).mul_(up))
-        return out if self._gate is None else torch.sigmoid(functional.linear(x, self._gate)) * out
+        return out if self._gate is None else self._arithmetic.sigmoid(self._gate(x)) * out
 
 
-def route(logits: Tensor, config: ExpertsConfig, corrections: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, config: ExpertsConfig, corrections: Tensor | None = None, arithmetic: Arithmetic = PLAIN
+) -> tuple[Tensor, Tensor]:
     """Returns each row's experts, int64 [T, k], the first choice first, and their weights, float32 [T, k].
 
     `logits` are the router's, [T, num_experts], and `corrections` its own, float32 [num_experts].
     """
     router, logits = config.router, logits.float()
     if router.scoring is Scoring.SOFTMAX_OF_CHOSEN:
-        values, experts = logits.topk(config.top_k)
-        return experts, values.softmax(dim=-1) * router.scale
-    scores = logits.sigmoid() if router.scoring is Scoring.SIGMOID else logits.softmax(dim=-1)
+        values, experts = arithmetic.largest(logits, config.top_k)
+        return experts, arithmetic.softmax(values) * router.scale
+    scores = arithmetic.sigmoid(logits) if router.scoring is Scoring.SIGMOID else arithmetic.softmax(logits)
     choosing = scores if corrections is None else scores + corrections
-    experts = _in_groups(choosing, router).topk(config.top_k).indices
+    experts = arithmetic.largest(_in_groups(choosing, router, arithmetic), config.top_k)[1]
     weights = scores.gather(-1, experts)
     if router.normalize:
-        total = weights.sum(dim=-1, keepdim=True)
+        total = arithmetic.row_sum(weights)
         is_sigmoid = router.scoring is Scoring.SIGMOID
         weights = weights / (total + SIGMOID_SUM if is_sigmoid else total.clamp(min=router.least_sum))
     return experts, weights * router.scale
 
 
-def _in_groups(scores: Tensor, router: RouterConfig) -> Tensor:
+def _in_groups(scores: Tensor, router: RouterConfig, arithmetic: Arithmetic) -> Tensor:
     """Returns the scores [T, num_experts] with -inf for those of groups out of which none is chosen."""
     if router.groups == 1:
         return scores
     grouped = scores.unflatten(-1, (router.groups, -1))
-    chosen = grouped.topk(2).values.sum(dim=-1).topk(router.top_groups).indices
+    best = arithmetic.row_sum(arithmetic.largest(grouped, 2)[0]).squeeze(-1)
+    chosen = arithmetic.largest(best, router.top_groups)[1]
     left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, chosen, value=False)
     return grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
-def gate_function(config: ExpertsConfig) -> Callable[[Tensor, Tensor], Tensor]:
+def gate_function(config: ExpertsConfig, arithmetic: Arithmetic = PLAIN) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns what makes an expert's inner row of its gate and its up."""
     if config.clamp is not None:
         clamp: ClampedGate = config.clamp
-        return lambda gate, up: _clamped(gate, up, clamp)
-    activation = ACTIVATION_FUNCTIONS[config.activation]
+        return lambda gate, up: _clamped(gate, up, clamp, arithmetic)
+    activation = arithmetic.activation(config.activation)
     return lambda gate, up: activation(gate) * up
 
 
-def _clamped(gate: Tensor, up: Tensor, clamp: ClampedGate) -> Tensor:
+def _clamped(gate: Tensor, up: Tensor, clamp: ClampedGate, arithmetic: Arithmetic) -> Tensor:
     gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+    return (up + 1) * (gate * arithmetic.sigmoid(gate * clamp.alpha))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from runner_svc.arithmetic.plain import PLAIN, Arithmetic
 from runner_svc.model.families.description import NormKind, QkNorm
 
 
 class Norm:
     """One norm over rows of a fixed width."""
 
-    def __init__(self, kind: NormKind, weights: Tensor, eps: float) -> None:
+    def __init__(self, kind: NormKind, weights: Tensor, eps: float, arithmetic: Arithmetic = PLAIN) -> None:
         """`weights` are as `kind` says."""
         self._eps = eps
+        self._arithmetic = arithmetic
         self._bias: Tensor | None = None
         if kind is NormKind.LAYER:
             weights, self._bias = weights.unbind()
@@ -23,19 +24,22 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """Returns x [..., width], normalised."""
         if self._bias is not None:
-            return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
+            return self._arithmetic.layer_norm(x, self._weight, self._bias, self._eps)
+        return self._arithmetic.rms_norm(x, self._weight, self._eps)
 
 
 class HeadNorm:
     """The norm of queries or of keys, over what `QkNorm` says."""
 
-    def __init__(self, over: QkNorm, kind: NormKind, weights: Tensor, eps: float) -> None:
+    def __init__(
+        self, over: QkNorm, kind: NormKind, weights: Tensor, eps: float, arithmetic: Arithmetic = PLAIN
+    ) -> None:
         """`kind` is the layer's; only the norm of each head follows it."""
         self._over = over
         self._eps = eps
         self._weights = weights
-        self._norm = Norm(kind if over is QkNorm.HEAD else NormKind.RMS, weights, eps)
+        self._arithmetic = arithmetic
+        self._norm = Norm(kind if over is QkNorm.HEAD else NormKind.RMS, weights, eps, arithmetic)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns x [T, heads, head_dim], normalised."""
@@ -43,5 +47,5 @@ class HeadNorm:
             return self._norm(x)
         if self._over is QkNorm.PROJECTION:
             return self._norm(x.flatten(1)).view_as(x)
-        normed = functional.layer_norm(x, x.shape[-1:], eps=self._eps)
+        normed = self._arithmetic.layer_norm(x, None, None, self._eps)
         return torch.mul(normed, self._weights.view(x.shape[1:]))

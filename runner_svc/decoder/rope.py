@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runner_svc.arithmetic.plain import PLAIN, Arithmetic
 from runner_svc.model.rope_config import RopeConfig, RopeType
 
 
@@ -24,17 +25,17 @@ class Rotation:
     cos: Tensor
     sin: Tensor
 
-    def apply(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor, arithmetic: Arithmetic = PLAIN) -> Tensor:
         """Rotates the first rotary_dim dimensions of x [T, heads, head_dim]; returns a tensor of the same shape."""
         rotary_dim = self.cos.shape[-1]
         if rotary_dim == x.shape[-1]:
-            return self._rotate(x)
+            return self._rotate(x, arithmetic)
         rotated, passed = x[..., :rotary_dim], x[..., rotary_dim:]
-        return torch.cat((self._rotate(rotated), passed), dim=-1)
+        return torch.cat((self._rotate(rotated, arithmetic), passed), dim=-1)
 
-    def _rotate(self, x: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, arithmetic: Arithmetic) -> Tensor:
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        return torch.addcmul(x * self.cos, swapped, self.sin)
+        return arithmetic.add_product(x * self.cos, swapped, self.sin)
 
 
 class RotaryEmbedding:

@@ -76,3 +76,14 @@ class FollowingDrafter(SlotDrafter, Protocol):
 
     def follow(self, batch: StepBatch, hidden: Tensor) -> None:
         """Takes the hidden states [T, hidden_size] of a gathered batch, right after the model has computed them."""
+
+
+@runtime_checkable
+class LateDrafter(SlotDrafter, Protocol):
+    """A drafter whose rows may have to catch up, over several steps, before they draft."""
+
+    def catch_up(self, tokens: NDArray[np.int32], slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
+        """Goes on with what it began when `slots` [L] were to draft; called in steps in which rows only decode.
+
+        `tokens`, `counters`: as those of `propose`.
+        """

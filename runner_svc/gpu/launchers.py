@@ -17,7 +17,7 @@ from runner_svc.cuda.drafts.ngram import NgramDraft
 from runner_svc.cuda.drafts.place import PlaceDrafts
 from runner_svc.cuda.drafts.records import ExpandRecords
 from runner_svc.cuda.embed import Embed
-from runner_svc.cuda.experts.expert_entry import ExpertEntry
+from runner_svc.cuda.experts.expert_entry import ExpertEntry, split_of
 from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
@@ -211,7 +211,7 @@ class CudaLaunchers(StepLaunchers):
 
     def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
         variant, hidden_size = TilesVariant(_TILES_JOB_ROWS, gathers=True), self._config.hidden_size
-        if not ExpertEntry.supports(experts, hidden_size):
+        if split_of(experts, hidden_size) is None:
             return None
         return ExpertEntry(experts, hidden_size, self._dtype, variant, overlap=self._overlap)
 

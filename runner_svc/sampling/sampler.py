@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.arithmetic import functions
 from runner_svc.interface.step import StepBatch, allowed_ids
 from runner_svc.sampling.gumbel import gumbel, key_words
 from runner_svc.sampling.logit_adjustments import adjust_logits
@@ -186,12 +187,12 @@ def _kept_ids(scaled: Tensor, params: np.void) -> Tensor:
 def _reaching(scaled: Tensor, limit: int, top_p: float) -> Tensor:
     """Returns the fewest likeliest ids whose mass reaches `top_p` of the mass of the `limit` likeliest."""
     count = min(limit, _TOP_P_CANDIDATES)
-    whole = scaled.exp().sum(dtype=torch.float64) if limit == len(scaled) else None
+    whole = functions.row_sum(scaled.exp().double()) if limit == len(scaled) else None
     while True:
         ids = _likeliest(scaled, limit if whole is None else count)
         weights = scaled[ids].exp().to(torch.float64)
         before = weights.cumsum(0) - weights
-        total = weights.sum() if whole is None else whole
+        total = functions.row_sum(weights) if whole is None else whole
         kept = max(1, int((before < top_p * total).sum()))
         if kept < len(ids) or len(ids) == limit:
             return ids[:kept]
@@ -204,7 +205,7 @@ def _row_logprobs(
     """Returns the log-softmax of `logits` [n, V] at `tokens` [n], and the `top` largest of each position."""
     values, top_ids, top_values = [], [], []
     for line, token in zip(logits, tokens.tolist(), strict=True):
-        logprobs = line.log_softmax(dim=0)
+        logprobs = functions.log_softmax(line)
         ids = _likeliest(logprobs, top) if top else torch.empty(0, dtype=torch.int64, device=logits.device)
         values.append(logprobs[token])
         top_ids.append(ids)

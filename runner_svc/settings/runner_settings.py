@@ -122,6 +122,13 @@ class RunnerSettings(ServiceSettings):
         "they do not pay. A GPU takes at most 7.",
         json_schema_extra=tuning("texts are quoted word for word and longer drafts would be accepted"),
     )
+    deterministic: bool = Field(
+        False,
+        description="Computes every position in one fixed order, so that a request's tokens and log-probabilities are "
+        "equal in every bit whatever else is in the batch. On the CPU only so far, for plain checkpoints that Roster's "
+        "own decoder computes (docs/determinism.md). All runners of a service must agree.",
+        json_schema_extra=tuning("answers are compared, audited or trained on bit by bit"),
+    )
     weights: Literal["checkpoint", "random"] = Field(
         "checkpoint",
         description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",

@@ -66,6 +66,7 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> 
 
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
+    _refuse_deterministic(settings, device)
     if device == "cuda":
         return _gpu_backend(settings, progress)
     _refuse_fp8_cache(settings, device)
@@ -125,6 +126,12 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     )
 
 
+def _refuse_deterministic(settings: RunnerSettings, device: str) -> None:
+    if settings.deterministic and device != "cpu":
+        why = "a GPU doesn't compute in a fixed order yet" if device == "cuda" else f"{device!r} is a test backend"
+        raise UnusableSettings(f"deterministic is true, but {why}: set device to 'cpu', or deterministic to false")
+
+
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
     if settings.kv_cache_dtype != "auto":
         raise UnusableSettings(
@@ -167,6 +174,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         on_load=OnLoad(settings.quantization, settings.quantize_head),
         make_drafter=cpu_drafter(settings, progress),
         max_drafts=settings.max_drafts,
+        deterministic=settings.deterministic,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)

@@ -4,6 +4,7 @@
 | --- | --- |
 | name, architecture, weights_version, and the fingerprints "weights", "rope" and "kv" | equal: they decide the tokens |
 | tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is handled once |
+| numerics | equal: it hashes what the bits depend on, and a service promises bits or does not |
 | block_size | equal: prefixes are named by whole blocks |
 | the fingerprint "numerics" | a difference is logged: a sequence that moves continues within rounding |
 | weight_formats | text, which says why weights_version differs |
@@ -78,6 +79,8 @@ def _model_differences(theirs: plan_pb2.Model, ours: plan_pb2.Model) -> Iterator
             f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
             f"({ours.weights_version}): {_REMEDY}"
         )
+    if theirs.numerics != ours.numerics:
+        yield _numerics_difference(theirs.numerics, ours.numerics)
     if theirs.architecture != ours.architecture:
         yield f"its architecture is {theirs.architecture!r}, this service's {ours.architecture!r}: {_REMEDY}"
     if theirs.vocab_size != ours.vocab_size:
@@ -94,3 +97,16 @@ def _model_differences(theirs: plan_pb2.Model, ours: plan_pb2.Model) -> Iterator
     ):
         if different:
             yield f"its model's {what} differs from this service's: give all the same files, or restart the scheduler"
+
+
+def _numerics_difference(theirs: str, ours: str) -> str:
+    if not theirs or not ours:
+        promise = ["promises" if each else "does not promise" for each in (theirs, ours)]
+        return (
+            f"it {promise[0]} bits whatever the batch, this service {promise[1]} them: start all with the same "
+            "--deterministic, or restart the scheduler"
+        )
+    return (
+        f"its numerics are {theirs}, this service's {ours}: their bits differ, so give all the same files, versions of "
+        "torch and processors, or restart the scheduler"
+    )

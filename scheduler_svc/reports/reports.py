@@ -173,6 +173,7 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         drafter=hello.drafter,
         max_drafts=hello.max_drafts,
         draft_gain=_draft_gain(scheduler),
+        numerics=hello.model.numerics,
     )
 
 

@@ -65,7 +65,7 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool, model: plan_pb2.Model, rules: SharingRules) -> None:
         self._pool = pool
-        self._weights_version = model.weights_version
+        self._weights = (model.weights_version, model.numerics)
         self._isolate_tenants = rules.isolate_tenants
         self._limit: float = 0
         """Maximum number of positions shared; a prompt longer than this shares none."""
@@ -141,7 +141,7 @@ class PrefixCache:
 
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
-        return root_hash(self._weights_version, request.cache_salt, request.tenant if self._isolate_tenants else "")
+        return root_hash(*self._weights, request.cache_salt, request.tenant if self._isolate_tenants else "")
 
     # ------------------------------------------------------------------ KV events
 

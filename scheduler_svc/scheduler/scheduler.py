@@ -331,7 +331,7 @@ class Scheduler:
         if len(need_block):
             draft.appends = self.plans.grow(need_block)
         if self.forces and table.num_constrained:
-            add_forced_rows(self.plans, draft, self._max_step_tokens)
+            add_forced_rows(self.plans, draft, self._max_step_tokens, self.step_times)
         return draft, preempted
 
     def _rank_of(self, slot: int) -> Rank:

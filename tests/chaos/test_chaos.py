@@ -43,6 +43,7 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     print(f"seed {SEED}")
     begin = time.monotonic()
     roster = RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER, runners=3)
+    roster.change("runner-2", test_backend={"draft_wrong": None}, draft="model:hash")
     roster.change("runner-3", test_backend={"draft_wrong": None}, **SMALL)
     with roster:
         load = Load(roster, NUM_REQUESTS, concurrency=32, seed=SEED, large=0.1)

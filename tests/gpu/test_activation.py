@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

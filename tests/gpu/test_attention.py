@@ -196,27 +196,6 @@ def test_queries_may_be_a_view_of_the_qkv_product(seed) -> None:
     check(batch, seed)
 
 
-@pytest.mark.parametrize(
-    "shape, window, soft_cap, dtype, sinks",
-    [
-        ((128, 32, 4, 16), None, None, torch.bfloat16, False),
-        ((128, 32, 4, 16), 100, None, torch.float16, True),
-        ((64, 64, 8, 16), 33, None, torch.bfloat16, True),
-        ((64, 64, 8, 16), None, 20.0, torch.float16, False),
-        ((128, 64, 8, 32), None, 50.0, torch.bfloat16, True),
-        ((256, 32, 4, 32), None, None, torch.bfloat16, False),
-    ],
-)
-def test_decode_with_a_head_for_each_warp(shape, window, soft_cap, dtype, sinks, seed) -> None:
-    """Rows of one block, of several, and of parts of two."""
-    for lengths in ((3000, *range(1, 400, 13), 0, 2222), (704,) * 256, (33,) * 64):
-        batch = AttentionBatch(decode_case(lengths, *shape, window, soft_cap, dtype=dtype, sinks=sinks), seed, DEVICE)
-        attention = attention_of(batch)
-        assert attention._decode.of(len(lengths)).variant.apart
-        run_decode(attention, batch, repeats=2)
-        check(batch, seed)
-
-
 def test_a_captured_decode_serves_other_lengths(seed) -> None:
     first = AttentionBatch(decode_case((500, 3, 77, 1)), seed, DEVICE)
     attention = attention_of(first)

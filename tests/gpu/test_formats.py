@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import JoinedMatrix, Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 if not torch.cuda.is_available():

@@ -121,7 +121,7 @@ def test_sinks(
     ("head_dim", "fp8_cache", "arch"),
     choice(
         [(*head, arch) for head in HEADS for arch in (HOPPER, OTHERS)],
-        in_ci=[(128, True, HOPPER)],
+        in_ci=[(128, True, HOPPER), (256, False, OTHERS)],
     ),
 )
 def test_decode(head_dim: int, fp8_cache: bool, arch: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,34 +132,6 @@ def test_decode(head_dim: int, fp8_cache: bool, arch: str, seed: int, monkeypatc
         batch = AttentionBatch(case, seed, CPU)
         run_decode(attention_of(batch), batch, repeats=2)
         check(batch, seed)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "kv_heads", "window", "sinks", "arch"),
-    choice(
-        [
-            (16, 4, None, True, OTHERS),
-            (64, 8, 40, False, HOPPER),
-            (128, 4, None, False, OTHERS),
-            (256, 4, 33, True, HOPPER),
-        ],
-        in_ci=[(16, 4, None, True, OTHERS)],
-    ),
-)
-def test_decode_with_a_head_for_each_warp(
-    head_dim: int, kv_heads: int, window: int | None, sinks: bool, arch: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that are split over blocks, rows that share a block, an empty row."""
-    emulate_attention(monkeypatch, arch, 2)
-    lengths = (150, 1, 17, 0, 33, *range(1, 37, 3))
-    case = AttentionCase(
-        lengths, (1,) * len(lengths), head_dim, 8 * kv_heads, kv_heads, 16, window, dtype=torch.float16, sinks=sinks
-    )
-    batch = AttentionBatch(case, seed, CPU)
-    attention = attention_of(batch)
-    assert attention._decode.of(len(lengths)).variant.apart
-    run_decode(attention, batch, repeats=2)
-    check(batch, seed)
 
 
 @pytest.mark.parametrize("arch", choice([HOPPER, OTHERS], in_ci=[HOPPER]))

@@ -21,9 +21,9 @@ from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
-from runner_svc.weights.fp8_matrix import Fp8Matrix
+from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8_blocks
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
-from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums
+from tests.support.fp8_cases import block_scaled_mm, check_activated_rows, check_norm_of_sums
 from tests.support.scaled_twins import scaled_numbers, scaled_twin
 from tests.support.thoroughness import FULL, choice
 
@@ -177,6 +177,28 @@ def test_linear(rows: int) -> None:
     down = matrix(64, 48, TokenRounding())
     products.multiply(0, codes, down, None, out[:, :64])
     close(out[:, :64], numbers @ down.dequantized().t())
+
+
+@thorough
+def test_gates_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than a block of Roster's kernel takes; the codes go to the down product."""
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", block_scaled_mm)
+    gate_up, down = to_fp8_blocks(torch.randn(512, 256) * 0.1), to_fp8_blocks(torch.randn(128, 256))
+    products, x = Fp8Linear(EPS, "silu", torch.device("cpu")), torch.randn(70, 256).bfloat16()
+    assert products.fits(gate_up)
+    gated = torch.full((70, 256), torch.nan, dtype=torch.bfloat16)
+    products(0, x, gate_up, gated)
+    gate, up = gate_up.twin(x).chunk(2, dim=-1)
+    close(gated, torch.nn.functional.silu(gate) * up)
+    codes = products(0, x, gate_up, gated, GroupRounding())
+    assert isinstance(codes, QuantizedRows)
+    numbers = codes.codes.float() * codes.scales.repeat_interleave(128, dim=1)
+    assert_close(numbers, GroupRounding().rounded(gated), rtol=0.13, atol=0.01)
+    out = torch.full((70, 128), torch.nan, dtype=torch.bfloat16)
+    products.multiply(0, codes, down, None, out)
+    close(out, numbers @ down.dequantized().t())
+    sums = products.sums(0, codes, down, None, out)
+    assert sums.scaling is None and torch.equal(sums.sums, out)
 
 
 @thorough

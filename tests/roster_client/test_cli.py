@@ -74,7 +74,8 @@ def test_json(server: ScriptedServer) -> None:
         "stop_token_id": None,
     }  # fmt: skip
     assert answer["usage"] == {
-        "prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1, "drafted_tokens": 2, "accepted_tokens": 1
+        "prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1, "drafted_tokens": 2, "accepted_tokens": 1,
+        "numerics": "",
     }  # fmt: skip
     assert list(server.requests[0].stop.strings) == ["x", "yy"] and result.stderr == ""
 

@@ -18,7 +18,7 @@ from roster_client.client.requests import Options
 from roster_protos import inference_pb2 as pb
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from runner_svc.backends.hash_backend import expected_logprobs, expected_tokens
+from runner_svc.backends.hash_backend import expected_logprobs, expected_tokens, only_logprobs
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from tests.support.constraints import CONSTRAINTS
 
@@ -56,6 +56,16 @@ def follower(kind: str, text: str) -> Callable[[list[int]], list[int]]:
 def scored(tokens: Sequence[int], position: int, top: int) -> list[TokenLogprobs]:
     """Returns the log-probabilities of tokens from a position on, as a client receives them."""
     values = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
+    return _received(values, top)
+
+
+def _only(token: int, top: int) -> TokenLogprobs:
+    """Returns those of a token that is the only one that its mask allows."""
+    (received,) = _received([only_logprobs(token, top)], top)
+    return received
+
+
+def _received(values: Sequence[tuple[float, list[int], list[float]]], top: int) -> list[TokenLogprobs]:
     message = pb.Logprobs(top=top)
     for value, ids, tops in values:
         message.sampled.append(value)
@@ -181,6 +191,9 @@ class RequestSpec:
             told = f"{self}, expected {expected}: {choice}"
             assert choice.token_ids == expected[: len(choice.token_ids)], told
             wanted = [] if self.logprobs is None else scored(choice.token_ids, len(self.prompt), self.logprobs)
+            if wanted and self.constraint is not None:
+                known = zip(choice.logprobs, choice.token_ids, wanted, strict=True)
+                wanted = [got if got == _only(token, self.logprobs or 0) else want for got, token, want in known]
             assert choice.logprobs == wanted, told
             self._check_end(choice, expected, told)
 

@@ -12,7 +12,7 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.backends.hash_drafter import HashDraftModel, OracleDrafter
 from runner_svc.backends.model_drafter import CATCH_UP, ModelDrafter
 from runner_svc.drafting.draft_counters import DraftCounters
-from runner_svc.drafting.drafter import Drafter, SlotDrafter
+from runner_svc.drafting.drafter import Drafter, LateDrafter, SlotDrafter
 from runner_svc.drafting.ngram import NgramDrafter
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import DoneStep, StepBatch
@@ -139,6 +139,11 @@ class MixedDrafter:
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         for follower in self._followers:
             follower.copy_blocks(sources, targets)
+
+    def catch_up(self, tokens: NDArray[np.int32], slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
+        for follower in self._followers:
+            if isinstance(follower, LateDrafter):
+                follower.catch_up(tokens, slots, counters)
 
     def propose(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.interface.expert_launchers import ExpertPlan
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig, RouterConfig, Scoring
 

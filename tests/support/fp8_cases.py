@@ -1,8 +1,11 @@
-"""Checks of kernels around FP8 products, on a GPU or on the emulator: norms and activations of sums that they scale."""
+"""Checks of kernels around FP8 products, on a GPU or on the emulator, and the twin of torch's product of blocks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.cuda.fp8.norm import Fp8Norm
@@ -45,3 +48,19 @@ def check_activated_rows(rows: Fp8Rows, width: int, rounding: Rounding, device: 
         gate, up = numbers.chunk(2, dim=1)
         wanted = rounding.rounded((functional.silu(gate) * up).to(BF16))
         assert (codes.codes.float() * scales - wanted).norm() < 0.01 * wanted.norm()
+
+
+def block_scaled_mm(
+    x: Tensor, w: Tensor, x_scales: Tensor, x_recipe: Any, w_scales: Tensor, w_recipe: Any, output_dtype: torch.dtype
+) -> Tensor:
+    """Multiplies as torch's function does on a Hopper GPU, where that accepts the arguments."""
+    kinds = torch.nn.functional.ScalingType
+    (rows, width), (_, out) = x.shape, w.shape
+    groups = width // 128
+    padded = -(-groups // 4) * 4
+    assert (x_recipe, w_recipe) == (kinds.BlockWise1x128, kinds.BlockWise128x128) and rows % 4 == 0
+    assert x_scales.shape == (rows, groups) and x_scales.stride(0) == 1 and x_scales.stride(1) in (1, rows)
+    assert w_scales.shape == (padded, out // 128) and w_scales.stride() == (1, padded)
+    left = x.float() * x_scales.repeat_interleave(128, dim=1)
+    right = w.float() * w_scales[:groups].repeat_interleave(128, dim=0).repeat_interleave(128, dim=1)
+    return (left @ right).to(output_dtype)

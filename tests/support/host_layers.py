@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.norm import HeadNorm, Norm
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Scaling, Sums
 from runner_svc.interface.products.skinny_launchers import RouterParts, ScaledRows, TileSums
@@ -165,7 +165,8 @@ class HostFp8Linear:
         if not isinstance(x, QuantizedRows) or bias is not None:
             return Sums(product)
         factors, scales = (2.0 ** torch.randint(-3, 4, (size,)) for size in product.shape)
-        return Sums(product / factors.unsqueeze(1) / scales, Scaling(factors, scales))
+        sums = (product / factors.unsqueeze(1) / scales).to(out.dtype)
+        return Sums(sums, Scaling(factors, scales))
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
         product = torch.empty_like(total)
@@ -177,7 +178,8 @@ def scaled(product: Sums) -> Tensor:
     """Returns the product that sums stand for."""
     if product.scaling is None:
         return product.sums
-    return product.sums * product.scaling.factors.view(-1, 1) * product.scaling.scales.view(1, -1)
+    numbers = product.sums * product.scaling.factors.view(-1, 1) * product.scaling.scales.view(1, -1)
+    return numbers.to(product.sums.dtype)
 
 
 class HostActivation:

@@ -128,6 +128,8 @@ class Stack:
         self.requests: dict[int, Submitted] = {}
         self.streams: dict[int, Stream] = {}
         self.scored: dict[int, ScoredStream] = {}
+        self.scores_of_hashes = True
+        """Whether log-probabilities are checked, which are then those of a hash backend."""
         self.model: engine_pb2.ModelState | None = None
         self.others: list[engine_pb2.FromEngine] = []
         self._sessions = 0
@@ -293,7 +295,8 @@ class Stack:
         if not request.streams:
             request.streams = new_streams(request.submit)
         request.first_sequence_id = attached.choices[0].sequence_id
-        self._follow(ScoredStream.attached(request.submit, attached), request)
+        if self.scores_of_hashes:
+            self._follow(ScoredStream.attached(request.submit, attached), request)
         for stream, record in zip(request.streams, attached.choices, strict=True):
             self.streams[record.sequence_id] = stream
             stream.begin_again()

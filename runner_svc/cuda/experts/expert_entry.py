@@ -20,7 +20,8 @@ _ROWS = 16
 """Of a cluster."""
 _MOST_ROWS = 512
 """More make the router's product long enough for a kernel of its own."""
-_SPLIT = 8
+_SPLITS = (4, 8)
+"""Blocks of a cluster, the faster number first: it leaves more multiprocessors to the products that follow."""
 _FETCHED = 8
 """Pieces of 64 columns of the first gate-up tiles, 32 KiB each, that L2 gets meanwhile."""
 _MAX_BYTES = 200 * 1024
@@ -37,11 +38,15 @@ class ExpertEntry:
         dtype: torch.dtype,
         products: TilesVariant,
         *,
-        split: int = _SPLIT,
+        split: int | None = None,
         overlap: bool = False,
     ) -> None:
-        """Raises ValueError for sizes that the kernel lacks."""
-        if not self.supports(config, hidden_size, split):
+        """`split` is the blocks of a cluster, by default `split_of` the model.
+
+        Raises ValueError for sizes that the kernel lacks.
+        """
+        split = split or split_of(config, hidden_size)
+        if split is None:
             raise ValueError(f"one kernel cannot route rows of {hidden_size} to {config.num_experts} experts")
         self._products = products
         self._split = split
@@ -57,12 +62,6 @@ class ExpertEntry:
             shared_bytes=entry_bytes(config.num_experts, hidden_size, split),
             overlap=overlap,
         )
-
-    @staticmethod
-    def supports(config: ExpertsConfig, hidden_size: int, split: int = _SPLIT) -> bool:
-        """Returns whether the kernel has these sizes."""
-        fits = entry_bytes(config.num_experts, hidden_size, split) <= _MAX_BYTES
-        return fits and hidden_size % (16 * split) == 0 and config.num_experts <= _THREADS
 
     def fits(self, rows: int) -> bool:
         """Returns whether it is for that number of rows."""
@@ -127,3 +126,13 @@ def entry_bytes(num_experts: int, hidden_size: int, split: int) -> int:
     """Returns the shared memory of a block: its columns of rows and router; the logits, in part and whole; squares."""
     experts = -(-num_experts // 16) * 16
     return (_ROWS + experts) * 2 * (hidden_size // split) + 4 * (_ROWS + _ROWS // split) * (experts + 4) + 4 * _ROWS
+
+
+def split_of(config: ExpertsConfig, hidden_size: int) -> int | None:
+    """Returns the blocks of a cluster for a model; None if the kernel lacks its sizes."""
+    if config.num_experts > _THREADS:
+        return None
+    for split in _SPLITS:
+        if hidden_size % (16 * split) == 0 and entry_bytes(config.num_experts, hidden_size, split) <= _MAX_BYTES:
+            return split
+    return None

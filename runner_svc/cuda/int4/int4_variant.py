@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _TOKENS = (8, 16, 32, 64, 128)
 _PARTS = (1, 2, 4, 8)
@@ -57,6 +57,13 @@ class Int4Variant:
             return cls(tokens, 1, 4, total // 4, 1, tile_bytes)
         parts = min(total, 1 if tokens == 64 else 2)
         return cls(tokens, 2 // parts, parts, total // parts, 2, tile_bytes)
+
+    @classmethod
+    def timed(cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int) -> Int4Variant:
+        """Returns what is timed at start as `blocks`: as `choose`, but the second of the fewest rows is by warps."""
+        if blocks == 2 and num_tokens <= _TOKENS[0]:
+            return replace(cls.choose(1, num_tokens, tiles, steps, tile_bytes), by_warps=True)
+        return cls.choose(blocks, num_tokens, tiles, steps, tile_bytes)
 
     @classmethod
     def _of_most_tokens(cls, blocks: int, total: int, tile_bytes: int) -> Int4Variant:

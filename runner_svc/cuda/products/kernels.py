@@ -119,7 +119,7 @@ def _int4_gated(settings: ProductSettings) -> GatedLauncher | None:
 def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
     if not is_hopper() or settings.dtype is not torch.bfloat16:
         return None
-    choose = partial(Int4Variant.choose, blocks)
+    choose = partial(Int4Variant.timed, blocks)
     return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 

@@ -115,6 +115,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             weights_version=model.weights_version,
             decoder=model.decoder,
             weight_formats=model.weight_formats,
+            numerics=model.numerics,
         )
 
     async def Tokenize(

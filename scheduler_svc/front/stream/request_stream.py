@@ -281,6 +281,7 @@ class RequestStream:
             cached_tokens=self.choices[0].cached_tokens,
             drafted_tokens=sum(choice.drafted_tokens for choice in self.choices),
             accepted_tokens=sum(choice.accepted_tokens for choice in self.choices),
+            numerics=self._text.model.numerics,
         )
         self._close()
         self._release()

@@ -109,7 +109,9 @@ def test_a_step_from_a_report_of_the_service(tmp_path: Path) -> None:
         run_s=0.5,
         rows=[
             admin_pb2.StepRow(sequence=reference, start=5, count=1, kind=admin_pb2.ROW_KIND_PREFILL),
-            admin_pb2.StepRow(sequence=admin_pb2.SequenceRef(request_id="p"), count=1, kind=admin_pb2.ROW_KIND_DECODE),
+            admin_pb2.StepRow(
+                sequence=admin_pb2.SequenceRef(request_id="p"), count=4, forced=3, kind=admin_pb2.ROW_KIND_DECODE
+            ),
             admin_pb2.StepRow(
                 sequence=admin_pb2.SequenceRef(request_id="d", slot=3),
                 count=8,
@@ -124,7 +126,7 @@ def test_a_step_from_a_report_of_the_service(tmp_path: Path) -> None:
     step = step_of(report)
     assert (step.step, step.begin_s, step.end_s, step.policy, step.slots, step.waiting) == (9, 2, 2.5, "fair", 4, 3)
     drafting = Row(3, "d", RowKind.DECODE, 5, drafted=4, accepted=2)
-    assert step.rows == (Row(1, "q/2", RowKind.PREFILL, 1), Row(0, "p", RowKind.DECODE, 1), drafting)
+    assert step.rows == (Row(1, "q/2", RowKind.PREFILL, 1), Row(0, "p", RowKind.DECODE, 4, forced=3), drafting)
     assert step.left == (Leave(1, "q/2", "stop"),)
     text = io.StringIO()
     writer = RecordingWriter(text)
@@ -137,3 +139,6 @@ def test_a_step_from_a_report_of_the_service(tmp_path: Path) -> None:
     assert recording.steps == [step]
     (event,) = [event for event in trace_events([recording]) if event["name"] == "d decode"]
     assert (event["args"]["tokens"], event["args"]["drafted"], event["args"]["accepted"]) == (5, 4, 2)
+    assert text.getvalue().count("forced") == 1
+    (event,) = [event for event in trace_events([recording]) if event["name"] == "p decode"]
+    assert event["args"]["forced"] == 3 and "drafted" not in event["args"]

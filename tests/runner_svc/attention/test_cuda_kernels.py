@@ -40,33 +40,20 @@ def test_decode_fits(shape: tuple[int, int, int], shared: SharedMemory, small_ba
         assert variant.end_cost < variant.min_cost
         assert variant.teams * variant.sharers == variant.warps
         # Every query is in one unit.
-        warps = variant.warps if variant.apart else variant.sharers
-        assert variant.units * warps * variant.columns >= shape[1] * max(positions, 1)
+        assert variant.units * variant.sharers * variant.columns >= shape[1] * max(positions, 1)
 
 
 def test_plans_of_one_position_have_the_size_of_decodes() -> None:
     """A mixed step has room for either."""
     for shape, shared, small_batch in itertools.product(SHAPES, GPUS.values(), (True, False)):
         decode, verify = (DecodeVariant.choose(shape_of(*shape), shared, small_batch, each) for each in (0, 1))
-        assert replace(verify, positions=0, apart=decode.apart) == decode
+        assert replace(verify, positions=0) == decode
 
 
 @pytest.mark.parametrize(("positions", "sharers", "columns"), [(2, 1, 8), (4, 1, 16), (6, 2, 16), (8, 2, 16)])
 def test_a_group_of_four_reads_its_keys_once(positions: int, sharers: int, columns: int) -> None:
     variant = DecodeVariant.choose(shape_of(128, 32, 8), H100, False, positions)
     assert (variant.units, variant.sharers, variant.columns) == (8, sharers, columns)
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "fp8_cache", "apart"),
-    [(32, 4, False, True), (64, 8, False, True), (32, 8, False, False), (32, 4, True, False), (16, 2, False, False)],
-)
-def test_warps_that_are_full_get_heads_of_their_own(heads: int, kv_heads: int, fp8_cache: bool, apart: bool) -> None:
-    for small_batch in (True, False):
-        variant = DecodeVariant.choose(shape_of(128, heads, kv_heads, fp8_cache), H100, small_batch)
-        assert variant.apart == (apart and not small_batch)
-        assert variant.units == (kv_heads // variant.warps if variant.apart else kv_heads)
-    assert not DecodeVariant.choose_beside_prefill(shape_of(128, heads, kv_heads, fp8_cache), H100).apart
 
 
 @pytest.mark.parametrize("fp8_cache", [False, True])

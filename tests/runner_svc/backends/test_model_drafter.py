@@ -95,6 +95,18 @@ def test_a_row_drafts_after_it_has_caught_up_within_the_budget_of_steps() -> Non
     )
 
 
+def test_a_row_that_has_begun_goes_on_while_nothing_drafts_but_not_beside_prompts() -> None:
+    hand = Hand(catch_up=8)
+    hand.prompt(0, list(range(20)), list(range(1, 9)))
+    hand.send((0, -1, 1, SAMPLE))
+    assert (hand.passes, hand.draft(0, 2), hand.passes) == ([], (0, 1), [[8]])
+    hand.prompt(1, PROMPT[:5], [9, 10])
+    assert hand.passes == []
+    for _ in range(3):
+        hand.send((0, -1, 1, SAMPLE), (1, -1, 1, SAMPLE))
+    assert (hand.passes, hand.draft(0, 1), hand.passes) == ([[8], [7]], (1, 2), [[3]])
+
+
 def test_a_hit_brings_the_draft_models_part_along_where_it_is_there() -> None:
     hand = Hand()
     hand.prompt(0, PROMPT, [1, 2, 3, 4])

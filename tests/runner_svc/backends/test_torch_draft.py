@@ -81,7 +81,7 @@ def test_a_draft_model_drafts_what_it_would_draw_itself(kind: str, tmp_path: Pat
     target = make_tiny_model(family, tmp_path / "target")
     draft = target if other == family else make_tiny_model(other, tmp_path / "draft")
     backend = with_draft(target, draft, **options)
-    for temperature in (0.0, 1.0):
+    for temperature in choice([0.0, 1.0], in_ci=[1.0]):
         counts = stream_both(dice, backend, temperature)
         assert counts.drafted > 12
         if other == family and "on_load" not in options:

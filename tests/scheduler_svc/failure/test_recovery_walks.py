@@ -118,6 +118,8 @@ def walk(seed: int) -> None:
         victim=rng.choice(list(VictimChoice)),
         timed=rng.random() < 0.5,
         drafts=random.Random(seed) if rng.random() < DRAFTING else None,
+        late=random.Random(seed) if rng.random() < 0.5 else None,
+        forces=rng.random() < 0.75,
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):

@@ -42,6 +42,7 @@ UNLIKE: dict[str, tuple[Change, str]] = {
     "weights": (lambda h: h.fingerprints.update({"weights": "float16"}), "--dtype"),
     "rope": (lambda h: h.fingerprints.update({"rope": "yarn"}), "config.json"),
     "kv": (lambda h: h.fingerprints.update({"kv": "float8_e4m3fn"}), "--kv-cache-dtype"),
+    "numerics": (lambda h: setattr(h.model, "numerics", "6b17"), "start all with the same --deterministic"),
     "block_size": (lambda h: setattr(h, "block_size", 32), "--block-size"),
 }
 OWN: dict[str, Change] = {
@@ -62,7 +63,7 @@ OWN: dict[str, Change] = {
     "device": lambda h: setattr(h, "device", "cuda:1"),
     "runner_id": lambda h: setattr(h, "runner_id", "second"),
     "eos in another order": lambda h: h.model.eos_token_ids.extend(h.model.eos_token_ids),
-    "numerics": lambda h: h.fingerprints.update({"numerics": "sm_80 bfloat16"}),
+    "the fingerprint of numerics": lambda h: h.fingerprints.update({"numerics": "sm_80 bfloat16"}),
     "no fingerprints": lambda h: h.fingerprints.clear(),
     "a fingerprint of a later release": lambda h: h.fingerprints.update({"sampler": "2"}),
 }

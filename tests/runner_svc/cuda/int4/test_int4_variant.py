@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from runner_svc.cuda.int4.int4_variant import Int4Variant, total_parts
@@ -24,3 +26,11 @@ def test_variants_fit(tokens: int, blocks: int, tiles: int, steps: int, tile_byt
     assert variant.threads * variant.blocks <= 2048
     assert variant.threads <= 1024
     assert variant.shared_bytes <= min(BLOCK_BYTES, MULTIPROCESSOR_BYTES // variant.blocks - RESERVED_BYTES)
+
+
+def test_few_rows_are_timed_by_warps_too() -> None:
+    for tiles, steps in ((448, 32), (64, 112), (96, 32)):
+        first, second = (Int4Variant.timed(blocks, 8, tiles, steps, 4224) for blocks in (1, 2))
+        assert second == replace(first, by_warps=True) and not first.by_warps
+        for blocks in (1, 2):
+            assert Int4Variant.timed(blocks, 9, tiles, steps, 4224) == Int4Variant.choose(blocks, 9, tiles, steps, 4224)

@@ -13,7 +13,7 @@ from runner_svc.cuda.products.kernels import KERNELS, prepared
 from runner_svc.weights.blocks.gguf_matrix import GgufMatrix, read_blocks
 from runner_svc.weights.blocks.int8_matrix import Int8Matrix
 from runner_svc.weights.blocks.mxfp4_matrix import Mxfp4Matrix
-from runner_svc.weights.fp8_matrix import to_fp8
+from runner_svc.weights.int4_matrix import to_int4
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.gguf_bytes import random_blocks
@@ -59,7 +59,7 @@ def test_four_bits_stay_so_on_hopper(kind: str, rows: int, is_hopper: bool) -> N
 
 
 def test_other_parts_stay_what_they_are(is_hopper: bool) -> None:
-    other = to_fp8(torch.randn(16, 256))
+    other = to_int4(torch.randn(64, 256), 32)
     made = prepared(joined([blocks("Q6_K"), other]), torch.float16)
     assert isinstance(made, JoinedMatrix)
     assert isinstance(made.parts[0], PlainMatrix) and made.parts[0].weight.dtype is torch.float16
