@@ -57,8 +57,8 @@ def _findings(given: BothSettings) -> Iterator[Finding]:
         yield from accelerator.gpu(runner.device)
         if not missing(RUNNER_ALWAYS):
             yield model.model(runner.model, runner.device)
-            if (draft := model.draft_model(runner.draft, runner.device)) is not None:
-                yield draft
+            if (drafter := model.drafter(runner.draft, runner.device)) is not None:
+                yield drafter
         yield machine.folder("cache", runner.cache_dir)
     yield machine.folder("temporary files", Path(_temporary()))
     yield machine.open_files()

@@ -31,12 +31,26 @@ def model(name: str, device: str) -> Finding:
     return Finding("model", State.OK, f"{exact.name} ({exact.architecture}, {exact.num_bytes / 2**30:.2f} GiB)")
 
 
-def draft_model(draft: str, device: str) -> Finding | None:
-    """Returns what is known of the draft model that the setting `draft` names; None if it names none."""
-    kind, _, name = draft.partition(":")
-    if kind != "model" or device in TEST_DEVICES:
+def drafter(draft: str, device: str) -> Finding | None:
+    """Returns what is known of what the setting `draft` names by a path; None if it names no path.
+
+    `device`: as set; with 'auto' it is not known here whether the runner takes a GPU.
+    """
+    from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
+
+    kind, name = draft_parts(draft)
+    if not name or device in TEST_DEVICES:
         return None
-    return replace(model(name, device), subject="draft model")
+    subject = {MODEL: "draft model", MEDUSA: "Medusa heads", EAGLE: "draft layer"}[kind]
+    if device == "cuda":
+        text = f"draft is {draft!r}, which a GPU can't compute yet"
+        return Finding(subject, State.PROBLEM, text, "set draft to 'ngram' or '', or device to 'cpu'")
+    if kind == MODEL:
+        return replace(model(name, device), subject=subject)
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return Finding(subject, State.PROBLEM, f"there is no folder {folder}", f"set draft to '{kind}:' and a folder")
+    return Finding(subject, State.OK, f"in {folder}; its files are read when a runner starts")
 
 
 def _candidates(name: str) -> Iterator[LocalModel]:

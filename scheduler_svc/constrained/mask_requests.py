@@ -111,10 +111,12 @@ class MaskRequests:
         """
         asked, ready = list[_Row](), plan_pb2.Masks()
         for row in rows:
-            sequence, forced = row.sequence, row.sequence.forced_from(row.position)
+            sequence = row.sequence
             if sequence.asked:
                 self._deferred.append(row)
-            elif forced or sequence.phase is Phase.FINISHED:  # any token will do for one that has ended
+            elif sequence.phase is Phase.FINISHED:
+                ready.rows.add(row=row.row, bits=self._mask_of([]))
+            elif forced := sequence.forced_from(row.position):
                 ready.rows.add(row=row.row, bits=self._mask_of(forced[:1]))
             else:
                 asked.append(row)
@@ -147,7 +149,7 @@ class MaskRequests:
             sequence.asked = False
             if has_news[index]:
                 self.looking_ahead.note(sequence, bool(tokens))
-            if tokens:  # a plan with those before them may fail
+            if tokens and sequence.phase is not Phase.FINISHED:  # a plan with those before them may fail
                 sequence.forced = sequence.forced_from(len(sequence.tokens)) + tokens
                 sequence.num_matched += len(tokens)
         for index, problem in made.failures:

@@ -26,6 +26,8 @@ from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES, StoredTens
 
 OWN_KEYS = ("bias", "draft_vocab_size", "target_hidden_size", "eagle_config", "norm_before_residual")
 """Keys of config.json that a Llama model does not have."""
+_THIRD_KEYS = ("draft_vocab_size", "eagle_config", "norm_before_residual")
+"""Those of them that only EAGLE-3 reads."""
 _CLASSES = {f"{a}LlamaForCausalLM{b}" for a in ("", "Eagle", "Eagle3") for b in ("", "Eagle", "Eagle3")}
 _LAYER_IDS, _USES_STATES = "eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state"
 _EMBEDDINGS, _D2T, _T2D = "embed_tokens.weight", "d2t", "t2d"
@@ -92,18 +94,21 @@ def read_eagle(folder: Path, target: Target) -> EagleWeights:
     config = _config(folder, raw, target)
     tensors = checkpoint_tensors(folder)
     is_third = any(name.startswith("midlayer.") for name in tensors)
+    has_bias, before_residual = _flag(folder, raw, "bias", True), _flag(folder, raw, "norm_before_residual", False)
+    if not is_third:
+        _refuse_third_keys(folder, raw, config)
     states = _states_width(folder, raw, config, target, is_third)
     taps = _taps(folder, raw, target) if is_third else ()
     head_ids = _draft_vocab(folder, raw, config) if is_third else 0
-    expected = _expected(config, "midlayer" if is_third else "layers.0", states, head_ids, bool(raw.get("bias", True)))
+    expected = _expected(config, "midlayer" if is_third else "layers.0", states, head_ids, has_bias)
     _check(folder, tensors, expected, {_EMBEDDINGS: (config.vocab_size, config.hidden_size)})
-    return _read(config, tensors, is_third, taps, bool(raw.get("norm_before_residual", False)))
+    return _read(config, tensors, is_third, taps, before_residual)
 
 
 def _config(folder: Path, raw: dict[str, Any], target: Target) -> ModelConfig:
     path = folder / CONFIG_FILE
     classes = raw.get("architectures") or ["LlamaForCausalLM"]
-    if not isinstance(classes, list) or len(classes) != 1 or classes[0] not in _CLASSES:
+    if not isinstance(classes, list) or len(classes) != 1 or str(classes[0]) not in _CLASSES:
         raise UnsupportedModel(
             f"{path} has the architectures {shortened(classes)}, but only Llama's draft layer is read."
         )
@@ -132,6 +137,24 @@ def _config(folder: Path, raw: dict[str, Any], target: Target) -> ModelConfig:
     return config
 
 
+def _flag(folder: Path, raw: dict[str, Any], key: str, default: bool) -> bool:
+    value = raw.get(key, default)
+    if not isinstance(value, bool):
+        raise UnsupportedModel(f"{folder / CONFIG_FILE} needs true or false as {key!r}, it has {shortened(value)}.")
+    return value
+
+
+def _refuse_third_keys(folder: Path, raw: dict[str, Any], config: ModelConfig) -> None:
+    """Raises UnsupportedModel for what only EAGLE-3 reads, unless it says what holds for EAGLE-1 too."""
+    same: dict[str, tuple[Any, ...]] = {"draft_vocab_size": (None, config.vocab_size), "norm_before_residual": (False,)}
+    for key in _THIRD_KEYS:
+        if key in raw and raw[key] not in same.get(key, (None, {})):
+            raise UnsupportedModel(
+                f"{folder / CONFIG_FILE} has {key!r} ({shortened(raw[key])}), but the tensors are those of EAGLE-1, "
+                "which has no such thing: delete it if the layer does not depend on it."
+            )
+
+
 def _states_width(folder: Path, raw: dict[str, Any], config: ModelConfig, target: Target, is_third: bool) -> int:
     """Returns the number of columns of `fc`."""
     key = "target_hidden_size" if "target_hidden_size" in raw else "hidden_size"
@@ -156,7 +179,7 @@ def _taps(folder: Path, raw: dict[str, Any], target: Target) -> tuple[int, ...]:
         what = unknown[0] if unknown else _USES_STATES
         raise UnsupportedModel(f"{path} has an 'eagle_config' with {what!r}, which is not read.")
     ids = said.get(_LAYER_IDS, [1, last // 2 - 1, last - 4])
-    fits = isinstance(ids, list) and len(ids) == 3 and all(isinstance(i, int) and 0 <= i < last for i in ids)
+    fits = isinstance(ids, list) and len(ids) == 3 and all(type(i) is int and 0 <= i < last for i in ids)
     if not fits or sorted(set(ids)) != ids:
         raise UnsupportedModel(
             f"{path} has to name three of the model's {last} layers in ascending order in {_LAYER_IDS!r} of "

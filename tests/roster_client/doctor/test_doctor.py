@@ -68,10 +68,17 @@ def test_limits_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.clock().state is State.NOTE
 
 
-def test_draft_models() -> None:
-    found = model.draft_model("model:no model", "cpu")
+def test_what_drafts(tmp_path: Path) -> None:
+    found = model.drafter("model:no model", "cpu")
     assert found is not None and (found.subject, found.state) == ("draft model", State.PROBLEM)
-    assert model.draft_model("ngram", "cpu") is None and model.draft_model("model:hash", "hash") is None
+    assert model.drafter("ngram", "cpu") is None and model.drafter("model:hash", "hash") is None
+    for kind, subject in (("medusa", "Medusa heads"), ("eagle", "draft layer")):
+        missing, here = model.drafter(f"{kind}:{tmp_path}/none", "cpu"), model.drafter(f"{kind}:{tmp_path}", "cpu")
+        assert missing is not None and (missing.subject, missing.state) == (subject, State.PROBLEM)
+        assert here is not None and here.state is State.OK
+    for draft in ("model:smollm2", "medusa:.", "eagle:."):  # the runner refuses them there
+        found = model.drafter(draft, "cuda")
+        assert found is not None and (found.state, found.todo[:12]) == (State.PROBLEM, "set draft to")
 
 
 def test_models(tmp_path: Path) -> None:

@@ -158,6 +158,21 @@ def test_states_and_kv_are_copied_with_blocks(tmp_path: Path) -> None:
         (True, {"draft_vocab_size": 0.5}, "needs a 'draft_vocab_size' of 1 to 259, it has 0.5."),
         (True, {"eagle_config": {"use_aux_hidden_state": False}}, "'eagle_config' with 'use_aux_hidden_state', which"),
         (True, {"eagle_config": {"other": 1}}, "has an 'eagle_config' with 'other', which is not read."),
+        (False, {"architectures": [["LlamaForCausalLM"]]}, "has the architectures [['LlamaForCausalLM']], but only"),
+        (False, {"bias": "false"}, "needs true or false as 'bias', it has 'false'."),
+        (True, {"norm_before_residual": "false"}, "needs true or false as 'norm_before_residual', it has 'false'."),
+        (
+            False,
+            {"norm_before_residual": True},
+            "has 'norm_before_residual' (True), but the tensors are those of EAGLE",
+        ),
+        (False, {"draft_vocab_size": 100}, "has 'draft_vocab_size' (100), but the tensors are those of EAGLE-1, which"),
+        (False, {"eagle_config": {"use_aux_hidden_state": True}}, "has 'eagle_config' ({'use_aux_hidden_state': True}"),
+        (
+            True,
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [True, 2, 3]}},
+            "three of the model's 8 layers in",
+        ),
         (True, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 8]}}, "three of the model's 8 layers in"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from roster_common.link_protocol import FORCED, OURS
-from roster_protos import plan_pb2
+from roster_protos import admin_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.sampling.sampler import _row_logprobs
@@ -21,6 +21,7 @@ from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.drafted_result import certain
 from scheduler_svc.plan.plan_draft import pack
 from tests.scheduler_svc.constrained.test_constraints import EOS_PROBABILITY, backend, sampling, submit, text_of
+from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack, Submitted
 from tests.support.json_schemas import random_schema
 from tests.support.lockstep import advance, advance_until_idle
@@ -66,10 +67,14 @@ def test_a_run_takes_one_step(waits: bool) -> None:
     """Without a look ahead the first token of a run is drawn by its mask, and the others come together."""
     stack = make_stack(depth=1)
     stack.engine.constraints.masks.looking_ahead.pays = lambda sequences, running: waits  # type: ignore[method-assign]
+    stack.engine.watchers.of_steps.add(WORKER)
     request = submit(stack, "regex", LONG)
     sent = sent_until_idle(stack)
     tokens, reason = ended(request)
     assert tokens == request.expected(0, EOS_PROBABILITY) and reason is FinishReason.STOP and len(tokens) == 11
+    reports = [message.step_report for message in stack.others if message.HasField("step_report")]
+    reported = [(row.forced, row.kind == admin_pb2.ROW_KIND_DECODE) for report in reports for row in report.rows]
+    assert [row for row in reported if row[0]] == [(8 if waits else 7, True)] and reported[0] == (0, False)
     runs = [bytes(appended(plan)) for plan in sent if plan.forced_tokens]
     assert runs == [bytes(tokens[1:9] if waits else tokens[2:9])]
     assert len(sent) == (3 if waits else 4)
@@ -153,6 +158,27 @@ def test_a_stop_string_within_a_run_cuts_it() -> None:
     advance_until_idle(stack)
     (stream,) = request.streams
     assert stream.end is not None and (stream.end.num_tokens, stream.end.stop_string) == (6, "baz")
+    stack.assert_clean()
+
+
+def test_an_answer_that_comes_after_a_cut_is_dropped() -> None:
+    stack = make_stack(depth=1)
+    request = submit(stack, "regex", "(foo|bar)baz[xy]quxx[ab]")
+    while not request.streams or len(request.streams[0].tokens) < 7:
+        advance(stack)
+        if request.streams and len(request.streams[0].tokens) >= 2:
+            stack.late = random.Random()
+            stack.late.random = lambda: 0.0  # type: ignore[method-assign]  # requests are made, and no answer comes
+            stack.runners.execute(next(iter(stack.runners.runners)))
+            if len(request.streams[0].tokens) < 6:
+                stack.late = None
+    assert len(request.streams[0].tokens) == 7 and stack.engine.constraints.busy
+    stack.front.put(cut={"sequence_id": request.first_sequence_id, "num_tokens": 1, "stop_string": "b"})
+    stack.step()
+    stack.late = None
+    advance_until_idle(stack)
+    (stream,) = request.streams
+    assert stream.end is not None and (stream.end.num_tokens, stream.end.stop_string) == (1, "b")
     stack.assert_clean()
 
 
