@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,12 +130,17 @@ def test_a_pass_that_enters_its_experts_has_the_logits_of_one_that_does_not(
     prepare_decode(steps, context, rows, rows)
     entered: list[int] = []
     enter = CudaExpertMlp.enter_and_norm
-    monkeypatch.setattr(CudaExpertMlp, "enter_and_norm", lambda *all: entered.append(1) or enter(*all))
+
+    def noted(*arguments: Any) -> None:
+        entered.append(1)
+        enter(*arguments)
+
+    monkeypatch.setattr(CudaExpertMlp, "enter_and_norm", noted)
     (variant,) = [one for one in steps.decode_variants(lambda: 0, rows) if "gathering" in one.name]
     variant.launch()
     logits = steps.logits[:rows].clone()
     assert len(entered) == config.num_layers - 1 > 0
-    monkeypatch.setattr(CudaExpertMlp, "enters", lambda *all: False)
+    monkeypatch.setattr(CudaExpertMlp, "enters", lambda *arguments: False)
     variant.launch()
     assert len(entered) == config.num_layers - 1
     torch.testing.assert_close(logits, steps.logits[:rows], rtol=1e-4, atol=1e-4)
