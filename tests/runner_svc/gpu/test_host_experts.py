@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 
 from runner_svc.cuda.products.by_class import LinearProducts
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.mlp import ExpertMlp
+from runner_svc.gpu.capture import prepare_decode
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.steps import CudaSteps
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.model.checkpoint.weights import load_weights
+from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, ExpertCase, ExpertTensors
 from tests.support.expert_runs import EPS, run, run_entry
+from tests.support.host_device import HostLaunchers
 from tests.support.host_experts import HostEntry, HostExpertProducts, HostExpertRows, HostRouting, host_experts
 from tests.support.host_layers import HostActivation
+from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 CPU = torch.device("cpu")
 
@@ -97,3 +110,37 @@ def test_entered_experts_are_those_after_a_norm() -> None:
     mlp.add_to_normed(0, rows_after_norm, apart, next_norm, EPS, own)
     torch.testing.assert_close(entered, apart)
     torch.testing.assert_close(normed, rows_after_norm)
+
+
+def test_a_pass_that_enters_its_experts_has_the_logits_of_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, context = 40, 32
+    folder = make_tiny_model("mixtral", tmp_path / "tiny")
+    config = ModelConfig.from_hugging_face(read_config(folder))
+    weights = load_weights(folder, config, torch.float32, CPU, lambda what, share: None)
+    launchers = HostLaunchers(config)
+    decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), rows)
+    slots = DeviceSlots(rows, context, context // 16, CPU)
+    cache = KVCache(config, rows * context // 16, 16, torch.float32, CPU)
+    steps = CudaSteps(decoder, cache, slots, launchers, num_slots=rows, max_step_tokens=rows, tail_words=1024)
+    cache.data.normal_()
+    slots.tokens.random_(NUM_TOKENS)
+    slots.spread(context, cache)
+    prepare_decode(steps, context, rows, rows)
+    entered: list[int] = []
+    enter = CudaExpertMlp.enter_and_norm
+
+    def noted(*arguments: Any) -> None:
+        entered.append(1)
+        enter(*arguments)
+
+    monkeypatch.setattr(CudaExpertMlp, "enter_and_norm", noted)
+    (variant,) = [one for one in steps.decode_variants(lambda: 0, rows) if "gathering" in one.name]
+    variant.launch()
+    logits = steps.logits[:rows].clone()
+    assert len(entered) == config.num_layers - 1 > 0
+    monkeypatch.setattr(CudaExpertMlp, "enters", lambda *arguments: False)
+    variant.launch()
+    assert len(entered) == config.num_layers - 1
+    torch.testing.assert_close(logits, steps.logits[:rows], rtol=1e-4, atol=1e-4)
