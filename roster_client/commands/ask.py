@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from roster_client.options.addresses import DEFAULT_SERVER, Server
 from roster_client.options.connection import credentials
 from roster_client.options.sampling import (
     MaxTokens,
+    Record,
     Regex,
     Schema,
     Seed,
@@ -26,6 +26,7 @@ from roster_client.options.sampling import (
     System,
     Temperature,
     Tenant,
+    Timeout,
     TopK,
     TopP,
     request_options,
@@ -53,15 +54,10 @@ def generate(
     schema: Schema = None,
     regex: Regex = None,
     speculate: Speculate = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")
-    ] = None,
+    timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer, no statistics.")] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", dir_okay=False, help="File for the request and its tokens: roster verify."),
-    ] = None,
+    record: Record = None,
 ) -> None:
     """Stream the answer to one prompt, sent as a user message if the model has a chat template, unless --raw."""
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -78,8 +74,7 @@ def generate(
         speculate=speculate,
     )
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
-        question = _question(client, text, system, raw)
-        request = build_request(question, options, raw=raw)
+        request = build_request(_question(client, text, system, raw), options, raw=raw)
         if record is not None:
             recordable(request)
         with client.send(request, deadline_s=timeout) as stream:

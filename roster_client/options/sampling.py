@@ -37,6 +37,11 @@ Speculate = Annotated[
         help="Whether tokens may be drafted; this never changes the answer (default: yes, set by the server).",
     ),
 ]
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record", dir_okay=False, help="File for the request and its tokens, for `roster verify`."),
+]
 System = Annotated[str, typer.Option("--system", help="System message.")]
 
 

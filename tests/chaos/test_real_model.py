@@ -103,7 +103,7 @@ def is_drawn(index: int) -> bool:
 
 async def answer(client: RosterClient, index: int, prompt: str, watch: Trouble | None = None) -> Choice:
     """Returns the answer to a prompt, with the two likeliest tokens at each position where they are compared."""
-    more = {"logprobs": 2} if watch is None or DETERMINISTIC else {}
+    more: dict[str, float] = {"logprobs": 2} if watch is None or DETERMINISTIC else {}
     more |= {"temperature": 1.0, "seed": index} if is_drawn(index) else {"temperature": 0.0}
     stream = client.generate(prompt, raw=True, max_tokens=MAX_TOKENS, ignore_eos=True, **more)  # type: ignore[arg-type]
     async for event in stream:

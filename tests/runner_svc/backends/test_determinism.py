@@ -191,8 +191,8 @@ def test_what_is_not_invariant_is_refused(tmp_path: Path) -> None:
             load(where, **given)
     for device in ("cuda", "hash", "null"):
         with pytest.raises(UnusableSettings, match=r"deterministic is true, but .*set device to 'cpu'"):
-            build_backend(RunnerSettings(deterministic=True), device, no_progress)
-    settings = RunnerSettings(deterministic=True, quantization="fp8", model=str(folder), cache_dir=tmp_path)
+            build_backend(RunnerSettings.read(deterministic=True), device, no_progress)
+    settings = RunnerSettings.read(deterministic=True, quantization="fp8", model=str(folder), cache_dir=tmp_path)
     with pytest.raises(UnusableSettings, match="the weights are quantized"):
         build_backend(settings, "cpu", no_progress)
 
