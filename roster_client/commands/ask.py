@@ -34,6 +34,11 @@ from roster_client.terminal.answer_printer import AnswerPrinter, completion_as_d
 from roster_client.terminal.chat import ChatSession
 from roster_client.terminal.exit_codes import ExitCode
 
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")]
+Record = Annotated[
+    Path | None, typer.Option("--record", dir_okay=False, help="File for the request and its tokens: roster verify.")
+]
+
 errors = Console(stderr=True)
 
 
@@ -53,15 +58,10 @@ def generate(
     schema: Schema = None,
     regex: Regex = None,
     speculate: Speculate = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")
-    ] = None,
+    timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer, no statistics.")] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", dir_okay=False, help="File for the request and its tokens: roster verify."),
-    ] = None,
+    record: Record = None,
 ) -> None:
     """Stream the answer to one prompt, sent as a user message if the model has a chat template, unless --raw."""
     text = sys.stdin.read() if prompt == "-" else prompt
