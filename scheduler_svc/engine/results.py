@@ -81,8 +81,8 @@ class Results:
         if applied.drafted is not None:
             requests.measurements.verified(scheduler.hello.drafter, applied)
             requests.rate.gained(applied.num_accepted)
-        if applied.flight.forced:
-            requests.rate.gained(applied.flight.num_forced)
+        if applied.num_forced:
+            requests.rate.gained(applied.num_forced)
         if self._watchers.of_steps:
             self._watchers.tell_done(scheduler, applied)
         for sequence, end in applied.ends:
@@ -98,7 +98,7 @@ class Results:
         requests = self._requests
         flight = applied.flight
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.totals.forced_tokens += flight.num_forced
+        requests.totals.forced_tokens += applied.num_forced
         once = applied.drafted is None and not flight.forced
         requests.ledger.charge_sampled(flight.batch_rows.tenants, applied.rows, once)
         if applied.logprobs or applied.prompt_logprobs:

@@ -60,6 +60,8 @@ class AppliedResult:
     """Drafted tokens that each row of the plan verified, int32; None if all rows had a known start."""
     accepted: Column | None = None
     """Those of them that the runner accepted, stale rows' included; some may lie behind an end."""
+    num_forced: int = 0
+    """Forced tokens among `tokens`."""
 
     @property
     def gaps_s(self) -> npt.NDArray[np.float64]:

@@ -61,6 +61,8 @@ def apply_runs(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
     else:
         kept, applied = _apply_mixed(table, flight, columns, now_s)
     applied.sequence_ids = flight.batch_rows.sequence_ids[applied.rows]
+    if flight.forced:
+        applied.num_forced = int(np.add.reduce(np.minimum(columns.forced, kept)))
     if flight.drafts is not None:
         applied.drafted, applied.accepted = columns.drafted, columns.accepted
     for logprobs in result.logprobs:

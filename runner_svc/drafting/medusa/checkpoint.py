@@ -3,6 +3,7 @@
 A folder has a config.json with `medusa_num_heads` and `medusa_num_layers`, and medusa_lm_head.safetensors. Head i is a
 sequence of modules: blocks `i.0.linear`, `i.1.linear`, ..., then an output matrix `i.{medusa_num_layers}.weight` of its
 own. A file whose heads have no output matrix shares the model's head. (FasterDecoding/Medusa on GitHub, `MedusaModel`.)
+The first public files have 5 heads beside a config.json that says 2, so a file may have more heads than that says.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def read_heads(folder: Path, hidden_size: int, vocab_size: int) -> list[MedusaHe
     if not path.exists() and not path.is_symlink():
         raise ModelNotFound(f"{folder} has no {HEADS_FILE}.{_conversion(folder)}")
     tensors = stored_tensors(path)
+    num_heads = max(num_heads, _heads_in(tensors))
     has_outputs = f"0.{num_blocks}.weight" in tensors
     _check(path, tensors, _expected(num_heads, num_blocks, hidden_size, vocab_size if has_outputs else None))
     with safe_open(path, "pt") as file:
@@ -99,6 +101,12 @@ def _count(path: Path, config: dict[str, Any], key: str, most: int) -> int:
         given = shortened(value) if key in config else "none"
         raise BrokenModel(f"{path} needs an integer {key!r} of 1 to {most}, it has {given}.")
     return value
+
+
+def _heads_in(tensors: dict[str, StoredTensor]) -> int:
+    """Returns the number of heads that the names of the tensors tell, at most MOST_HEADS."""
+    firsts = {name.split(".")[0] for name in tensors}
+    return max((head + 1 for head in range(MOST_HEADS) if str(head) in firsts), default=0)
 
 
 def _expected(num_heads: int, num_blocks: int, hidden_size: int, outputs: int | None) -> dict[str, tuple[int, ...]]:

@@ -167,7 +167,6 @@ def test_the_layout_of_public_checkpoints_is_read(tmp_path: Path) -> None:
     [
         ({"medusa_num_heads": None}, "needs an integer 'medusa_num_heads' of 1 to 15, it has None."),
         ({"medusa_num_heads": 16}, "'medusa_num_heads' of 1 to 15, it has 16."),
-        ({"medusa_num_heads": 2}, "has a tensor '2.0.linear.bias', which its config.json does not explain."),
         ({"medusa_num_heads": 4}, "has no tensor '3.0.linear.weight', which its config.json requires."),
         ({"medusa_num_layers": 2}, "has no tensor '0.1.linear.weight', which"),
         ({"hidden_size": 4096}, "has 'hidden_size' 4096, but the model's is 64: use heads of this model."),
@@ -180,6 +179,20 @@ def test_a_configuration_that_does_not_fit_is_refused(change: dict[str, Any], se
     with pytest.raises(UnsupportedModel) as refusal:
         read_heads(folder, HIDDEN, NUM_TOKENS)
     assert sentence in str(refusal.value)
+
+
+TWO, SIZE = {"medusa_num_heads": 2, "medusa_num_layers": 1}, (HIDDEN, NUM_TOKENS)
+
+
+def test_all_heads_of_a_file_are_read(tmp_path: Path) -> None:
+    """The first public files have 5 beside a config.json that says 2."""
+    assert len(read_heads(save_heads(tmp_path / "a", random_heads(5, 1), **TWO), *SIZE)) == 5
+    tensors = random_heads(5, 1)
+    with pytest.raises(UnsupportedModel, match=r"has a tensor '40\.0\.linear\.bias', which its config\.json does not"):
+        read_heads(save_heads(tmp_path / "b", tensors | {"40.0.linear.bias": torch.zeros(HIDDEN)}, **TWO), *SIZE)
+    del tensors["3.0.linear.bias"]
+    with pytest.raises(UnsupportedModel, match=r"has no tensor '3\.0\.linear\.bias'"):
+        read_heads(save_heads(tmp_path / "c", tensors, **TWO), *SIZE)
 
 
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -161,6 +161,19 @@ def test_a_stop_string_within_a_run_cuts_it() -> None:
     stack.assert_clean()
 
 
+def test_forced_tokens_that_come_too_late_are_not_counted() -> None:
+    """The plan with the run is in flight when its sequence ends."""
+    stack = make_stack(depth=1)
+    stack.engine.constraints.masks.looking_ahead.pays = lambda sequences, running: True  # type: ignore[method-assign]
+    request = submit(stack, "regex", LONG)
+    while not request.streams or not request.streams[0].tokens:
+        advance(stack)
+    stack.front.put(cut={"sequence_id": request.first_sequence_id, "num_tokens": 1, "stop_string": "f"})
+    advance_until_idle(stack)
+    totals = stack.engine.requests.totals
+    assert len(request.streams[0].tokens) == totals.sampled_tokens == 1 and totals.forced_tokens == 0
+
+
 def test_an_answer_that_comes_after_a_cut_is_dropped() -> None:
     stack = make_stack(depth=1)
     request = submit(stack, "regex", "(foo|bar)baz[xy]quxx[ab]")
