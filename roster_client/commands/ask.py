@@ -35,10 +35,6 @@ from roster_client.terminal.answer_printer import AnswerPrinter, completion_as_d
 from roster_client.terminal.chat import ChatSession
 from roster_client.terminal.exit_codes import ExitCode
 
-Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Deadline of the request, in seconds.")]
-Record = Annotated[
-    Path | None, typer.Option("--record", dir_okay=False, help="File for the request and its tokens: roster verify.")
-]
 
 errors = Console(stderr=True)
 
