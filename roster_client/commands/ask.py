@@ -35,7 +35,6 @@ from roster_client.terminal.answer_printer import AnswerPrinter, completion_as_d
 from roster_client.terminal.chat import ChatSession
 from roster_client.terminal.exit_codes import ExitCode
 
-
 errors = Console(stderr=True)
 
 
