@@ -27,6 +27,7 @@ from roster_client.client import RosterClient
 from roster_client.client.errors import UnavailableError
 from roster_client.client.events import Choice, Delta
 from tests.support.chaos import settled
+from tests.support.deterministic_cpu import TRIED_CPU
 from tests.support.processes import RosterProcesses
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE, PROCESS_DTYPE
 from tests.support.thoroughness import count
@@ -38,7 +39,7 @@ RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))
 GAP = TIE_GAP if PROCESS_DEVICE == "cpu" else BFLOAT16_TIE_GAP if MODEL else FLOAT16_TIE_GAP
-DETERMINISTIC = PROCESS_DEVICE == "cpu" and os.environ.get("ROSTER_CHAOS_DETERMINISTIC", "1") != "0"
+DETERMINISTIC = PROCESS_DEVICE == "cpu" and TRIED_CPU and os.environ.get("ROSTER_CHAOS_DETERMINISTIC", "1") != "0"
 RUNNER = {
     "device": PROCESS_DEVICE, "dtype": "auto" if MODEL else PROCESS_DTYPE, "slots": 4, "threads": 1, "kv_tokens": 4096,
     "max_step_tokens": 512, "silence_s": 1.0,

@@ -23,10 +23,13 @@ from runner_svc.attention import canonical_check
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
+from tests.support.deterministic_cpu import NEEDS_TRIED_CPU
 from tests.support.host_backend import no_progress
 from tests.support.logits_of_steps import Part, Steps, different
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
+
+pytestmark = NEEDS_TRIED_CPU
 
 BLOCKS = 120
 REFUSED = ("llama-dynamic",)
