@@ -1,4 +1,4 @@
-"""Whether the deterministic mode has been tried on CPUs of this machine's kind; its own check at start may refuse it."""
+"""Whether the deterministic mode has been tried on CPUs like this machine's; its check at start may refuse others."""
 
 from __future__ import annotations
 

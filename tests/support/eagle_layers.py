@@ -96,7 +96,7 @@ def greedy_drafts(
     embeddings: Tensor,
     model_head: Callable[[Tensor], Tensor],
 ) -> list[int]:
-    """Returns `count` drafts behind `tokens`, computed anew as EAGLE's own code does; `states`: the model's, of all
+    """Returns `count` drafts behind `tokens`, computed again as EAGLE's own code does; `states`: the model's, of all
     tokens but the last."""
     third = "d2t" in tensors
     embeddings = tensors.get("embed_tokens.weight", embeddings)
