@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from bench.common.on_gpu import require_gpu
 from bench.speculation.medusa_training import Heads, accuracy, examples_of, save, train
 from bench.speculation.own_answers import Answer, Writer, message_frame
 from roster_protos import inference_pb2
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    require_gpu(options.device, kernels=False)
     torch.set_num_threads(options.threads)
     from transformers import AutoModelForCausalLM
 

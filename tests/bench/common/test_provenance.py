@@ -133,6 +133,8 @@ OTHER_WRITERS = {
     "common.provenance",
     "gpu_comparison.peers.load",  # a job for its processes
     "gpu_comparison.peers.servers",  # a tokenizer's configuration
+    "speculation.first_layers",  # a model's configuration
+    "speculation.medusa_training",  # that of heads
     "startup.random_checkpoint",  # a checkpoint's index
 }
 
