@@ -57,7 +57,8 @@ def truth(stack: Stack) -> set[int]:
 
 
 def root(served: Service) -> bytes:
-    return root_hash(served.scheduler.hello.model.weights_version, "", "")
+    model = served.scheduler.hello.model
+    return root_hash(model.weights_version, model.numerics, "", "")
 
 
 def known(subscription: Subscription) -> set[int]:
