@@ -223,9 +223,11 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         products.least_rows(lambda x: (x @ weight.t()) * (1 + len(x) % 2 * 2.0**-20), 48)
     assert products.least_rows(lambda x: (x @ weight.t()) * 0 + (len(x) == 1), 48) == 2
     whole = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda x, y, out: whole(x + x.shape[1] % 3 * 2.0**-20, y, out=out))
+    monkeypatch.setattr(torch, "bmm", lambda x, y, out=None: whole(x + (256 not in y.shape) * 2.0**-20, y, out=out))
+    assert canonical_check.checked_units(4, 2, 16, 16)[1] == 256
+    monkeypatch.setattr(torch, "bmm", lambda x, y, out=None: whole(x + x.shape[1] % 3 * 2.0**-20, y, out=out))
     with pytest.raises(UnusableSettings, match="the bits of MKL's products in attention"):
-        canonical_check.checked_rows(4, 2, 16, 16)
+        canonical_check.checked_units(4, 2, 16, 16)
 
 
 def test_long_rows_are_added_in_parts() -> None:
