@@ -140,7 +140,7 @@ def test_logits_are_equal_in_every_bit(family: str, tmp_path: Path) -> None:
     assert different(other.wanted, walk.wanted) == 0
     plain = Walk(load(folder, deterministic=False), random.Random(seed))
     assert plain.backend.model.numerics == ""
-    assert plain.batches() > 0, "the same test finds differences with the mode off"
+    assert any(plain.batches() for _ in range(20)), "the same test finds differences with the mode off"
     assert torch.allclose(plain.wanted, walk.wanted, atol=1e-3)
 
 
