@@ -23,14 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.attention.canonical_plan import SEGMENT, CanonicalPlanner, Group, Tile
+from runner_svc.attention.canonical_plan import SEGMENT, CanonicalPlanner, Group, Part, Tile
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 
 LEAST_EXPONENT = -80.0
 """Scores further below the maximum count as this far below it: exp takes 100 times as long where it underflows."""
-_GATHERED_BYTES = 2**24
-"""Keys and values that a group gathers, unless one tile has more: a processor's cache has room for them."""
+_GROUP_BYTES = 2**26
+"""Keys and values of a group, unless one tile has more."""
+_READ_BYTES = 2**20
+"""Keys or values that are read in one go, unless a segment has more: a core's cache has room for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +63,11 @@ class CanonicalAttention:
         self._group_size = num_heads // num_kv_heads
         self._layers = tuple(layers)
         self._rows = rows
-        segment_bytes = 2 * SEGMENT * num_kv_heads * cache.data.shape[-1] * 4
-        most_pairs = max(1, _GATHERED_BYTES // segment_bytes)
-        self._planner = CanonicalPlanner(cache.block_size, cache.num_blocks, most_pairs, keys)
-        # Used by one group after the other.
-        self._buffer = torch.empty(most_pairs * segment_bytes // 4)
+        position_bytes = num_kv_heads * cache.data.shape[-1] * 4
+        most_pairs = max(1, _GROUP_BYTES // (2 * SEGMENT * position_bytes))
+        most_read = max(SEGMENT, _READ_BYTES // position_bytes)
+        self._planner = CanonicalPlanner(cache.block_size, cache.num_blocks, most_pairs, most_read, keys)
+        self._buffer = torch.empty(most_read, num_kv_heads * cache.data.shape[-1])  # of what is read in one go
 
     def plan(
         self,
@@ -130,7 +132,6 @@ class CanonicalAttention:
         """Attends with scaled queries [T, num_heads, head_dim]. Returns [I * C, num_heads * head_dim] of the group."""
         described, kv_heads, head_dim = self._layers[layer], self._num_kv_heads, queries.shape[-1]
         tiles, width, size = len(group.tiles), group.width, self._group_size
-        gathered = self._gathered(group, layer)
         rows = queries.index_select(0, group.queries).view(tiles, width, kv_heads, size, head_dim)
         rows = rows.permute(2, 0, 3, 1, 4).reshape(kv_heads, tiles, size * width, head_dim)
         if padding := -(size * width) % self._rows:
@@ -138,7 +139,8 @@ class CanonicalAttention:
         if len(group.rounds) > 1:
             rows = rows.index_select(1, group.tile_of_pair)
         scores = queries.new_empty(kv_heads, len(group.tile_of_pair), rows.shape[2], SEGMENT)
-        for part, (keys, _) in zip(group.parts, gathered, strict=True):
+        for part in group.parts:
+            keys = self._read(part, layer, part.blocks_of_keys)
             for head in range(kv_heads):
                 own = rows[head, part.pairs], keys[:, :, head].transpose(1, 2)
                 if part.keys == SEGMENT:
@@ -152,25 +154,21 @@ class CanonicalAttention:
         if described.sinks is not None:
             sinks = described.sinks.view(kv_heads, 1, size, 1).expand(-1, tiles, -1, width).flatten(2)
             sinks = functional.pad(sinks, (0, padding))
-        summed = self._weighted(group, scores, [values for _, values in gathered], sinks)
+        summed = self._weighted(group, scores, layer, sinks)
         summed = summed[:, :, : size * width].unflatten(2, (size, width))
         return summed.permute(1, 3, 0, 2, 4).reshape(tiles * width, -1)
 
-    def _gathered(self, group: Group, layer: int) -> list[Tensor]:
-        """Returns keys and values of each part, [2, pairs, part.keys, kv_heads, head_dim], until the next call."""
-        blocks, head_dim = self._cache.blocks[layer], self._cache.data.shape[-1]
-        needed = [len(part.blocks) * blocks.shape[1] for part in group.parts]
-        buffer = self._buffer if sum(needed) <= len(self._buffer) else self._buffer.new_empty(sum(needed))
-        gathered = []
-        for part, own in zip(group.parts, buffer[: sum(needed)].split(needed), strict=True):
-            torch.index_select(blocks, 0, part.blocks, out=own.view(len(part.blocks), -1))
-            # They may never have been written.
-            own.view(-1, self._num_kv_heads * head_dim).index_fill_(0, part.unseen, 0.0)
-            gathered.append(own.view(2, -1, part.keys, self._num_kv_heads, head_dim))
-        return gathered
+    def _read(self, part: Part, layer: int, blocks: Tensor) -> Tensor:
+        """Returns a part's keys or values, [pairs, part.keys, kv_heads, head_dim], valid until the next call."""
+        cached = self._cache.blocks[layer]
+        read = self._buffer[: len(blocks) * self._cache.block_size]
+        torch.index_select(cached, 0, blocks, out=read.view(len(blocks), -1))
+        if part.unseen is not None:
+            read.index_fill_(0, part.unseen, 0.0)  # they may never have been written
+        return read.view(-1, part.keys, self._num_kv_heads, self._cache.data.shape[-1])
 
-    def _weighted(self, group: Group, scores: Tensor, values: list[Tensor], sinks: Tensor | None) -> Tensor:
-        """Returns the values of each part weighted by the softmax, [kv_heads, I, rows, head_dim].
+    def _weighted(self, group: Group, scores: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
+        """Returns the layer's values weighted by the softmax, [kv_heads, I, rows, head_dim].
 
         `scores` [kv_heads, P, rows, 256] are overwritten. `sinks` [kv_heads, I, rows].
         """
@@ -180,11 +178,12 @@ class CanonicalAttention:
         of_pairs = most if len(group.rounds) == 1 else most.index_select(1, group.tile_of_pair)
         scores.sub_(of_pairs.unsqueeze(-1)).clamp_(min=LEAST_EXPONENT).exp_()
         masked.mul_(group.visible)
-        products = scores.new_empty(*scores.shape[:3], values[0].shape[-1])
-        for part, own in zip(group.parts, values, strict=True):
+        products = scores.new_empty(*scores.shape[:3], self._cache.data.shape[-1])
+        for part in group.parts:
+            values = self._read(part, layer, part.blocks_of_values)
             for head in range(len(scores)):
                 weights = scores[head, part.pairs, :, : part.keys]
-                torch.bmm(weights, own[:, :, head], out=products[head, part.pairs])
+                torch.bmm(weights, values[:, :, head], out=products[head, part.pairs])
         total = _over_segments(group, scores.sum(dim=-1), None, torch.add)
         output = _over_segments(group, products, None, torch.add)
         if sinks is not None:

@@ -35,14 +35,15 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Pairs whose segments are read up to the same position."""
+    """Pairs that are read in one go, each up to the same position of its segment."""
 
     pairs: slice
     keys: int  # positions of each segment that are read
-    # int64 [2 * pairs * blocks of `keys`]: blocks of the keys, then of the values.
-    blocks: Tensor
-    # int64: indexes, among the 2 * pairs * `keys` gathered keys and values, of those that no query of the tile sees.
-    unseen: Tensor
+    # int64 [pairs * blocks of a segment that are read] each.
+    blocks_of_keys: Tensor
+    blocks_of_values: Tensor
+    # int64: indexes, among the positions read, of those that no query of the tile sees; None without any.
+    unseen: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +56,7 @@ class Group:
     # int64 [N]: those of the I * C that are not repeated; None if all are.
     used: Tensor | None
     width: int  # C
-    # One, or the whole segments and the tails.
+    # Whole segments, then tails.
     parts: list[Part]
     # int64 [P]: tile of each pair.
     tile_of_pair: Tensor
@@ -76,8 +77,12 @@ class Group:
 class CanonicalPlanner:
     """Plans the steps of one cache."""
 
-    def __init__(self, block_size: int, num_blocks: int, most_pairs: int, keys: int = SEGMENT) -> None:
-        """`most_pairs`: a group has no more, unless one tile does. `keys`: a power of 2; tails are rounded up to it."""
+    def __init__(self, block_size: int, num_blocks: int, most_pairs: int, most_read: int, keys: int = SEGMENT) -> None:
+        """`most_pairs`: a group has no more, unless one tile does. `keys`: a power of 2; tails are rounded up to it.
+
+        `most_read`: positions that a part reads, at least 256.
+        """
+        self._most_read = most_read
         self._block_size = block_size
         self._unit = max(block_size, keys)
         self._value_offset = num_blocks + 1
@@ -144,14 +149,11 @@ class CanonicalPlanner:
         whole = len(tile_of_pair) - len(tiles) if tail < SEGMENT else 0
         rows, unseen = np.array([tile.row for tile in tiles])[tile_of_pair], hidden.all(axis=1)
         parts = [
-            Part(
-                pairs,
-                read,
-                self._blocks(rows[pairs], segment_of_pair[pairs], read, tables),
-                _both(unseen[pairs, :read]),
+            self._part(
+                slice(begin, min(begin + self._most_read // read, end)), read, rows, segment_of_pair, unseen, tables
             )
-            for pairs, read in ((slice(0, whole), SEGMENT), (slice(whole, len(tile_of_pair)), tail))
-            if pairs.start < pairs.stop
+            for first, end, read in ((0, whole, SEGMENT), (whole, len(tile_of_pair), tail))
+            for begin in range(first, end, self._most_read // read)
         ]
         used = np.arange(width) < counts[:, None]
         return Group(
@@ -167,20 +169,22 @@ class CanonicalPlanner:
             rounds=[_round(ordinals == number, tile_of_pair) for number in range(int(numbers.max()))],
         )
 
-    def _blocks(
-        self, rows: NDArray[np.integer], segments: NDArray[np.integer], read: int, tables: NDArray[np.int32]
-    ) -> Tensor:
-        own = segments[:, None] * (SEGMENT // self._block_size) + np.arange(read // self._block_size)
+    def _part(
+        self,
+        pairs: slice,
+        read: int,
+        rows: NDArray[np.integer],
+        segments: NDArray[np.integer],
+        unseen: NDArray[np.bool_],
+        tables: NDArray[np.int32],
+    ) -> Part:
+        own = segments[pairs, None] * (SEGMENT // self._block_size) + np.arange(read // self._block_size)
         # Positions of repeated last columns lie beyond the sequence's end.
         columns = np.minimum(own, tables.shape[1] - 1)
-        keys = torch.from_numpy(tables[rows[:, None], columns].ravel().astype(np.int64))
-        return torch.cat((keys, keys + self._value_offset))
-
-
-def _both(unseen: NDArray[np.bool_]) -> Tensor:
-    """Returns the indexes of set entries among the keys, then among the values behind them."""
-    indexes = np.flatnonzero(unseen)
-    return torch.from_numpy(np.concatenate((indexes, indexes + unseen.size)))
+        keys = torch.from_numpy(tables[rows[pairs, None], columns].ravel().astype(np.int64))
+        indexes = np.flatnonzero(unseen[pairs, :read])
+        zeroed = torch.from_numpy(indexes) if len(indexes) else None
+        return Part(pairs, read, keys, keys + self._value_offset, zeroed)
 
 
 def _segments(tile: Tile, window: int | None) -> range:
