@@ -6,8 +6,9 @@ segments in ascending order; one division at the end. A segment of which it sees
 difference whether it is computed.
 
 Both products of a segment are `bmm` with the 256 keys on one side and the query heads of a key-value head on the other,
-padded with zeros to a multiple of `rows` of them. `canonical_check` finds a `rows` for which a row's bits depend
-neither on the others nor on its place.
+padded with zeros to a multiple of `rows` of them. Keys beyond the sequence's end are left out, down to a multiple of
+`keys`: their weights are 0. `canonical_check` finds `rows` and `keys` for which a row's bits depend neither on the
+others, nor on its place, nor on the keys left out.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.attention.canonical_plan import SEGMENT, CanonicalPlanner, Group, Tile
+from runner_svc.attention.canonical_plan import SEGMENT, CanonicalPlanner, Group, Part, Tile
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 
 LEAST_EXPONENT = -80.0
 """Scores further below the maximum count as this far below it: exp takes 100 times as long where it underflows."""
-_GATHERED_BYTES = 2**26
-"""Keys and values that a group gathers, unless one tile has more."""
+_GROUP_BYTES = 2**26
+"""Keys and values of a group, unless one tile has more."""
+_READ_BYTES = 2**20
+"""Keys or values that are read in one go, unless a segment has more: a core's cache has room for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +47,15 @@ class CanonicalAttention:
     """Attention of all layers over one cache, whose block size divides 256."""
 
     def __init__(
-        self, cache: KVCache, num_heads: int, num_kv_heads: int, layers: Sequence[AttentionLayer], rows: int = 16
+        self,
+        cache: KVCache,
+        num_heads: int,
+        num_kv_heads: int,
+        layers: Sequence[AttentionLayer],
+        rows: int = 16,
+        keys: int = SEGMENT,
     ) -> None:
-        """`rows`: multiple to which the rows of products are padded."""
+        """`rows`, `keys`: multiples to which the rows and the keys of products are padded."""
         if SEGMENT % cache.block_size:
             raise ValueError(f"the block size, {cache.block_size}, does not divide {SEGMENT}")
         self._cache = cache
@@ -54,8 +63,11 @@ class CanonicalAttention:
         self._group_size = num_heads // num_kv_heads
         self._layers = tuple(layers)
         self._rows = rows
-        segment_bytes = 2 * SEGMENT * num_kv_heads * cache.data.shape[-1] * 4
-        self._planner = CanonicalPlanner(cache.block_size, cache.num_blocks, max(1, _GATHERED_BYTES // segment_bytes))
+        position_bytes = num_kv_heads * cache.data.shape[-1] * 4
+        most_pairs = max(1, _GROUP_BYTES // (2 * SEGMENT * position_bytes))
+        most_read = max(SEGMENT, _READ_BYTES // position_bytes)
+        self._planner = CanonicalPlanner(cache.block_size, cache.num_blocks, most_pairs, most_read, keys)
+        self._buffer = torch.empty(most_read, num_kv_heads * cache.data.shape[-1])  # of what is read in one go
 
     def plan(
         self,
@@ -120,9 +132,6 @@ class CanonicalAttention:
         """Attends with scaled queries [T, num_heads, head_dim]. Returns [I * C, num_heads * head_dim] of the group."""
         described, kv_heads, head_dim = self._layers[layer], self._num_kv_heads, queries.shape[-1]
         tiles, width, size = len(group.tiles), group.width, self._group_size
-        gathered = self._cache.blocks[layer].index_select(0, group.blocks)
-        gathered.view(-1, kv_heads * head_dim).index_fill_(0, group.unseen, 0.0)  # it may never have been written
-        keys, values = gathered.view(2, -1, SEGMENT, kv_heads, head_dim)
         rows = queries.index_select(0, group.queries).view(tiles, width, kv_heads, size, head_dim)
         rows = rows.permute(2, 0, 3, 1, 4).reshape(kv_heads, tiles, size * width, head_dim)
         if padding := -(size * width) % self._rows:
@@ -130,20 +139,36 @@ class CanonicalAttention:
         if len(group.rounds) > 1:
             rows = rows.index_select(1, group.tile_of_pair)
         scores = queries.new_empty(kv_heads, len(group.tile_of_pair), rows.shape[2], SEGMENT)
-        for head in range(kv_heads):
-            torch.bmm(rows[head], keys[:, :, head].transpose(1, 2), out=scores[head])
+        for part in group.parts:
+            keys = self._read(part, layer, part.blocks_of_keys)
+            for head in range(kv_heads):
+                own = rows[head, part.pairs], keys[:, :, head].transpose(1, 2)
+                if part.keys == SEGMENT:
+                    torch.bmm(*own, out=scores[head, part.pairs])
+                else:
+                    scores[head, part.pairs, :, : part.keys] = torch.bmm(*own)
+                    scores[head, part.pairs, :, part.keys :] = 0
         if described.soft_cap is not None:
             scores.div_(described.soft_cap).tanh_().mul_(described.soft_cap)
         sinks = None
         if described.sinks is not None:
             sinks = described.sinks.view(kv_heads, 1, size, 1).expand(-1, tiles, -1, width).flatten(2)
             sinks = functional.pad(sinks, (0, padding))
-        summed = self._weighted(group, scores, values, sinks)
+        summed = self._weighted(group, scores, layer, sinks)
         summed = summed[:, :, : size * width].unflatten(2, (size, width))
         return summed.permute(1, 3, 0, 2, 4).reshape(tiles * width, -1)
 
-    def _weighted(self, group: Group, scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-        """Returns the values [P, 256, kv_heads, head_dim] weighted by the softmax, [kv_heads, I, rows, head_dim].
+    def _read(self, part: Part, layer: int, blocks: Tensor) -> Tensor:
+        """Returns a part's keys or values, [pairs, part.keys, kv_heads, head_dim], valid until the next call."""
+        cached = self._cache.blocks[layer]
+        read = self._buffer[: len(blocks) * self._cache.block_size]
+        torch.index_select(cached, 0, blocks, out=read.view(len(blocks), -1))
+        if part.unseen is not None:
+            read.index_fill_(0, part.unseen, 0.0)  # they may never have been written
+        return read.view(-1, part.keys, self._num_kv_heads, self._cache.data.shape[-1])
+
+    def _weighted(self, group: Group, scores: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
+        """Returns the layer's values weighted by the softmax, [kv_heads, I, rows, head_dim].
 
         `scores` [kv_heads, P, rows, 256] are overwritten. `sinks` [kv_heads, I, rows].
         """
@@ -153,9 +178,12 @@ class CanonicalAttention:
         of_pairs = most if len(group.rounds) == 1 else most.index_select(1, group.tile_of_pair)
         scores.sub_(of_pairs.unsqueeze(-1)).clamp_(min=LEAST_EXPONENT).exp_()
         masked.mul_(group.visible)
-        products = scores.new_empty(*scores.shape[:3], values.shape[-1])
-        for head, weights in enumerate(scores):
-            torch.bmm(weights, values[:, :, head], out=products[head])
+        products = scores.new_empty(*scores.shape[:3], self._cache.data.shape[-1])
+        for part in group.parts:
+            values = self._read(part, layer, part.blocks_of_values)
+            for head in range(len(scores)):
+                weights = scores[head, part.pairs, :, : part.keys]
+                torch.bmm(weights, values[:, :, head], out=products[head, part.pairs])
         total = _over_segments(group, scores.sum(dim=-1), None, torch.add)
         output = _over_segments(group, products, None, torch.add)
         if sinks is not None:
@@ -171,8 +199,7 @@ def _over_segments(
     `first` [kv_heads, I, ...] comes before them.
     """
     if (segments := group.segments) is not None:
-        by_tile = values.unflatten(1, (-1, segments))
-        parts = list(by_tile.unbind(2))
+        parts = list(values.unflatten(1, (segments, -1)).unbind(1))
         total = parts[0] if first is None else combine(first, parts[0])
         for part in parts[1:]:
             total = combine(total, part)

@@ -2,7 +2,8 @@
 
 A segment begins at a multiple of 256 of the sequence's positions, whatever the window, the chunk or the prefix hit. A
 *tile* is a row's consecutive queries, at most `MOST_QUERIES`; a *pair* is a tile and a segment of which it sees a
-position. Tiles of like size are computed together as a *group*.
+position. Tiles of like size are computed together as a *group*. A tile's last segment is its *tail*: of the tails of a
+group, only as many positions are read as one of them has, rounded up.
 """
 
 from __future__ import annotations
@@ -33,8 +34,21 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Pairs that are read in one go, each up to the same position of its segment."""
+
+    pairs: slice
+    keys: int  # positions of each segment that are read
+    # int64 [pairs * blocks of a segment that are read] each.
+    blocks_of_keys: Tensor
+    blocks_of_values: Tensor
+    # int64: indexes, among the positions read, of those that no query of the tile sees; None without any.
+    unseen: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """I tiles of up to C queries each, and their P pairs, tile by tile, segments ascending."""
+    """I tiles of up to C queries each, and their P pairs: tails last, then by segment of the tile, then by tile."""
 
     tiles: list[Tile]
     # int64 [I * C]: index of each query in the step; a tile with fewer repeats its last one.
@@ -42,8 +56,8 @@ class Group:
     # int64 [N]: those of the I * C that are not repeated; None if all are.
     used: Tensor | None
     width: int  # C
-    # int64 [2 * P * blocks of a segment]: blocks of the keys, then of the values.
-    blocks: Tensor
+    # Whole segments, then tails.
+    parts: list[Part]
     # int64 [P]: tile of each pair.
     tile_of_pair: Tensor
     # Pairs from the first to the last of which a query does not see each position.
@@ -51,9 +65,7 @@ class Group:
     # float32 [those pairs, 1, C, 256]: 0 where the query sees the position, otherwise -inf; and 1 or 0.
     mask: Tensor
     visible: Tensor
-    # int64: indexes, among the 2 * P * 256 gathered keys and values, of those that no query of the tile sees.
-    unseen: Tensor
-    # Pairs with the n-th segment of their tile, and those tiles, int64 each, for n from 0.
+    # Pairs with the n-th segment of their tile, and those tiles, ascending, int64 each, for n from 0.
     rounds: list[tuple[Tensor, Tensor]]
 
     @property
@@ -65,9 +77,14 @@ class Group:
 class CanonicalPlanner:
     """Plans the steps of one cache."""
 
-    def __init__(self, block_size: int, num_blocks: int, most_pairs: int) -> None:
-        """`most_pairs`: a group has no more, unless one tile does."""
+    def __init__(self, block_size: int, num_blocks: int, most_pairs: int, most_read: int, keys: int = SEGMENT) -> None:
+        """`most_pairs`: a group has no more, unless one tile does. `keys`: a power of 2; tails are rounded up to it.
+
+        `most_read`: positions that a part reads, at least 256.
+        """
+        self._most_read = most_read
         self._block_size = block_size
+        self._unit = max(block_size, keys)
         self._value_offset = num_blocks + 1
         self._most_pairs = most_pairs
 
@@ -115,6 +132,8 @@ class CanonicalPlanner:
         tile_of_pair = np.repeat(np.arange(len(tiles)), numbers)
         segment_of_pair = np.concatenate([np.arange(own.start, own.stop) for own in segments])
         ordinals = np.arange(len(tile_of_pair)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        order = np.lexsort((tile_of_pair, ordinals, ordinals == numbers[tile_of_pair] - 1))
+        tile_of_pair, segment_of_pair, ordinals = tile_of_pair[order], segment_of_pair[order], ordinals[order]
         counts = np.array([tile.count for tile in tiles])
         columns = np.minimum(np.arange(width), counts[:, None] - 1)
         queries = np.array([tile.first for tile in tiles])[:, None] + columns
@@ -126,28 +145,46 @@ class CanonicalPlanner:
         pairs = np.flatnonzero(hidden.any(axis=(1, 2)))
         masked = slice(int(pairs[0]), int(pairs[-1]) + 1) if len(pairs) else slice(0, 0)
         visible = torch.from_numpy(~hidden[masked]).unsqueeze(1).float()
-        unseen = np.flatnonzero(hidden.all(axis=1))
+        tail = max((tile.start + tile.count - 1) % SEGMENT for tile in tiles) // self._unit * self._unit + self._unit
+        whole = len(tile_of_pair) - len(tiles) if tail < SEGMENT else 0
+        rows, unseen = np.array([tile.row for tile in tiles])[tile_of_pair], hidden.all(axis=1)
+        parts = [
+            self._part(
+                slice(begin, min(begin + self._most_read // read, end)), read, rows, segment_of_pair, unseen, tables
+            )
+            for first, end, read in ((0, whole, SEGMENT), (whole, len(tile_of_pair), tail))
+            for begin in range(first, end, self._most_read // read)
+        ]
         used = np.arange(width) < counts[:, None]
         return Group(
             tiles=tiles,
             queries=torch.from_numpy(queries.ravel()),
             used=None if used.all() else torch.from_numpy(np.flatnonzero(used)),
             width=width,
-            blocks=self._blocks(np.array([tile.row for tile in tiles])[tile_of_pair], segment_of_pair, tables),
+            parts=parts,
             tile_of_pair=torch.from_numpy(tile_of_pair),
             masked=masked,
             mask=torch.where(visible > 0, 0.0, -torch.inf),
             visible=visible,
-            unseen=torch.from_numpy(np.concatenate((unseen, unseen + len(hidden) * SEGMENT))),
             rounds=[_round(ordinals == number, tile_of_pair) for number in range(int(numbers.max()))],
         )
 
-    def _blocks(self, rows: NDArray[np.integer], segments: NDArray[np.integer], tables: NDArray[np.int32]) -> Tensor:
-        per_segment = SEGMENT // self._block_size
+    def _part(
+        self,
+        pairs: slice,
+        read: int,
+        rows: NDArray[np.integer],
+        segments: NDArray[np.integer],
+        unseen: NDArray[np.bool_],
+        tables: NDArray[np.int32],
+    ) -> Part:
+        own = segments[pairs, None] * (SEGMENT // self._block_size) + np.arange(read // self._block_size)
         # Positions of repeated last columns lie beyond the sequence's end.
-        columns = np.minimum(segments[:, None] * per_segment + np.arange(per_segment), tables.shape[1] - 1)
-        keys = torch.from_numpy(tables[rows[:, None], columns].ravel().astype(np.int64))
-        return torch.cat((keys, keys + self._value_offset))
+        columns = np.minimum(own, tables.shape[1] - 1)
+        keys = torch.from_numpy(tables[rows[pairs, None], columns].ravel().astype(np.int64))
+        indexes = np.flatnonzero(unseen[pairs, :read])
+        zeroed = torch.from_numpy(indexes) if len(indexes) else None
+        return Part(pairs, read, keys, keys + self._value_offset, zeroed)
 
 
 def _segments(tile: Tile, window: int | None) -> range:
@@ -157,4 +194,5 @@ def _segments(tile: Tile, window: int | None) -> range:
 
 def _round(chosen: NDArray[np.bool_], tile_of_pair: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
     pairs = np.flatnonzero(chosen)
+    pairs = pairs[np.argsort(tile_of_pair[pairs])]
     return torch.from_numpy(pairs), torch.from_numpy(tile_of_pair[pairs])

@@ -16,7 +16,7 @@ from runner_svc.arithmetic.canonical import CanonicalArithmetic
 from runner_svc.arithmetic.check import check_functions
 from runner_svc.arithmetic.instruction_set import PINNED
 from runner_svc.attention.canonical import CanonicalAttention
-from runner_svc.attention.canonical_check import checked_rows
+from runner_svc.attention.canonical_check import checked_units
 from runner_svc.attention.canonical_plan import SEGMENT
 from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.interface.attention_layer import AttentionLayer
@@ -51,8 +51,8 @@ class Determinism:
 
     def attention(self, cache: KVCache, layers: Sequence[AttentionLayer]) -> CanonicalAttention:
         """Returns the attention over a cache; `layers` are the decoder's. Raises UnusableSettings if a check fails."""
-        rows, _ = self._attention_rows(cache.block_size)
-        return CanonicalAttention(cache, self.config.num_heads, self.config.num_kv_heads, layers, rows)
+        rows, keys, _ = self._checked(cache.block_size)
+        return CanonicalAttention(cache, self.config.num_heads, self.config.num_kv_heads, layers, rows, keys)
 
     def numerics(self) -> str:
         """Returns 32 hex digits of all that the bits depend on: Hello.numerics. Raises UnusableSettings like `of`."""
@@ -63,13 +63,13 @@ class Determinism:
             _add_file(digest, path)
         digest.update(self.arithmetic.digest)
         digest.update(check_functions(self._widths()))
-        digest.update(self._attention_rows(SEGMENT)[1])
+        digest.update(self._checked(SEGMENT)[2])
         digest.update(self._rotations())
         return digest.hexdigest()
 
-    def _attention_rows(self, block_size: int) -> tuple[int, bytes]:
+    def _checked(self, block_size: int) -> tuple[int, int, bytes]:
         config = self.config
-        return checked_rows(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
+        return checked_units(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
 
     def _widths(self) -> set[int]:
         config = self.config

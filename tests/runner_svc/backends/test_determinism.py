@@ -140,7 +140,7 @@ def test_logits_are_equal_in_every_bit(family: str, tmp_path: Path) -> None:
     assert different(other.wanted, walk.wanted) == 0
     plain = Walk(load(folder, deterministic=False), random.Random(seed))
     assert plain.backend.model.numerics == ""
-    assert plain.batches() > 0, "the same test finds differences with the mode off"
+    assert any(plain.batches() for _ in range(20)), "the same test finds differences with the mode off"
     assert torch.allclose(plain.wanted, walk.wanted, atol=1e-3)
 
 
@@ -223,9 +223,11 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         products.least_rows(lambda x: (x @ weight.t()) * (1 + len(x) % 2 * 2.0**-20), 48)
     assert products.least_rows(lambda x: (x @ weight.t()) * 0 + (len(x) == 1), 48) == 2
     whole = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda x, y, out: whole(x + x.shape[1] % 3 * 2.0**-20, y, out=out))
+    monkeypatch.setattr(torch, "bmm", lambda x, y, out=None: whole(x + (256 not in y.shape) * 2.0**-20, y, out=out))
+    assert canonical_check.checked_units(4, 2, 16, 16)[1] == 256
+    monkeypatch.setattr(torch, "bmm", lambda x, y, out=None: whole(x + x.shape[1] % 3 * 2.0**-20, y, out=out))
     with pytest.raises(UnusableSettings, match="the bits of MKL's products in attention"):
-        canonical_check.checked_rows(4, 2, 16, 16)
+        canonical_check.checked_units(4, 2, 16, 16)
 
 
 def test_long_rows_are_added_in_parts() -> None:

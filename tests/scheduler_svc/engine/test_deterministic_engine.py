@@ -96,7 +96,7 @@ def crowd(
     folder: Path, rng: random.Random, requests: list[dict[str, Any]], *, deterministic: bool
 ) -> tuple[list[Any], int]:
     """Returns the answers of requests that run together, in trouble; and the tokens scored twice, and differently."""
-    backends = [load(folder, 88, deterministic=deterministic) for _ in range(2)]
+    backends = [load(folder, 64, deterministic=deterministic) for _ in range(2)]
     let_draft(backends[0], rng, max_drafts=7)
     stack = ScoredStack(depth=rng.randint(1, 3), policy_parameters={"step_tokens": rng.choice((9, 24, 128))})
     stack.drafts = RandomDrafts(rng)
@@ -150,9 +150,13 @@ def test_crowded_requests_equal_those_that_ran_alone(family: str, tmp_path: Path
     rng = random.Random(seed)
     folder = make_tiny_model(family, tmp_path / family, seed % 1000)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(20)]
-    requests = [random_request(rng, stem) for _ in range(count(120, in_ci=10))]
-    for deterministic in (True, False):
+    requests = [random_request(rng, stem) for _ in range(count(120, in_ci=7))]
+
+    def found(requests: list[dict[str, Any]], *, deterministic: bool) -> int:
         solo = alone(folder, requests, deterministic=deterministic)
         crowded, twice = crowd(folder, rng, requests, deterministic=deterministic)
-        found = differences(crowded, solo) + twice
-        assert (found == 0) is deterministic, f"{found} tokens differ"
+        return differences(crowded, solo) + twice
+
+    assert found(requests, deterministic=True) == 0
+    few = requests[: count(120, in_ci=3)]
+    assert any(found(few, deterministic=False) for _ in range(5)), "the same test finds differences with the mode off"
