@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.interface.kv_cache import int64
+
 SEGMENT = 256
 MOST_QUERIES = 256
 """Queries of a tile: more would compute more scores that the causal mask then hides."""
@@ -181,7 +183,7 @@ class CanonicalPlanner:
         own = segments[pairs, None] * (SEGMENT // self._block_size) + np.arange(read // self._block_size)
         # Positions of repeated last columns lie beyond the sequence's end.
         columns = np.minimum(own, tables.shape[1] - 1)
-        keys = torch.from_numpy(tables[rows[pairs, None], columns].ravel().astype(np.int64))
+        keys = int64(tables[rows[pairs, None], columns].ravel())
         indexes = np.flatnonzero(unseen[pairs, :read])
         zeroed = torch.from_numpy(indexes) if len(indexes) else None
         return Part(pairs, read, keys, keys + self._value_offset, zeroed)

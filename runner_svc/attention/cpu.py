@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from runner_svc.interface.attention_layer import AttentionLayer
-from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache, int64
 
 # A row joins a group of longer rows while the group's padding stays within this many positions or a quarter of the
 # group's positions: reading that much padding costs about as much as another group.
@@ -260,7 +260,7 @@ class CpuAttention:
 
     def _keys_and_values(self, blocks: NDArray[np.int32]) -> Tensor:
         """Returns int64 [2 * N]: indices in `KVCache.blocks` of the keys of `blocks` [N], then of their values."""
-        keys = torch.from_numpy(blocks.astype(np.int64))
+        keys = int64(blocks)
         return torch.cat((keys, keys + self._cache.num_blocks + 1))
 
     def _mask(self, visible: NDArray[np.bool_]) -> Tensor:

@@ -12,7 +12,7 @@ from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backends.determinism import Determinism
 from runner_svc.decoder.cpu_decoder import DecoderInputs
 from runner_svc.decoder.served_decoder import ServedDecoder
-from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache, int64
 from runner_svc.interface.step import StepBatch
 
 
@@ -47,8 +47,3 @@ class ForwardPass:
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copies whole blocks; all sources are read before any target is written."""
         self.cache.copy_blocks(int64(sources), int64(targets))
-
-
-def int64(array: NDArray[np.integer]) -> Tensor:
-    """Returns the array as an int64 tensor."""
-    return torch.from_numpy(array.astype(np.int64))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.drafting.draft_counters import DraftCounters
+from runner_svc.drafting.drafter import no_proposals
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.slot_state import ROW_PARAMS, SlotState
 from runner_svc.interface.step import StepBatch
@@ -110,7 +111,7 @@ class ModelDrafter:
         most: NDArray[np.int32],
     ) -> NDArray[np.int32]:
         """As `Drafter.propose`; leaves the drafts behind the known tokens, where the passes read them."""
-        proposals = np.full((len(slots), int(most.max(initial=0))), -1, np.int32)
+        proposals = no_proposals(most)
         most = np.minimum(most, self._model.context_length + 1 - counters)
         rows = np.flatnonzero(most > 0)
         self.counters.settle(slots, counters)  # of a step that failed, nothing else has

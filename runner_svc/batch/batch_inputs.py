@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.interface.step import StepBatch, run_positions
+from runner_svc.interface.step import StepBatch, cache_places, run_positions
 
 
 def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[np.int32], block_size: int) -> StepBatch:
@@ -17,11 +17,10 @@ def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[n
         row_slots, positions = slots, starts
     else:
         row_slots, positions = np.repeat(slots, counts), run_positions(starts, counts)
-    indexes, offsets = np.divmod(positions, block_size)
     return replace(
         batch,
         tokens=tokens[row_slots, positions],
         positions=positions,
-        slot_mapping=tables[row_slots, indexes].astype(np.int64) * block_size + offsets,
+        slot_mapping=cache_places(tables, row_slots, positions, block_size),
         block_tables=tables[slots, : -(-int(ends.max()) // block_size)],
     )

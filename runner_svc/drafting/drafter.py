@@ -38,6 +38,11 @@ class Drafter(Protocol):
         """
 
 
+def no_proposals(most: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Returns proposals of none for `most` [L]: int32 [L, max(most)] of -1, which `Drafter.propose` fills in."""
+    return np.full((len(most), int(most.max(initial=0))), -1, np.int32)
+
+
 @runtime_checkable
 class SlotDrafter(Drafter, Protocol):
     """A drafter that keeps state of its own for each slot or block."""

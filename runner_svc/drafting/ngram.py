@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from runner_svc.drafting.drafter import no_proposals
+
 LONGEST = 8
 """Tokens from which one match is as good as another."""
 WINDOW = 8192
@@ -36,7 +38,7 @@ class NgramDrafter:
         counters: NDArray[np.int32],
         most: NDArray[np.int32],
     ) -> NDArray[np.int32]:
-        proposals = np.full((len(slots), int(most.max(initial=0))), -1, np.int32)
+        proposals = no_proposals(most)
         rows = zip(slots.tolist(), counters.tolist(), most.tolist(), strict=True)
         for row, (slot, known, count) in enumerate(rows):
             text = tokens[slot, max(0, known - self._window) : known]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
@@ -82,3 +84,8 @@ class KVCache:
         """Copies whole blocks, int64 ids [N] each; all sources are read before any target is written."""
         words = self.data.view(torch.uint8)  # not every operation supports FP8
         words.index_copy_(2, targets, words.index_select(2, sources))
+
+
+def int64(array: NDArray[np.integer]) -> Tensor:
+    """Returns the array as an int64 tensor on the CPU, as indexes of blocks and positions have to be."""
+    return torch.from_numpy(array.astype(np.int64))

@@ -215,6 +215,17 @@ def allowed_ids(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]
     return bits[:, :vocab_size].view(np.bool_)
 
 
+def cache_places(
+    tables: NDArray[np.int32], rows: NDArray[np.integer] | int, positions: NDArray[np.integer], block_size: int
+) -> NDArray[np.int64]:
+    """Returns where the KV of `positions` [T] lies in the cache, int64 [T]: block * block_size + offset.
+
+    `tables` [R, W]: block tables; `rows` [T]: the one of each position, or one for all.
+    """
+    indexes, offsets = np.divmod(positions, block_size)
+    return tables[rows, indexes].astype(np.int64) * block_size + offsets
+
+
 def run_positions(starts: NDArray[Integer], counts: NDArray[np.integer]) -> NDArray[Integer]:
     """Returns the positions `starts[i]`, `starts[i] + 1`, ... of each run of `counts` [R], one run after the other:
     [counts.sum()], of the type of `starts` [R]."""

@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.drafting.drafter import no_proposals
 from runner_svc.drafting.eagle.checkpoint import EagleWeights
 from runner_svc.drafting.eagle.layer import EagleLayer
 from runner_svc.drafting.slot_draws import SlotDraws
 from runner_svc.interface.backend import SlotChanges
-from runner_svc.interface.step import StepBatch
+from runner_svc.interface.kv_cache import int64
+from runner_svc.interface.step import StepBatch, cache_places
 
 _NEVER = -1e30
 """Logit of an id that the layer's head does not have."""
@@ -66,7 +68,7 @@ class EagleDrafter:
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         size = self._block_size
-        read, written = torch.from_numpy(sources.astype(np.int64)), torch.from_numpy(targets.astype(np.int64))
+        read, written = int64(sources), int64(targets)
         for kept in (self._states, *self._layer.cache):
             blocks = kept.view(len(kept) // size, size, *kept.shape[1:])
             blocks[written] = blocks[read]
@@ -77,11 +79,9 @@ class EagleDrafter:
         self._states[places] = self._layer.fused(self._states_of(hidden))
         rows = np.repeat(np.arange(len(batch.slots)), batch.counts)
         later = np.flatnonzero(batch.positions > 0)
-        rows, before = rows[later], batch.positions[later] - 1
-        blocks, offsets = np.divmod(before, self._block_size)
-        places_before = batch.block_tables[rows, blocks].astype(np.int64) * self._block_size + offsets
+        places_before = cache_places(batch.block_tables, rows[later], batch.positions[later] - 1, self._block_size)
         states = self._states[torch.from_numpy(places_before)]
-        tokens, positions = _int64(batch.tokens[later]), _int64(batch.positions[later])
+        tokens, positions = int64(batch.tokens[later]), int64(batch.positions[later])
         self._layer.write(tokens, states, positions, places[torch.from_numpy(later)])
 
     @torch.inference_mode()
@@ -92,7 +92,7 @@ class EagleDrafter:
         counters: NDArray[np.int32],
         most: NDArray[np.int32],
     ) -> NDArray[np.int32]:
-        proposals = np.full((len(slots), int(most.max(initial=0))), -1, np.int32)
+        proposals = no_proposals(most)
         wanted = np.where(counters > 1, most, 0)  # a sequence of one token has no state before it
         rows = np.flatnonzero(wanted)
         contexts = [self._places(slots[row], counters[row] + most[row] - 1) for row in rows.tolist()]
@@ -107,7 +107,7 @@ class EagleDrafter:
             contexts, inputs = [contexts[index] for index in kept.tolist()], inputs[kept]
             positions = counters[rows] - 1 + place
             seen = [places[1 : end + 1] for places, end in zip(contexts, positions.tolist(), strict=True)]
-            states = self._layer.step(_int64(inputs), states, _int64(positions), seen)
+            states = self._layer.step(int64(inputs), states, int64(positions), seen)
             before = proposals[rows, :place]
             inputs = self._draws.draw(self._logits(states), tokens, slots[rows], counters[rows], before)
             proposals[rows, place] = inputs
@@ -123,10 +123,4 @@ class EagleDrafter:
 
     def _places(self, slot: int, count: int) -> Tensor:
         """Returns the places in the cache of the first `count` positions of a slot, int64."""
-        positions = np.arange(count)
-        blocks, offsets = np.divmod(positions, self._block_size)
-        return torch.from_numpy(self._tables[slot, blocks].astype(np.int64) * self._block_size + offsets)
-
-
-def _int64(array: NDArray[np.integer]) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64))
+        return torch.from_numpy(cache_places(self._tables, slot, np.arange(count), self._block_size))

@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.drafting.drafter import no_proposals
 from runner_svc.drafting.medusa.heads import MedusaHead, logits_of
 from runner_svc.drafting.slot_draws import SlotDraws
 from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.kv_cache import int64
 
 
 class MedusaDrafter:
@@ -51,7 +53,7 @@ class MedusaDrafter:
         """Needs nothing: the heads have no KV."""
 
     def observe(self, slots: NDArray[np.int32], counters: NDArray[np.int32], states: Tensor) -> None:
-        self._states[torch.from_numpy(slots.astype(np.int64))] = states
+        self._states[int64(slots)] = states
         self._counters[slots] = counters
 
     @torch.inference_mode()
@@ -62,12 +64,12 @@ class MedusaDrafter:
         counters: NDArray[np.int32],
         most: NDArray[np.int32],
     ) -> NDArray[np.int32]:
-        proposals = np.full((len(slots), int(most.max(initial=0))), -1, np.int32)
+        proposals = no_proposals(most)
         wanted = np.where(self._counters[slots] == counters, most, 0)
         drafting = np.flatnonzero(wanted)
         if not len(drafting):
             return proposals
-        states = self._states[torch.from_numpy(slots[drafting].astype(np.int64))]
+        states = self._states[int64(slots[drafting])]
         heads = self._heads[: int(wanted.max())]
         for distance, logits in enumerate(logits_of(heads, states, self._model_head)):
             kept = np.flatnonzero(wanted[drafting] > distance)
