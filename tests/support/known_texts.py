@@ -80,6 +80,11 @@ class Counts:
     accepted: int = 0
 
 
+def copies(those: list[Stream]) -> list[Stream]:
+    """Returns the same sequences as they were before they got anything."""
+    return [Stream(stream.prompt, stream.seed, stream.sampling) for stream in those]
+
+
 def stream_all(backend: TorchBackend, streams: list[Stream], max_tokens: int, dice: random.Random | None) -> Counts:
     """Appends `max_tokens` tokens to each stream, in its own slot; with `dice`, rows draft random numbers of tokens.
 

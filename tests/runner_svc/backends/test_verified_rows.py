@@ -17,7 +17,7 @@ from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from runner_svc.weights.on_load import OnLoad
 from tests.support.host_backend import no_progress
-from tests.support.known_texts import KnownTexts, Most, Stream, stream_all
+from tests.support.known_texts import KnownTexts, Most, Stream, copies, stream_all
 from tests.support.parity import FLOAT32, ROUNDED
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
@@ -68,10 +68,6 @@ def streams(dice: random.Random, temperature: float) -> list[Stream]:
         Stream(prompt, dice.getrandbits(64), {"temperature": temperature, **own})
         for prompt, own in zip(prompts, fields, strict=True)
     ]
-
-
-def copies(those: list[Stream]) -> list[Stream]:
-    return [Stream(stream.prompt, stream.seed, stream.sampling) for stream in those]
 
 
 def assert_alike(plain: Stream, drafted: Stream, allowed_gap: float, allowed_error: float) -> int:

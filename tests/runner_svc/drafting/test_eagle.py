@@ -21,7 +21,7 @@ from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from tests.support.eagle_layers import CONFIG, HIDDEN, cycle_layer, greedy_drafts, random_layer, save_layer
 from tests.support.host_backend import no_progress
-from tests.support.known_texts import Most, Stream, stream_all
+from tests.support.known_texts import Most, Stream, copies, stream_all
 from tests.support.medusa_models import make_cycle_model
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
@@ -50,10 +50,6 @@ def load(model: Path, layer: Path, **settings: Any) -> TorchBackend:
 
 def streams(dice: random.Random) -> list[Stream]:
     return [Stream([dice.randrange(NUM_TOKENS) for _ in range(dice.choice([1, 5, 12]))]) for _ in range(4)]
-
-
-def copies(those: list[Stream]) -> list[Stream]:
-    return [Stream(stream.prompt, stream.seed, stream.sampling) for stream in those]
 
 
 class Spied:

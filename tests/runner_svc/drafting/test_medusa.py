@@ -21,7 +21,7 @@ from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from tests.support.host_backend import no_progress
-from tests.support.known_texts import Most, Stream, stream_all
+from tests.support.known_texts import Most, Stream, copies, stream_all
 from tests.support.medusa_models import (
     HIDDEN,
     cycle_heads,
@@ -55,10 +55,6 @@ def load(model: Path, heads: Path, **settings: Any) -> TorchBackend:
 def streams(dice: random.Random, **sampling: Any) -> list[Stream]:
     prompts = [[dice.randrange(NUM_TOKENS) for _ in range(dice.randint(1, 9))] for _ in range(4)]
     return [Stream(prompt, dice.getrandbits(64), sampling) for prompt in prompts]
-
-
-def copies(those: list[Stream]) -> list[Stream]:
-    return [Stream(stream.prompt, stream.seed, stream.sampling) for stream in those]
 
 
 KINDS = [(True, "roster"), (True, "transformers"), (False, "roster"), (False, "transformers")]
