@@ -159,8 +159,12 @@ class DraftingCudaBackend(CudaBackend):
         return self._drafts.most_sampled(self.num_slots, self.max_step_tokens)
 
     def _make_steps(self, cache: KVCache) -> CudaSteps:
+        return self._drafted(DraftedSteps, cache)
+
+    def _drafted(self, make: Callable[..., DraftedSteps], cache: KVCache) -> DraftedSteps:
+        """Returns the steps that `make` makes of the arguments of `DraftedSteps`."""
         assert isinstance(self._decoder, CudaDecoder), "drafts are refused for others"
-        return DraftedSteps(
+        return make(
             self._decoder,
             cache,
             self._slots,

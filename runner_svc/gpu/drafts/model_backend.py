@@ -7,6 +7,7 @@ computed before, by a pass of the draft model alone, in steps in which the row d
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs
-from runner_svc.gpu.backend import MAX_IN_FLIGHT, TAIL_WORDS, Forward
+from runner_svc.gpu.backend import MAX_IN_FLIGHT, Forward
 from runner_svc.gpu.drafts.draft_model import CATCH_UP, FIRST, DraftModel, DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.draft_progress import DraftProgress
@@ -149,14 +150,4 @@ class ModelDraftingCudaBackend(DraftingCudaBackend):
             num_slots=self.num_slots,
             vocab_size=self._decoder.config.vocab_size,
         )
-        return ModelDraftedSteps(
-            draft,
-            self._decoder,
-            cache,
-            self._slots,
-            self._launchers,
-            self._drafts,
-            num_slots=self.num_slots,
-            max_step_tokens=self.max_step_tokens,
-            tail_words=TAIL_WORDS,
-        )
+        return self._drafted(partial(ModelDraftedSteps, draft), cache)
