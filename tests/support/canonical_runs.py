@@ -61,7 +61,12 @@ class CanonicalCase:
 
     def attention(self) -> CanonicalGpuAttention:
         return CanonicalGpuAttention(
-            self.batch.cache, self.batch.block_tables, self.case.num_heads, [self.layer], self._max_batch, self.case.dtype
+            self.batch.cache,
+            self.batch.block_tables,
+            self.case.num_heads,
+            [self.layer],
+            self._max_batch,
+            self.case.dtype,
         )
 
     def rows_of(self, row: int) -> range:
@@ -110,7 +115,9 @@ class CanonicalCase:
         plan = np.zeros(attention.decode_plan_words(size), np.int32)
         attention.plan_decode(lengths, rows, plan, places, size)
         return self._run(
-            lambda output, address: attention.run_decode(stream_of(self.device), 0, batch.queries, output, address, size),
+            lambda output, address: attention.run_decode(
+                stream_of(self.device), 0, batch.queries, output, address, size
+            ),
             plan,
             places.tolist(),
         )
@@ -130,7 +137,10 @@ class CanonicalCase:
         attention.plan_mixed(
             DecodeRows(lengths, rows, places),
             PrefillRows(
-                (batch.lengths - batch.counts)[of_chunk] + offsets, counts, of_chunk, batch.query_rows[of_chunk] + offsets
+                (batch.lengths - batch.counts)[of_chunk] + offsets,
+                counts,
+                of_chunk,
+                batch.query_rows[of_chunk] + offsets,
             ),
             plan,
             size,

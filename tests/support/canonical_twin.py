@@ -1,7 +1,7 @@
 """Attention in the canonical order, one query and head after another: the definition of the GPU kernels' bits.
 
-Positions are cut into segments of 256, counted from the sequence's first, and segments into sub-tiles of 64. For a query
-and a head:
+Positions are cut into segments of 256, counted from the sequence's first, and segments into sub-tiles of 64. For a
+query and a head:
 
 1. A key's score is one chain over the head's dimensions, in steps of 16, from 0. c = (scale * unit) * log2(e), each
    product rounded, with the unit of the cached keys. With a soft cap, the score becomes
@@ -34,7 +34,7 @@ from tests.support.canonical_arithmetic import Arithmetic, fused
 SEGMENT, SUB_TILE, STEP = 256, 64, 16
 LOWEST = -1e30
 LOG2E = np.float32(math.log2(math.e))
-_QUERIES_AT_ONCE = 64
+_QUERIES_AT_ONCE = {"cpu": 64, "cuda": 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +77,25 @@ def attend(
         queries = queries.float().clamp(-65504, 65504)
     # A key-value head is repeated for its query heads: [H, positions, D].
     rows, own_keys, own_values = (
-        part.to(operand).transpose(0, 1) for part in (queries, *(half.float().repeat_interleave(group, 1) for half in (keys, values)))
+        part.to(operand).transpose(0, 1)
+        for part in (queries, *(half.float().repeat_interleave(group, 1) for half in (keys, values)))
     )
-    key_units, value_units = torch.ones(2, num_heads, device=queries.device) if units is None else units.repeat_interleave(group, 1)
+    key_units, value_units = (
+        torch.ones(2, num_heads, device=queries.device) if units is None else units.repeat_interleave(group, 1)
+    )
+    size = _QUERIES_AT_ONCE[queries.device.type]
     outputs = [
         _attend(
             arithmetic,
-            rows[:, first : first + _QUERIES_AT_ONCE],
-            positions[first : first + _QUERIES_AT_ONCE],
+            rows[:, first : first + size],
+            positions[first : first + size],
             own_keys,
             own_values,
             kind,
             key_units,
             value_units,
         )
-        for first in range(0, num_queries, _QUERIES_AT_ONCE)
+        for first in range(0, num_queries, size)
     ]
     return torch.cat(outputs, 1).transpose(0, 1).contiguous()
 
@@ -106,7 +110,7 @@ def _attend(
     key_units: Tensor,
     value_units: Tensor,
 ) -> Tensor:
-    heads, count, dims = queries.shape
+    heads, count, _ = queries.shape
     factor = ((key_units * np.float32(kind.scale)) * LOG2E)[:, None, None]
     state = _empty(queries)
     first = 0 if kind.window is None else max(0, int(positions.min()) - kind.window + 1)

@@ -1,1 +1,1 @@
-"""Attention on a GPU in the canonical order: bits that depend neither on the batch nor on the chunk nor on the kernel."""
+"""Attention on a GPU in the canonical order: the same bits whatever the batch, the chunk and the kernel."""

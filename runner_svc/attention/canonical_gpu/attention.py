@@ -40,8 +40,8 @@ class CanonicalGpuAttention(CudaAttention):
     ) -> None:
         """Compiles the kernels; see `CudaAttention`.
 
-        Raises ValueError also for a dtype other than bfloat16, for heads of more than 128 elements and for a layer whose
-        scale is not positive.
+        Raises ValueError also for a dtype other than bfloat16, for heads of more than 128 elements and for a layer
+        whose scale is not positive.
         """
         dtype = dtype or cache.data.dtype
         head_dim = cache.data.shape[-1]

@@ -114,9 +114,7 @@ class CanonicalDecodePlanner(DecodePlanner):
         rows = begins.searchsorted(wanted, side="right") - 1
         units, inside = np.divmod(wanted - begins[rows], costs[rows])
         # Goes to the nearest bound of a segment.
-        cut = np.where(
-            2 * inside <= head[rows], 0, (inside - head[rows] + _SUB_TILES // 2) // _SUB_TILES + 1
-        )
+        cut = np.where(2 * inside <= head[rows], 0, (inside - head[rows] + _SUB_TILES // 2) // _SUB_TILES + 1)
         bounds = starts[rows].astype(np.int64) * self.units + units * segments[rows] + np.minimum(cut, segments[rows])
         bounds[indexes == blocks] = total
         bounds[0] = 0

@@ -136,4 +136,4 @@ class CanonicalHopperVariant(HopperPrefillVariant):
 
     @property
     def defines(self) -> dict[str, int | str]:
-        return super(CanonicalHopperVariant, self).defines | {"CANONICAL": 1}  # noqa: UP008 - slots make another class
+        return super(CanonicalHopperVariant, self).defines | {"CANONICAL": 1}
