@@ -21,7 +21,7 @@ class Arithmetic(Protocol):
     """What a device does in its own way."""
 
     def step(self, sums: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Returns float32 sums [..., M, N] plus left [..., M, 16] times right [..., N, 16], both of 16 bits, in one step."""
+        """Returns float32 sums [..., M, N] plus left [..., M, 16] times right [..., N, 16], of 16 bits, in one step."""
 
     def exp2(self, x: Tensor) -> Tensor:
         """Returns ex2.approx.ftz of float32."""
