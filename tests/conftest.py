@@ -14,6 +14,10 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.deterministic_cpu import pin_without_avx512, refusal
+
+pin_without_avx512()  # before torch is imported
+
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
@@ -102,3 +106,10 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def deterministic_cpu() -> None:
+    """Skips the test, with the sentence of a runner's checks at its start, where they refuse to be deterministic."""
+    if sentence := refusal():
+        pytest.skip(sentence)
