@@ -41,7 +41,7 @@ NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(12, in_ci=5)))
 RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
 SCHEDULER_ENDS = max(1, RUNNER_KILLS // 3)
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
-MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))
+MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else count(160, in_ci=96)))
 GAP = TIE_GAP if PROCESS_DEVICE == "cpu" else BFLOAT16_TIE_GAP if MODEL else FLOAT16_TIE_GAP
 DETERMINISTIC = PROCESS_DEVICE == "cpu" and os.environ.get("ROSTER_CHAOS_DETERMINISTIC", "1") != "0"
 """Unless the CPU can not be."""
@@ -51,7 +51,7 @@ RUNNER = {
     "device": PROCESS_DEVICE, "dtype": "auto" if MODEL else PROCESS_DTYPE, "slots": 4, "threads": 1,
     "kv_tokens": KV_TOKENS, "max_step_tokens": 512, "silence_s": 1.0,
 }  # fmt: skip
-SCHEDULER = {"flush_ms": 0, "drain_s": 0.5}
+SCHEDULER = {"flush_ms": 0, "drain_s": 2}
 POLICIES = ("fcfs", "fair", "sjf", "orca", "auto")
 CONCURRENCY = 8
 READY_S = 240.0
