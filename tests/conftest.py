@@ -14,7 +14,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests.support.deterministic_cpu import pin_without_avx512, refusal
+from tests.support.deterministic_cpu import pin_without_avx512, skip_where_refused
 
 pin_without_avx512()  # before torch is imported
 
@@ -111,5 +111,4 @@ def signals_as_before() -> Iterator[None]:
 @pytest.fixture
 def deterministic_cpu() -> None:
     """Skips the test, with the sentence of a runner's checks at its start, where they refuse to be deterministic."""
-    if sentence := refusal():
-        pytest.skip(sentence)
+    skip_where_refused()

@@ -45,8 +45,8 @@ MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else count(
 GAP = TIE_GAP if PROCESS_DEVICE == "cpu" else BFLOAT16_TIE_GAP if MODEL else FLOAT16_TIE_GAP
 DETERMINISTIC = PROCESS_DEVICE == "cpu" and os.environ.get("ROSTER_CHAOS_DETERMINISTIC", "1") != "0"
 """Unless the CPU can not be."""
-KV_TOKENS = -(-(5 * MAX_TOKENS // 2 + 80) // 32) * 32
-"""Of the four slots, two or three fit when they are full."""
+KV_TOKENS = -(-(5 * MAX_TOKENS // 2 + (20 if MODEL else 80)) // 32) * 32
+"""Room for two or three of the four slots' whole texts; prompts are longer in bytes than in tokens of a real model."""
 RUNNER = {
     "device": PROCESS_DEVICE, "dtype": "auto" if MODEL else PROCESS_DTYPE, "slots": 4, "threads": 1,
     "kv_tokens": KV_TOKENS, "max_step_tokens": 512, "silence_s": 1.0,

@@ -1,6 +1,6 @@
 """Hashes of what a deterministic runner computes from known inputs, by parts of docs/determinism.md.
 
-A change of bits changes the hash of a part. `tests/runner_svc/backends/test_determinism.py` has the right ones.
+A change of bits changes the hash of a part. `STORED` has the right ones.
 """
 
 from __future__ import annotations
@@ -209,3 +209,37 @@ PROBES: dict[str, Callable[[], Part_]] = {
     "draws": of_draws,
     **{family: _of_family(family) for family in MODELS},
 }
+
+STORED = {
+    "d8428f783a0f4f9e": {  # AVX-512
+        "functions": "6e48a62f7eff97ba",
+        "products": "b4654ced72472102",
+        "rope": "10e33e4c1662fd80",
+        "attention": "6db2458c70d39b9d",
+        "draws": "c8060f12ff3963c8",
+        "llama": "996f3a3b4d5c1634",
+        "gemma2": "e70dd8f62c970162",
+        "qwen2-moe": "14e0d7436c410fd5",
+        "glm4-moe": "30e93d802cd40cd3",
+        "gpt-oss": "e447e56f40c4f81b",
+        "granite": "874de9e8a967891d",
+        "gpt2": "4d41bb9a80a67f8a",
+        "cohere-qk-norm": "4ab426790beda65e",
+    },
+    "93eb2e2b2f65887c": {  # AVX2
+        "functions": "15c6a6929ead4236",
+        "products": "b4654ced72472102",
+        "rope": "10e33e4c1662fd80",
+        "attention": "2e61f48f7bf70d68",
+        "draws": "fd3b35886b3669ca",
+        "llama": "fe431df19ff6d8d1",
+        "gemma2": "c79d31ebdc549525",
+        "qwen2-moe": "71b804d56abecbe6",
+        "glm4-moe": "8494fff5773a82f4",
+        "gpt-oss": "7fbfd7391725e788",
+        "granite": "99ecddd030f20f0a",
+        "gpt2": "b33ad4c46449ad25",
+        "cohere-qk-norm": "c010059adf3aa978",
+    },
+}
+"""Hashes by part, by the hash of what torch, oneDNN and MKL compute on the machine that runs it."""

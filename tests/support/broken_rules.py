@@ -1,4 +1,4 @@
-"""Rules of docs/determinism.md, each broken on purpose in a way that somebody might write, and what notices it.
+"""Rules of docs/determinism.md, each broken on purpose in a way that looks right, and what notices it.
 
 A rule is broken by replacing a part of the source of the function that follows it. If the source changes, its entry
 here has to: `source` fails if it does not find the part.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.arithmetic.instruction_set import cpu_flags, pin, widest
 
@@ -38,3 +40,14 @@ def refusal() -> str:
     except UnusableSettings as error:
         return str(error)
     return ""
+
+
+def skip_where_refused() -> None:
+    """Skips the test with the sentence of the checks where they refuse.
+
+    A machine whose bits are stored was not refused before: there it fails.
+    """
+    if sentence := refusal():
+        from tests.support.bit_probes import STORED, library_bits
+
+        (pytest.fail if library_bits() in STORED else pytest.skip)(sentence)

@@ -18,7 +18,7 @@ import transformers
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.gpu.backend import CudaBackend
 from tests.support import thoroughness
-from tests.support.deterministic_cpu import refusal
+from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.exact_parity import ExactParity
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.parity import BFLOAT16, EXACT, FLOAT16, FLOAT32, Parity, Precision
@@ -37,8 +37,7 @@ def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend
 
 
 def _load_deterministic(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
-    if sentence := refusal():
-        pytest.skip(sentence)
+    skip_where_refused()
     return _load_cpu(folder, dtype=dtype, deterministic=True, **sizes)
 
 

@@ -5,7 +5,10 @@ Hashes are compared with those of the rule kept, which `test_determinism.py` com
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.arithmetic import check, products
+from runner_svc.arithmetic.instruction_set import LEVELS
 from runner_svc.arithmetic.known_numbers import known_numbers, same_bits
 from runner_svc.attention import canonical_check
 from runner_svc.backends import determinism
@@ -29,7 +33,7 @@ from tests.support.bit_walk import Walk, load
 from tests.support.broken_rules import Rule
 from tests.support.known_texts import KnownTexts, Most, Stream, copies, stream_all
 from tests.support.rule_breaks import RULES
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import FULL, choice
 
 pytestmark = pytest.mark.usefixtures("deterministic_cpu")
 
@@ -209,3 +213,29 @@ def test_a_broken_rule_is_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -
     right = kept(rule.finder)
     rule.broken(monkeypatch)
     assert FINDERS[rule.finder]() != right
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.mark.skipif(not FULL, reason="starts a process")
+def test_the_service_pins_before_torch_is_imported() -> None:
+    question = "import sys, runner_svc.service; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", question], env=environment()).returncode == 0
+
+
+@pytest.mark.skipif(not FULL, reason="imports torch in two processes")
+def test_products_that_are_not_pinned_are_refused() -> None:
+    """With MKL's code for AVX2. With that for AVX-512 they are the same, pinned or not."""
+    question = "from tests.support.deterministic_cpu import refusal; print(refusal())"
+    avx2 = {**LEVELS["AVX2"], "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"}
+    found = []
+    for pinned in (False, True):
+        variables = {**environment(), **avx2}
+        if not pinned:
+            del variables["MKL_CBWR"]
+        asked = subprocess.run([sys.executable, "-c", question], env=variables, capture_output=True, text=True)
+        assert not asked.returncode, asked.stderr
+        found.append(asked.stdout.strip())
+    assert "the bits of MKL's products in attention depend" in found[0] and found[1] == ""

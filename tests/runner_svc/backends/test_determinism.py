@@ -19,7 +19,7 @@ from runner_svc.arithmetic.known_numbers import known_numbers
 from runner_svc.attention import canonical_check
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
-from tests.support.bit_probes import MODELS, PROBES, hash_of, known_model, library_bits
+from tests.support.bit_probes import MODELS, PROBES, STORED, hash_of, known_model, library_bits
 from tests.support.bit_walk import BLOCKS, Walk, load
 from tests.support.host_backend import no_progress
 from tests.support.logits_of_steps import different
@@ -30,39 +30,6 @@ pytestmark = pytest.mark.usefixtures("deterministic_cpu")
 
 REFUSED = ("llama-dynamic",)
 SERVED = [family for family in FAMILIES if family not in REFUSED]
-STORED = {
-    "d8428f783a0f4f9e": {  # AVX-512
-        "functions": "6e48a62f7eff97ba",
-        "products": "b4654ced72472102",
-        "rope": "10e33e4c1662fd80",
-        "attention": "6db2458c70d39b9d",
-        "draws": "c8060f12ff3963c8",
-        "llama": "996f3a3b4d5c1634",
-        "gemma2": "e70dd8f62c970162",
-        "qwen2-moe": "14e0d7436c410fd5",
-        "glm4-moe": "30e93d802cd40cd3",
-        "gpt-oss": "e447e56f40c4f81b",
-        "granite": "874de9e8a967891d",
-        "gpt2": "4d41bb9a80a67f8a",
-        "cohere-qk-norm": "4ab426790beda65e",
-    },
-    "93eb2e2b2f65887c": {  # AVX2
-        "functions": "15c6a6929ead4236",
-        "products": "b4654ced72472102",
-        "rope": "10e33e4c1662fd80",
-        "attention": "2e61f48f7bf70d68",
-        "draws": "fd3b35886b3669ca",
-        "llama": "fe431df19ff6d8d1",
-        "gemma2": "c79d31ebdc549525",
-        "qwen2-moe": "71b804d56abecbe6",
-        "glm4-moe": "8494fff5773a82f4",
-        "gpt-oss": "7fbfd7391725e788",
-        "granite": "99ecddd030f20f0a",
-        "gpt2": "b33ad4c46449ad25",
-        "cohere-qk-norm": "c010059adf3aa978",
-    },
-}
-"""Hashes by part, by the hash of what torch, oneDNN and MKL compute on the machine that runs it."""
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +63,7 @@ def test_logits_are_equal_in_every_bit(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", choice([*PROBES], in_ci=[part for part in PROBES if part not in MODELS[1:]]))
 def test_a_change_of_bits_is_noticed(part: str) -> None:
-    """A change of bits takes a new ORDER_VERSION, and new hashes here."""
+    """A change of bits takes a new ORDER_VERSION, and new hashes."""
     got, library = hash_of(PROBES[part]()), library_bits()
     if library not in STORED:
         pytest.skip(f"no hash is stored for libraries and processors that compute {library}: {part} {got}")

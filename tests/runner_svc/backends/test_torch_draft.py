@@ -21,7 +21,7 @@ from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.runner_svc.backends.test_verified_rows import MOST, assert_alike, copies, streams
-from tests.support.deterministic_cpu import refusal
+from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.host_backend import no_progress
 from tests.support.known_texts import Counts, stream_all
 from tests.support.parity import EXACT, FLOAT32
@@ -47,8 +47,8 @@ PAIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def with_draft(target: Path, draft: Path, on_load: OnLoad = NOTHING, *, deterministic: bool = False) -> TorchBackend:
     """Returns the target's backend; `on_load` is for the draft model, which is not deterministic in any case."""
-    if deterministic and (sentence := refusal()):
-        pytest.skip(sentence)
+    if deterministic:
+        skip_where_refused()
 
     def make(drafted: DraftTarget) -> Drafter:
         return load_draft_model("draft", draft, drafted, draft / "unused", no_progress, on_load)

@@ -16,7 +16,7 @@ from runner_svc.execution.runner import Runner
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from runner_svc.weights.on_load import OnLoad
-from tests.support.deterministic_cpu import refusal
+from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.host_backend import no_progress
 from tests.support.known_texts import KnownTexts, Most, Stream, copies, stream_all
 from tests.support.parity import EXACT, FLOAT32, ROUNDED
@@ -41,8 +41,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load(kind: str, folder: Path, drafter: KnownTexts | None = None) -> TorchBackend:
-    if "deterministic" in kind and (sentence := refusal()):
-        pytest.skip(sentence)
+    if "deterministic" in kind:
+        skip_where_refused()
     family, options = KINDS[kind]
     if not folder.exists():
         make_tiny_model(family, folder)

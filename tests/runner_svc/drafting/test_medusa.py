@@ -20,7 +20,7 @@ from runner_svc.interface.backend import SlotChanges
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
-from tests.support.deterministic_cpu import refusal
+from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.host_backend import no_progress
 from tests.support.known_texts import Most, Stream, copies, stream_all
 from tests.support.medusa_models import (
@@ -106,8 +106,8 @@ WRONG = [(family, deterministic) for family in ("gemma2", "mixtral", "gpt2") for
 
 @pytest.mark.parametrize(("family", "deterministic"), choice(WRONG, in_ci=[("gemma2", True)]))
 def test_heads_that_are_wrong_change_nothing(family: str, deterministic: bool, tmp_path: Path) -> None:
-    if deterministic and (sentence := refusal()):
-        pytest.skip(sentence)
+    if deterministic:
+        skip_where_refused()
     torch.manual_seed(1)
     folder = make_tiny_model(family, tmp_path / "model")
     backend = load(folder, save_heads(tmp_path / "heads", random_heads(5, 2)), deterministic=deterministic)
