@@ -54,11 +54,10 @@ def _findings(given: BothSettings) -> Iterator[Finding]:
         yield from addresses.ports(scheduler)
         yield addresses.gateway(scheduler)
     if (runner := usable.get("runner")) is not None:
-        asked = accelerator.gpu(runner.device)
-        yield from asked.findings
+        yield from accelerator.gpu(runner.device)
         if not missing(RUNNER_ALWAYS):
             yield model.model(runner.model, runner.device)
-            if (drafter := model.drafter(runner.draft, asked.device)) is not None:
+            if (drafter := model.drafter(runner.draft, runner.device)) is not None:
                 yield drafter
         yield machine.folder("cache", runner.cache_dir)
     yield machine.folder("temporary files", Path(_temporary()))

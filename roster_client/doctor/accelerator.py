@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from roster_client.doctor.findings import Finding, State
@@ -27,24 +26,10 @@ print(json.dumps(found))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is found, and the device that a runner then takes: the setting's, or for 'auto' the GPU or the CPU."""
-
-    findings: list[Finding]
-    device: str
-
-
-def gpu(device: str) -> Asked:
+def gpu(device: str) -> list[Finding]:
     """Returns what torch and CuPy find, for a runner with this setting `device`."""
     if device in TEST_DEVICES:
-        return Asked([], device)
-    findings, usable = _asked(device)
-    return Asked(findings, ("cuda" if usable else "cpu") if device == "auto" else device)
-
-
-def _asked(device: str) -> tuple[list[Finding], bool]:
-    """Returns the findings, and whether the GPU can be used."""
+        return []
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=LONGEST_S, check=True
@@ -52,14 +37,14 @@ def _asked(device: str) -> tuple[list[Finding], bool]:
         found = json.loads(asked.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         text = f"the driver did not answer within {LONGEST_S:g} s"
-        return [Finding("GPU", State.PROBLEM, text, "check nvidia-smi, and restart the machine")], False
+        return [Finding("GPU", State.PROBLEM, text, "check nvidia-smi, and restart the machine")]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no output"])[-1]
         todo = "pip install 'roster-serve[runner]', or check the driver with nvidia-smi"
-        return [Finding("GPU", State.PROBLEM, f"it can't be asked ({last})", todo)], False
+        return [Finding("GPU", State.PROBLEM, f"it can't be asked ({last})", todo)]
     except (ValueError, IndexError) as error:
-        return [Finding("GPU", State.PROBLEM, f"its answer can't be read ({error})")], False
-    return [Finding("CUDA", State.OK, "; ".join(found["versions"])), _card(found, device)], not found["why"]
+        return [Finding("GPU", State.PROBLEM, f"its answer can't be read ({error})")]
+    return [Finding("CUDA", State.OK, "; ".join(found["versions"])), _card(found, device)]
 
 
 def _card(found: dict[str, Any], device: str) -> Finding:

@@ -34,7 +34,7 @@ def model(name: str, device: str) -> Finding:
 def drafter(draft: str, device: str) -> Finding | None:
     """Returns what is known of what the setting `draft` names by a path; None if it names no path.
 
-    `device`: that the runner takes.
+    `device`: as set; with 'auto' it is not known here whether the runner takes a GPU.
     """
     from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -18,8 +16,6 @@ from roster_client.doctor.findings import State
 from roster_common import extras
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.thoroughness import FULL
-
-_ERRORS = {name: getattr(subprocess, name) for name in ("TimeoutExpired", "CalledProcessError")}
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -85,18 +81,6 @@ def test_what_drafts(tmp_path: Path) -> None:
         assert found is not None and (found.state, found.todo[:12]) == (State.PROBLEM, "set draft to")
 
 
-def test_what_drafts_is_checked_for_the_device_that_a_runner_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = {"versions": ["torch 2"], "why": "", "todo": "", "here": True, "free": 0.9}
-    process = SimpleNamespace(run=lambda *args, **options: SimpleNamespace(stdout=json.dumps(answer)), **_ERRORS)
-    monkeypatch.setattr(accelerator, "subprocess", process)
-    assert [accelerator.gpu(device).device for device in ("cpu", "cuda", "auto")] == ["cpu", "cuda", "cuda"]
-    given = ["--listen=127.0.0.1:0", "--device=auto", "--draft=model:smollm2", "--json"]
-    found = json.loads(CliRunner().invoke(app, ["doctor", *given]).stdout)
-    assert [finding["state"] for finding in found if finding["subject"] == "draft model"] == ["problem"]
-    answer["why"] = "there is no GPU"
-    assert accelerator.gpu("auto").device == "cpu"
-
-
 def test_models(tmp_path: Path) -> None:
     assert model.model("smollm2", "cpu").state is State.OK
     assert model.model("no model", "cpu").state is State.PROBLEM
@@ -131,7 +115,7 @@ def test_cards(found: dict, device: str, state: State) -> None:
 
 @pytest.mark.skipif(not FULL, reason="imports torch in a process")
 def test_the_gpu_is_asked() -> None:
-    cuda, gpu = accelerator.gpu("auto").findings
+    cuda, gpu = accelerator.gpu("auto")
     assert cuda.text.startswith("torch ") and gpu.state is not State.PROBLEM
 
 
