@@ -14,6 +14,10 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.deterministic_cpu import pin_without_avx512, skip_where_refused
+
+pin_without_avx512()  # before torch is imported
+
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
@@ -109,3 +113,9 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def deterministic_cpu() -> None:
+    """Skips the test, with the sentence of a runner's checks at its start, where they refuse to be deterministic."""
+    skip_where_refused()
