@@ -23,6 +23,7 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.fusions import Fusions
 from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend, Forward
 from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.drafts.draft_draws import DraftDraws
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
 from runner_svc.gpu.drafts.pending_step import PendingDraftedStep
@@ -153,6 +154,10 @@ class DraftingCudaBackend(CudaBackend):
 
     def _make_sampling(self) -> SamplingLauncher:
         return self._launchers.sampling(self._slots.tokens, writes=False)
+
+    def _make_draft_draws(self) -> DraftDraws:
+        """Returns what draws drafts from logits of the target's ids."""
+        return DraftDraws(self._launchers.sampling(self._slots.tokens), self.num_slots, self._device.device)
 
     @property
     def _most_draws(self) -> int:
