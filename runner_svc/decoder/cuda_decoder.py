@@ -241,7 +241,19 @@ class CudaDecoder:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
         self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
-        self._linear_head.multiply(stream, normed, out)
+        self.head_logits(stream, normed, out)
+
+    def final_states(self, stream: int, residual: Tensor) -> Tensor:
+        """Returns the final norm's output [L, hidden_size], for a residual stream as `logits` left it."""
+        if self.norm_weight is None:
+            return residual
+        normed = torch.empty_like(residual)
+        self._launchers.norm.norm(stream, residual, self.norm_weight, normed)
+        return normed
+
+    def head_logits(self, stream: int, states: Tensor, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size], from outputs of the final norm [L, hidden_size]."""
+        self._linear_head.multiply(stream, states, out)
         finish_logits(out, self.config.model)
 
     def _embed(self, inputs: DeviceInputs, out: Tensor) -> None:

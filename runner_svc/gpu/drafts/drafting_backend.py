@@ -136,8 +136,12 @@ class DraftingCudaBackend(CudaBackend):
         self._sampling(stream, logits, own, ids, values, tokens, finite, adjusted=records.adjusted)
         outcomes = self._result[aligned(steps.most_sampled) :][:num_sampled]
         steps.launchers.accept(stream, own, tokens, finite, outcomes, stride)
+        self._accepted(own, outcomes, stride)
         self._copy(stream, self._result, buffers.result, len(self._result))
         return launch_row_logprobs(logits, tokens, batch, rows.sample_rows, records.asking, stride)
+
+    def _accepted(self, records: Tensor, outcomes: Tensor, stride: int) -> None:
+        """Launches what a drafter needs of a step's accepted draws; `records` are those of all draws."""
 
     def _keep_masked_rows(self, batch: StepBatch, rows: PackedRows) -> CudaMaskedRows:
         waiting = self._index(np.searchsorted(rows.sample_rows, batch.awaits) * rows.stride)
