@@ -239,16 +239,12 @@ class CudaDecoder:
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
+        self.head_logits(stream, self.normed(stream, hidden), out)
+
+    def normed(self, stream: int, hidden: Hidden) -> Tensor:
+        """Returns the final norm's output [L, hidden_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
         self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
-        self.head_logits(stream, normed, out)
-
-    def final_states(self, stream: int, residual: Tensor) -> Tensor:
-        """Returns the final norm's output [L, hidden_size], for a residual stream as `logits` left it."""
-        if self.norm_weight is None:
-            return residual
-        normed = torch.empty_like(residual)
-        self._launchers.norm.norm(stream, residual, self.norm_weight, normed)
         return normed
 
     def head_logits(self, stream: int, states: Tensor, out: Tensor) -> None:

@@ -76,7 +76,7 @@ class MedusaDraft:
         count, heads = len(rows.slots), self._heads[: proposals.shape[1]]
         known = self._slots.counters.index_select(0, rows.slots)
         ready = (rows.counts > 0) & (self._counters.index_select(0, rows.slots) == known)
-        states = self._decoder.final_states(stream, self._states.index_select(0, rows.slots))
+        states = self._decoder.normed(stream, Hidden(self._states.index_select(0, rows.slots), None))
         logits = self._logits_of(stream, heads, states)
         proposals.fill_(-1)
         for distance in range(len(heads)):
@@ -130,7 +130,7 @@ class MedusaDraftingCudaBackend(DraftingCudaBackend):
     _steps: MedusaSteps
 
     def __init__(self, *arguments: Any, heads: Sequence[MedusaHead], drafts: DraftOptions, **options: Any) -> None:
-        """`heads` are on the device, in the decoder's dtype. Further arguments as those of `DraftingCudaBackend`."""
+        """Further arguments as those of `DraftingCudaBackend`."""
         self._heads = heads
         self._newcomers: list[int] = []
         super().__init__(*arguments, drafts=replace(drafts, max_drafts=min(drafts.max_drafts, len(heads))), **options)
@@ -155,4 +155,5 @@ class MedusaDraftingCudaBackend(DraftingCudaBackend):
         self._steps.medusa.observe(records, outcomes, stride, self._steps.states(len(outcomes) * stride))
 
     def _make_steps(self, cache: KVCache) -> CudaSteps:
+        self._heads = [head.to(self._device.device, self._decoder.dtype) for head in self._heads]
         return self._drafted(partial(MedusaSteps, self._heads, self._make_draft_draws()), cache)
