@@ -98,7 +98,7 @@ def test_streams_are_those_without_drafts_up_to_near_ties(kind: str, temperature
     rng = random.Random(seed)
     torch.manual_seed(seed)
     folder = make_tiny_model("llama", tmp_path / "tiny", 7, torch.bfloat16, hidden_size=HIDDEN)
-    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 40))] for _ in range(8)]
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 15))] for _ in range(8)]
     plain = Drafted(load(folder, **SLOTS), prompts, temperature)
     plain.run(rng, 0)
     drafted = Drafted(drafting(folder, kind, saved(kind, False, tmp_path / "drafts")), prompts, temperature)
