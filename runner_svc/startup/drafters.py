@@ -82,7 +82,7 @@ def cpu_drafter(settings: RunnerSettings, progress: Progress) -> MakeDrafter | N
 
 
 def gpu_drafter(settings: RunnerSettings, progress: Progress, drafts: DraftOptions) -> MakeBackend:
-    """Returns what makes a GPU backend with the model, heads or layer that `draft` names; errors as of `cpu_drafter`."""
+    """Returns what makes a GPU backend with the model, heads or layer of `draft`; errors as of `cpu_drafter`."""
     import torch
 
     from runner_svc.catalog.source import model_folder

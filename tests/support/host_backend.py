@@ -60,8 +60,7 @@ def host_backend(
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes.
 
-    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says; `medusa`: heads that do; `eagle`: a draft
-    layer that does.
+    `draft_folder`, `medusa`, `eagle`: a draft model, heads, or a layer, which draft as many tokens as `drafts` says.
     """
     config = ModelConfig.from_hugging_face(read_config(folder))
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)

@@ -80,7 +80,7 @@ class EagleWeights:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> EagleWeights:
         """Returns the layer on a device, its numbers in `dtype`."""
-        moved = {}
+        moved: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, Tensor):

@@ -16,7 +16,6 @@ from torch.nn import functional
 from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.drafting.eagle.checkpoint import EagleWeights
 
-
 GATHERED_BYTES = 1 << 26
 """Most bytes of keys, and of values, that `EagleLayer.step_rows` gathers at once."""
 
@@ -30,9 +29,8 @@ class EagleLayer:
         self._embeddings = embeddings
         config = weights.config
         self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        like = {"device": weights.qkv.device, "dtype": weights.qkv.dtype}
         self._rope = RotaryEmbedding(config.ropes[0], weights.qkv.device)
-        self.cache = torch.zeros(2, num_positions, self._kv_heads, self._head_dim, **like)
+        self.cache = weights.qkv.new_zeros(2, num_positions, self._kv_heads, self._head_dim)
 
     def fused(self, states: Tensor) -> Tensor:
         """Returns what the layer keeps of the model's states [T, ...]: [T, H]."""
@@ -65,7 +63,9 @@ class EagleLayer:
         `contexts` [L]: the places of positions 1 to its own of each row, int64.
         """
         queries, residual = self.write(tokens, states, positions, torch.stack([places[-1] for places in contexts]))
-        return self._after(residual, torch.stack([self._attended(*pair) for pair in zip(queries, contexts, strict=True)]))
+        return self._after(
+            residual, torch.stack([self._attended(*pair) for pair in zip(queries, contexts, strict=True)])
+        )
 
     def step_rows(self, tokens: Tensor, states: Tensor, positions: Tensor, places: Tensor, contexts: Tensor) -> Tensor:
         """As `step`, without reading anything on the host.

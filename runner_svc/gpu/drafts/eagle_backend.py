@@ -48,7 +48,9 @@ class EagleSteps(DraftedSteps):
         layout = self.layout
         slots, offsets = self._section(layout.slots, num_rows), self._section(layout.offsets, num_rows + 1)
         # The passes that are whole leave the sum of all layers.
-        left = Hidden(self._own.workspace.residual[:num_tokens], None) if hidden is None else hidden.slice(0, num_tokens)
+        left = (
+            Hidden(self._own.workspace.residual[:num_tokens], None) if hidden is None else hidden.slice(0, num_tokens)
+        )
         self.eagle.follow(slots, offsets, self._inputs[:, :num_tokens], self._own.normed(stream, left))
 
     def propose(self, stream: int, num_rows: int, drafts: int, longest: int) -> None:
