@@ -15,12 +15,17 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from runner_svc.execution.runner import Runner
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
 from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup import backend_factory
+from runner_svc.startup.step_costs import measured_step_costs
 from tests.gpu.test_drafts import LENGTH, TIE, Drafted
 from tests.support.eagle_layers import cycle_layer, random_layer, save_layer
 from tests.support.gpu_backends import load  # imports CuPy
+from tests.support.host_backend import no_progress
 from tests.support.known_texts import Most, Stream, copies, stream_all
 from tests.support.medusa_models import (
     cycle_heads,
@@ -112,3 +117,19 @@ def test_streams_are_those_without_drafts_up_to_near_ties(kind: str, temperature
             assert temperature > 0 or gaps[first] < TIE * np.std(np.array(gaps)) + 0.05
     print(f"{kind}, {temperature}: ties {ties} of 8, {drafted.drafted} drafted, {drafted.accepted} accepted")
     assert ties <= 4 and drafted.drafted > 60
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "model"])
+def test_a_runner_starts_with_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the settings, with the memory that is left, and with steps that are timed as at any start."""
+    monkeypatch.setattr(backend_factory, "ON_GPU", {"medusa", "eagle", "model"})
+    folder = make_cycle_model(tmp_path / "model", hidden=HIDDEN)
+    path = folder if kind == "model" else saved(kind, True, tmp_path / "drafts")
+    sizes = {"slots": 8, "max_step_tokens": 128, "context_length": 256, "gpu_memory": 0.2, "cache_dir": tmp_path}
+    settings = RunnerSettings.read(device="cuda", model=str(folder), draft=f"{kind}:{path}", max_drafts=5, **sizes)
+    runner = Runner(backend_factory.build_backend(settings, "cuda", no_progress))
+    hello = runner.hello()
+    assert (hello.drafter, hello.max_drafts) == (f"{kind}:{path}", 4 if kind == "medusa" else 5)
+    costs = measured_step_costs(runner, on_gpu=True)
+    print(f"{kind}: {[(cost.decode_rows, cost.drafts, round(cost.step_ns / 1e6, 2)) for cost in costs]}")
+    assert any(cost.drafts for cost in costs)
