@@ -84,18 +84,10 @@ def drafting_with_heads(folder: Path, drafts: DraftOptions) -> MakeBackend:
 
 
 def drafting_with_layer(folder: Path, drafts: DraftOptions) -> MakeBackend:
-    """Returns what makes a backend with EAGLE's layer of `folder`.
-
-    It raises as `read_eagle`, and UnsupportedModel for a layer of EAGLE-3.
-    """
+    """Returns what makes a backend with EAGLE's layer of `folder`; it raises as `read_eagle`."""
 
     def make(model: plan_pb2.Model, config: ModelConfig, *arguments: Any) -> EagleDraftingCudaBackend:
         weights = read_eagle(folder, Target(config.hidden_size, config.vocab_size, config.num_layers))
-        if weights.is_third:
-            raise UnsupportedModel(
-                f"{folder} has a layer of EAGLE-3, whose states within the model a GPU does not keep yet: use one of "
-                "EAGLE-1, or set device to 'cpu'."
-            )
         return EagleDraftingCudaBackend(model, config, *arguments, weights=weights, drafts=drafts)
 
     return make

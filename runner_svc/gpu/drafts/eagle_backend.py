@@ -39,7 +39,11 @@ class EagleSteps(DraftedSteps):
         self._propose = _proposed_before
         decoder, cache = self._decoder, self.cache
         assert isinstance(decoder, CudaDecoder), "drafts are refused for others"
-        self._own = decoder
+        self._own, self._taps = decoder, weights.taps
+        if not decoder.taps:
+            most, like = sizes["max_step_tokens"], decoder.workspace.residual
+            inside = [tap for tap in self._taps if tap < decoder.config.num_layers]
+            decoder.taps = {tap: like.new_zeros(most, like.shape[1]) for tap in inside}
         blocks = {"num_blocks": cache.num_blocks, "block_size": cache.block_size}
         self.eagle = EagleDraft(weights, decoder, draws, self._slots, self.logits, **blocks)
 
@@ -47,11 +51,18 @@ class EagleSteps(DraftedSteps):
         """Keeps the states of the last pass; `hidden`: what a mixed pass has left."""
         layout = self.layout
         slots, offsets = self._section(layout.slots, num_rows), self._section(layout.offsets, num_rows + 1)
+        states = self._states(stream, hidden, num_tokens)
+        self.eagle.follow(slots, offsets, self._inputs[:, :num_tokens], states)
+
+    def _states(self, stream: int, hidden: Hidden | None, num_tokens: int) -> Tensor:
         # The passes that are whole leave the sum of all layers.
-        left = (
-            Hidden(self._own.workspace.residual[:num_tokens], None) if hidden is None else hidden.slice(0, num_tokens)
-        )
-        self.eagle.follow(slots, offsets, self._inputs[:, :num_tokens], self._own.normed(stream, left))
+        whole = Hidden(self._own.workspace.residual[:num_tokens], None)
+        left = whole if hidden is None else hidden.slice(0, num_tokens)
+        normed = self._own.normed(stream, left)
+        if not self._taps:
+            return normed
+        kept = self._own.taps
+        return torch.cat([kept[tap][:num_tokens] if tap in kept else left.residual for tap in self._taps], dim=1)
 
     def propose(self, stream: int, num_rows: int, drafts: int, longest: int) -> None:
         """Drafts for the verifying pass of `num_rows` that is launched next."""
@@ -65,8 +76,7 @@ class EagleDraftingCudaBackend(DraftingCudaBackend):
     _steps: EagleSteps
 
     def __init__(self, *arguments: Any, weights: EagleWeights, drafts: DraftOptions, **options: Any) -> None:
-        """`weights`: of EAGLE-1. Further arguments as those of `DraftingCudaBackend`."""
-        assert not weights.is_third, "EAGLE-3 is refused"
+        """Further arguments as those of `DraftingCudaBackend`."""
         self._weights = weights
         super().__init__(*arguments, drafts=drafts, **options)
 

@@ -18,9 +18,12 @@ from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.drafts.draft_draws import DraftDraws
 from runner_svc.interface.draft_launchers import DraftRows
 
+_NEVER = -1e30
+"""Logit of an id that the layer's head does not have: finite, as others mark the row."""
+
 
 class EagleDraft:
-    """A layer of EAGLE-1, its KV, and the model's states at the positions of the cache."""
+    """A layer, its KV, and what it keeps of the model's states at the positions of the cache."""
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class EagleDraft:
         self._decoder, self._slots, self._logits, self._block_size = decoder, slots, logits, block_size
         own = weights.embeddings
         self._layer = EagleLayer(weights, decoder.embeddings if own is None else own, positions)
+        self._head_ids = weights.head_ids
         self._states = torch.zeros(positions, weights.config.hidden_size, dtype=decoder.dtype, device=decoder.device)
 
     @staticmethod
@@ -55,13 +59,14 @@ class EagleDraft:
             blocks[targets] = blocks[sources]
 
     def follow(self, slots: Tensor, offsets: Tensor, inputs: Tensor, states: Tensor) -> None:
-        """Takes the model's states, after the final norm, of all T positions of a pass.
+        """Takes what the layer reads of the model at all T positions of a pass.
 
         `slots` [R], `offsets` [R + 1]: of the rows of the pass. `inputs`: tokens, positions and places of the cache,
-        int32 [3, T]; a padded place is position 0 of the dummy block. `states` [T, hidden_size].
+        int32 [3, T]; a padded place is position 0 of the dummy block. `states`: of EAGLE-1 those after the final norm,
+        [T, hidden_size], of EAGLE-3 three within the model, [T, 3 * hidden_size].
         """
         tokens, positions, places = inputs.long()
-        self._states.index_copy_(0, places, states)
+        self._states.index_copy_(0, places, self._layer.fused(states))
         every = torch.arange(len(positions), device=positions.device)
         rows = torch.searchsorted(offsets[1:].long(), every, right=True).clamp(max=len(slots) - 1)
         before = self._places(slots.index_select(0, rows), (positions - 1).clamp(min=0))
@@ -89,9 +94,18 @@ class EagleDraft:
             positions = torch.where(fits, known - 1 + distance, 1).long()
             places = torch.where(fits, self._places(slots, positions), 0)
             states = self._layer.step_rows(inputs.long(), states, positions, places, contexts)
-            logits = self._logits[: len(slots)]
-            self._decoder.head_logits(stream, states, logits)
+            logits = self._logits_of(stream, states)
             self.draws.draw(stream, logits, slots, known + distance, fits, proposals[:, distance])
+
+    def _logits_of(self, stream: int, states: Tensor) -> Tensor:
+        """Returns float32 [L, vocab_size] for outputs of the layer."""
+        logits = self._logits[: len(states)]
+        if self._head_ids is None:
+            self._decoder.head_logits(stream, states, logits)
+        else:
+            logits.fill_(_NEVER)
+            logits[:, self._head_ids] = self._layer.head(states).float()
+        return logits
 
     @property
     def _most_positions(self) -> int:

@@ -39,13 +39,17 @@ def streams(dice: random.Random) -> list[Stream]:
     return [Stream([dice.randrange(NUM_TOKENS) for _ in range(dice.choice([1, 5, 12]))]) for _ in range(4)]
 
 
-@pytest.mark.parametrize("own_embeddings", choice([True, False], in_ci=[True]))
-def test_drafts_are_those_of_eagles_own_code(own_embeddings: bool, tmp_path: Path) -> None:
+TAPS = {"1": (), "1 with embeddings": (), "3": (2, 4, 5), "3, with the output": (1, 3, 8)}
+
+
+@pytest.mark.parametrize("case", choice([*TAPS], in_ci=["1 with embeddings", "3, with the output"]))
+def test_drafts_are_those_of_eagles_own_code(case: str, tmp_path: Path) -> None:
     """Whatever was drafted before, and in whatever chunks the prompt came."""
     torch.manual_seed(3)
-    tensors = random_layer(False, own_embeddings=own_embeddings)
-    folder = make_tiny_model("llama", tmp_path / "model")
-    made = backend(folder, save_layer(tmp_path / "layer", tensors))
+    tensors = random_layer(case.startswith("3"), own_embeddings="embeddings" in case)
+    folder = make_tiny_model("llama", tmp_path / "model", num_hidden_layers=8)
+    config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 7]}} if "output" in case else {}
+    made = backend(folder, save_layer(tmp_path / "layer", tensors, **config))
     eagle, seen = made._steps.eagle, []
     propose = eagle.propose
 
@@ -67,10 +71,21 @@ def test_drafts_are_those_of_eagles_own_code(own_embeddings: bool, tmp_path: Pat
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     embeddings, head = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()
     for text, proposed in [each for each in seen if each[1]][:: count(1, in_ci=2)]:
-        with torch.inference_mode():
-            states = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+        states = _states(model, text, TAPS[case])
         expected = greedy_drafts(tensors, text, states, len(proposed), embeddings, lambda each: each @ head.T)
         assert proposed == (expected if len(text) > 1 else [-1] * len(proposed))
+
+
+@torch.inference_mode()
+def _states(model: Any, text: list[int], taps: tuple[int, ...]) -> torch.Tensor:
+    outputs: list[torch.Tensor] = []
+    hook = model.model.layers[-1].register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    hidden = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    hook.remove()
+    last = outputs[0] if isinstance(outputs[0], torch.Tensor) else outputs[0][0]
+    if not taps:
+        return hidden[-1][0]
+    return torch.cat([(last if tap == len(model.model.layers) else hidden[tap])[0] for tap in taps], dim=1)
 
 
 @pytest.mark.parametrize("run", range(count(10, in_ci=1)))
@@ -81,7 +96,9 @@ def test_random_plans_change_no_stream(run: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
     torch.manual_seed(seed)
     folder = make_tiny_model(dice.choice(["llama", "gemma2"]), tmp_path / "model")
-    layer = save_layer(tmp_path / "layer", random_layer(False))
+    third = dice.random() < 0.5
+    config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}} if third else {}
+    layer = save_layer(tmp_path / "layer", random_layer(third), **config)
     made = backend(folder, layer, HostDevice(mixed_graphs=dice.random() < 0.5))
     driver = ModelDraftingDriver(made, host_backend(folder, **SIZES), Prophet(dice, NUM_TOKENS, 0.0), dice, 3)
     driver.run()
