@@ -22,8 +22,6 @@ from runner_svc.startup.kernel_cache import choose_kernel_cache
 if TYPE_CHECKING:
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
-ON_GPU: frozenset[str] = frozenset()
-"""Kinds of drafters with weights that a GPU computes: none before it has run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -222,12 +220,6 @@ def _gpu_backend_kind(settings: RunnerSettings, progress: Progress) -> MakeBacke
     if not settings.draft:
         return CudaBackend
     kind, _ = draft_parts(settings.draft)
-    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
-    if kind in computed and kind not in ON_GPU:
-        raise UnusableSettings(
-            f"draft is {settings.draft!r}, but a GPU can't compute {computed[kind]} yet: set draft to 'ngram' or '', "
-            "or device to 'cpu'"
-        )
     from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 
@@ -237,7 +229,7 @@ def _gpu_backend_kind(settings: RunnerSettings, progress: Progress) -> MakeBacke
             f"in a step: set max_drafts to {STRIDES[-1] - 1} or less"
         )
     drafts = DraftOptions(settings.draft, settings.max_drafts)
-    if kind in computed:
+    if kind in (MODEL, MEDUSA, EAGLE):
         return gpu_drafter(settings, progress, drafts)
     return partial(DraftingCudaBackend, drafts=drafts)
 

@@ -16,11 +16,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.execution.runner import Runner
+from runner_svc.gpu.drafts import draft_loading
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
 from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
 from runner_svc.settings.runner_settings import RunnerSettings
-from runner_svc.startup import backend_factory
+from runner_svc.startup.backend_factory import build_backend
 from runner_svc.startup.step_costs import measured_step_costs
 from tests.gpu.test_drafts import LENGTH, TIE, Drafted
 from tests.support.eagle_layers import cycle_layer, random_layer, save_layer
@@ -43,6 +44,7 @@ HOST: dict[str, Any] = {"num_slots": 8, "block_size": 16, "max_step_tokens": 128
 
 def drafting(folder: Path, kind: str, path: Path, most: int = 7) -> Any:
     """Returns a backend whose drafts heads or a layer draw."""
+    draft_loading.THIRD_ON_GPU = True
     backend = load(folder, drafts=DraftOptions(f"{kind}:{path}", most), **SLOTS, **{kind: path})
     assert isinstance(backend, MedusaDraftingCudaBackend if kind == "medusa" else EagleDraftingCudaBackend)
     if kind == "eagle":
@@ -155,14 +157,13 @@ def test_a_layer_mostly_drafts_what_it_drafts_on_a_cpu(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "model"])
-def test_a_runner_starts_with_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the settings, with the memory that is left, and with steps that are timed as at any start."""
-    monkeypatch.setattr(backend_factory, "ON_GPU", {"medusa", "eagle", "model"})
+def test_a_runner_starts_with_it(kind: str, tmp_path: Path) -> None:
+    """By the settings, with steps that are timed as at any start."""
     folder = make_cycle_model(tmp_path / "model", hidden=HIDDEN)
     path = folder if kind == "model" else saved(kind, True, tmp_path / "drafts")
-    sizes = {"slots": 8, "max_step_tokens": 128, "context_length": 256, "gpu_memory": 0.2, "cache_dir": tmp_path}
+    sizes = {"slots": 8, "max_step_tokens": 128, "context_length": 256, "kv_tokens": 4096, "cache_dir": tmp_path}
     settings = RunnerSettings.read(device="cuda", model=str(folder), draft=f"{kind}:{path}", max_drafts=5, **sizes)
-    runner = Runner(backend_factory.build_backend(settings, "cuda", no_progress))
+    runner = Runner(build_backend(settings, "cuda", no_progress))
     hello = runner.hello()
     assert (hello.drafter, hello.max_drafts) == (f"{kind}:{path}", 4 if kind == "medusa" else 5)
     costs = measured_step_costs(runner, on_gpu=True)

@@ -116,7 +116,8 @@ class DraftingCudaBackend(CudaBackend):
             return packed
         records = packed.records.copy()
         records["position"][batch.starts[rows.sample_rows] < 0] = -1
-        records["reserved"] = np.isin(rows.sample_rows, batch.awaits)
+        if len(batch.awaits):
+            records["reserved"] = np.isin(rows.sample_rows, batch.awaits)
         return replace(packed, records=records)
 
     def _draw(
