@@ -92,6 +92,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def still_frozen() -> Iterator[None]:
+    """Checks that no test has thawed what was frozen: every later collection would visit a million objects."""
+    yield
+    assert gc.get_freeze_count() > 100_000, "a test has called gc.unfreeze()"
+
+
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
     """Resets the logs, which a command called in this process configures for a stderr that pytest closes afterwards."""

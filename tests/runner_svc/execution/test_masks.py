@@ -287,4 +287,6 @@ def test_forced_tokens_are_computed_at_once_as_one_by_one(make: Callable[[], Run
         if runner.hello().model.numerics:
             assert first.values == alone.values
         assert alone.top_ids == first.top_ids
-        np.testing.assert_allclose(np.frombuffer(first.values, "<f4"), np.frombuffer(alone.values, "<f4"), atol=1e-4)
+        # A GPU computes in bfloat16, in another order for seven positions than for one.
+        atol = 1e-4 if runner.hello().device == "cpu" else 2e-2
+        np.testing.assert_allclose(np.frombuffer(first.values, "<f4"), np.frombuffer(alone.values, "<f4"), atol=atol)
