@@ -99,6 +99,9 @@ class CudaDecoder:
         ]
         self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
+        splitting = launchers.splitting or launchers.linear
+        self._split_qkv = [CudaLinear(layer.qkv, splitting) for layer in self.layers]
+        self._split_output = [CudaLinear(layer.output, splitting) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions, self.kv_scales = weights.positions, weights.kv_scales
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
@@ -135,6 +138,17 @@ class CudaDecoder:
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
+
+    def splits(self, rows: int) -> bool:
+        """Returns whether steps of that number of rows have QKV and output products of ours in which blocks share tiles.
+
+        None of their layers has biases.
+        """
+        splitting = self._launchers.splitting
+        if splitting is None:
+            return False
+        linears = (linear for layer in self.layers for linear in (layer.qkv, layer.output))
+        return all(linear.bias is None and splitting.fits(linear.matrix, rows) for linear in linears)
 
     @property
     def mlps(self) -> Sequence[CudaMlp]:
@@ -177,6 +191,8 @@ class CudaDecoder:
         self._embed(inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
+        splits = fusions.splitting
+        qkv_linears, output_linears = (self._split_qkv, self._split_output) if splits else (self._qkv, self._output)
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = self._qkv[index].takes(num_tokens) if not parallel else None
@@ -184,14 +200,14 @@ class CudaDecoder:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
-            sums = self._qkv_sums(stream, index, normed, qkv)
+            sums = self._qkv_sums(stream, index, qkv_linears[index], normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
-                hidden.add_now(stream, attended, self._output[index])
+                hidden.add_now(stream, attended, output_linears[index])
             else:
                 takes = mlp.takes(num_tokens)
                 hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
-                hidden.add(stream, attended, self._output[index])
+                hidden.add(stream, attended, output_linears[index])
                 is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out
@@ -273,11 +289,11 @@ class CudaDecoder:
         launcher = self._launchers.rounding_norm
         return launcher if launcher is not None and takes is not None and launcher.rounds(takes) else None
 
-    def _qkv_sums(self, stream: int, index: int, normed: Rows, out: Tensor) -> Sums:
+    def _qkv_sums(self, stream: int, index: int, linear: CudaLinear, normed: Rows, out: Tensor) -> Sums:
         """Returns the input of `attend`."""
         if self._rope(index).scales:
-            return self._qkv[index].sums(stream, normed, out)
-        self._qkv[index].multiply(stream, normed, out)
+            return linear.sums(stream, normed, out)
+        linear.multiply(stream, normed, out)
         return Sums(out)
 
     def _norm_takes_sums(self, post_norm: Tensor | None, weight: Tensor | None, takes: Rounding | None) -> bool:

@@ -34,6 +34,7 @@ from runner_svc.cuda.products.kernels import (
     linear_launchers,
     prepared,
 )
+from runner_svc.cuda.products.split_product import SplitProduct
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
@@ -128,11 +129,12 @@ class CudaLaunchers(StepLaunchers):
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
-        config = self._config
+        config, linear = self._config, LinearProducts(linear_launchers(self._products))
         return DecoderLaunchers(
             norm=self._norm(),
             activation=self._activation(),
-            linear=LinearProducts(linear_launchers(self._products)),
+            linear=linear,
+            splitting=SplitProduct(self._dtype, linear, overlap=self._overlap) if is_hopper() else None,
             gated=GatedProducts(gated_launchers(self._products)) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
