@@ -12,7 +12,11 @@
 // and notes where their outputs will lie. While the routing still runs, L2 gets the weights of the first tiles, on the guess
 // that each expert has one job.
 //
-// Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
+// The blocks' shares of memory's rate differ. The tiles of the last CLAIMS rounds, of which the last may be short, go to the
+// blocks that ask first.
+//
+// Macros: SCALAR; TOKENS, 32, 64, 128 or 160; STAGES; CLAIMS, 0: blocks take turns; AHEAD, pieces of 64 columns of weights of a block's first two
+// tiles that L2 gets, besides those of the stages, before the predecessor has ended, unless it GATHERS; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
 // then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
 #include "expert_ring.cuh"
@@ -36,6 +40,43 @@ constexpr int kOutputs = GATED ? kGatedOutputs : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
+
+// The tiles of a block. The last ones have to be claimed, by one thread, from which the others learn them.
+struct Turns {
+    unsigned told, heard;  // barriers in shared memory: a tile has been claimed; all other threads know it
+    int* claimed;          // there: the last tile that was
+    int* count;            // in global memory: claims of all blocks; 0 between launches
+    bool claims;           // this thread does
+    int total = 0, first_claimed = 0;
+    int number = 0;        // of the block's claims
+
+    __device__ __forceinline__ void start(int tiles) {
+        const int blocks = gridDim.x;
+        total = tiles;
+        first_claimed = max(tiles / blocks - (CLAIMS - 1), 1) * blocks;
+    }
+    __device__ __forceinline__ int after(int index) {
+        const int blocks = gridDim.x, next = index + blocks;
+        if (CLAIMS == 0) return next;
+        if (index < first_claimed && next < first_claimed) return next;
+        if (first_claimed >= total) return total;
+        if (claims) {
+            if (number > 0) barrier_wait(heard, number & 1 ^ 1);
+            const int before = atomicAdd(count, 1);
+            if (before == total - first_claimed + blocks - 1) *count = 0;  // the last claim; one of each block is in vain
+            *claimed = min(first_claimed + before, total);
+            barrier_arrive(told);
+        }
+        barrier_wait(told, number & 1);
+        number++;
+        const int tile = *claimed;
+        if (!claims) {
+            fence_async_proxy();  // until the load is complete
+            barrier_arrive(heard);
+        }
+        return tile;
+    }
+};
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
@@ -87,6 +128,8 @@ struct Copies {
     const Problem& problem;
     unsigned long long policy;
 
+    static constexpr int kAhead = AHEAD;
+
     __device__ __forceinline__ int row_of(int expert, int tile, int block) const {
         return GATED ? gated_row(expert, tile, block, problem.outputs)
                      : expert * problem.outputs + tile * kOutputs + block * 64;
@@ -96,6 +139,12 @@ struct Copies {
         for (int block = 0; block < kBlocks; block++) {
             copy_tensor(shared.weights(stage) + block * kBlockBytes, weights, 0, row_of(work.expert, work.tile, block), step,
                         shared.full(stage), policy);
+        }
+    }
+    __device__ __forceinline__ void fetch_weights(const Work& work, int step) const {
+#pragma unroll
+        for (int block = 0; block < kBlocks; block++) {
+            prefetch_tensor(weights, 0, row_of(work.expert, work.tile, block), step);
         }
     }
 #if !GATHERS
@@ -118,7 +167,8 @@ private:
 #if GATHERS
 // By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
 __device__ __forceinline__ void gather_into_ring(
-    const Copies& copies, const Problem& problem, const char* x, int* places, bool leads) {
+    const Copies& copies, const Problem& problem, const char* x, int* places, Turns turns) {
+    const bool leads = turns.claims;
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
@@ -127,12 +177,21 @@ __device__ __forceinline__ void gather_into_ring(
     Ring<STAGES> ring(1);
     Work work = first_work(problem);
     const int total = load_job(problem.jobs) * problem.tiles;
-    for (int index = blockIdx.x; index < total; index += gridDim.x) {
+    turns.start(total);
+    int given = 0;  // steps whose weights have been asked for: those of the first tile before its rows are known
+    if (leads && static_cast<int>(blockIdx.x) < total) {
+        given = min(STAGES, problem.steps);
+        for (int i = 0; i < given; i++) {
+            barrier_expect(shared.full(i), kWeightBytes);
+            copies.copy_weights(work, i, i);
+        }
+    }
+    for (int index = blockIdx.x; index < total; index = turns.after(index), given = 0) {
         if (index != static_cast<int>(blockIdx.x)) work = Work(problem, index);
         job.find(problem, work, places);
         for (int step = 0; step < problem.steps; step++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
-            if (leads) {
+            if (leads && step >= given) {
                 barrier_expect(shared.full(ring.stage), kWeightBytes);
                 copies.copy_weights(work, step, ring.stage);
             }
@@ -150,12 +209,14 @@ struct Consumer {
     bool leads;  // this thread arrives for the warpgroup
     unsigned weight_matrix, input_matrix;
     Ring<STAGES> ring;
+    Turns turns;
     float sums[2][kSums];
 
     __device__ __forceinline__ void consume() {
         Work work = first_work(problem);
         const int total = load_job(problem.jobs) * problem.tiles;
-        for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
+        turns.start(total);
+        for (int tile = blockIdx.x; tile < total; tile = turns.after(tile)) {
             if (tile != static_cast<int>(blockIdx.x)) work = Work(problem, tile);
             multiply_columns(work.rows);
             write(work);
@@ -168,12 +229,16 @@ private:
         else if (columns <= 16) multiply<16>();
         else if (columns <= 24) multiply<24>();
         else if (columns <= 32) multiply<32>();
+#if TOKENS > 32
         else if (columns <= 48) multiply<48>();
         else if (columns <= 64) multiply<64>();
+#endif
+#if TOKENS > 64
         else if (columns <= 80) multiply<80>();
         else if (columns <= 96) multiply<96>();
         else if (columns <= 112) multiply<112>();
         else if (columns <= 128) multiply<128>();
+#endif
 #if TOKENS > 128
         else if (columns <= 136) multiply<136>();
         else if (columns <= 144) multiply<144>();
@@ -313,18 +378,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     int tiles, int outputs, int reads_once) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    if (threadIdx.x == 0) shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
+    const unsigned told = shared.base + Shared::kBytes, heard = told + 8;
+    if (threadIdx.x == 0) {
+        barrier_init(told, 1);
+        barrier_init(heard, kConsumers * 128 + (GATHERS ? 127 : 0));
+        shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
+    }
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
+    // The number of jobs is followed by a counter for each of both products.
+    const Turns turns{told, heard, reinterpret_cast<int*>(shared_bytes + Shared::kBytes + 16),
+                      const_cast<int*>(jobs) + 2 - GATED, threadIdx.x == kConsumers * 128};
     if (warpgroup == kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        const bool leads = threadIdx.x == kConsumers * 128;
         const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
 #if GATHERS
-        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, leads);
+        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, turns);
 #else
-        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem);
+        if (turns.claims) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem, turns);
 #endif
         __syncwarp();
     } else {
@@ -332,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
         wait_then_release();
         Consumer{shared, problem, warpgroup, (threadIdx.x & 127) == 0,
                  matrix_descriptor(shared.weights(0) + warpgroup * 2 * kBlockBytes, 16),
-                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0)}
+                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0), turns}
             .consume();
     }
 }

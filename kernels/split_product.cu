@@ -7,7 +7,8 @@
 // 64 columns through a ring of stages, those of W before the predecessor has ended; two warpgroups multiply 64 rows each.
 // Blocks add up the parts of a sum in the order of the columns: what a row gets depends on it alone.
 //
-// Macros: SCALAR; COLUMNS, a multiple of 32 up to 160; SPLIT, 1, 2 or 4; STAGES.
+// Macros: SCALAR; COLUMNS, a multiple of 32 up to 160; SPLIT, 1, 2 or 4; STAGES; AHEAD, pieces of W that L2 gets early,
+// besides those of the stages.
 
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
@@ -51,6 +52,9 @@ __device__ __forceinline__ void fill_ring(
     for (int i = 0; i < ahead; i++) {
         barrier_expect(shared.full(i), kStageBytes);
         copy_tensor(shared.weights(i), weights, 0, part.column, part.first_step + i, shared.full(i));
+    }
+    for (int i = ahead; i < min(ahead + AHEAD, part.steps); i++) {
+        prefetch_tensor(weights, 0, part.column, part.first_step + i);
     }
     wait_for_predecessors();
     for (int i = 0; i < ahead; i++) {

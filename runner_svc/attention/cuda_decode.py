@@ -24,7 +24,8 @@ class DecodeKernel:
 
     def __init__(self, variant: DecodeVariant, windows: Sequence[int | None]) -> None:
         self.variant = variant
-        self.grid = num_multiprocessors() * variant.blocks // variant.cluster * variant.cluster
+        self._short = num_multiprocessors() * variant.short
+        self.grid = num_multiprocessors() * variant.blocks // variant.cluster * variant.cluster + self._short
         self.kernel = Kernel(
             load("paged_decode", variant.defines),
             "paged_decode",
@@ -42,7 +43,16 @@ class DecodeKernel:
         if planners is None:
             variant = self.variant
             planners = [
-                DecodePlanner(batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window)
+                DecodePlanner(
+                    batch,
+                    self.grid,
+                    variant.min_cost,
+                    variant.units,
+                    variant.end_cost,
+                    window,
+                    self._short,
+                    variant.ratio,
+                )
                 for window in self._windows
             ]
             self._planners[batch] = planners

@@ -107,6 +107,10 @@ class DecodeVariant:
     positions: int = 0
     # Warps of a team, which share tiles because a unit has more queries than one of them can take.
     sharers: int = 1
+    # Blocks per multiprocessor with short ranges, which start when others have ended; the latter's ranges are longer by
+    # the ratio.
+    short: int = 0
+    ratio: int = 1
 
     @classmethod
     def choose(

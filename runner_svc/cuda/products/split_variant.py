@@ -27,6 +27,7 @@ class SplitVariant:
 
     columns: int
     split: int
+    ahead: int = 0  # further steps whose weights L2 gets before the predecessor has ended
 
     @classmethod
     def choose(cls, multiprocessors: int, num_rows: int, num_outputs: int, width: int) -> SplitVariant:
@@ -66,7 +67,7 @@ class SplitVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {"COLUMNS": self.columns, "SPLIT": self.split, "STAGES": self.stages}
+        return {"COLUMNS": self.columns, "SPLIT": self.split, "STAGES": self.stages, "AHEAD": self.ahead}
 
     @property
     def _stage_bytes(self) -> int:
