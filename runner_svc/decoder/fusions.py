@@ -51,4 +51,6 @@ class Fusions:
     def name(self) -> str:
         """Name in logs."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""
-        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", own QKV and output" if self.splitting else "")
+        return (
+            f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", own QKV and output" if self.splitting else "")
+        )

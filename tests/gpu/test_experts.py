@@ -87,6 +87,36 @@ def test_parts(name: str, variant: Variant, overlap: bool) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        TilesVariant(32, gathers=True, claims=2),
+        TilesVariant(32, claims=2, ahead=12),
+        TilesVariant(64, gathers=True, claims=3),
+        TilesVariant(64, claims=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "case",
+    [
+        ExpertCase(LARGE, 256, hidden=2048),
+        ExpertCase(LARGE, 300, hidden=2048, skew=0.2),
+        ExpertCase(ODD, 77, hidden=320),
+        ExpertCase(QWEN, 500),
+    ],
+    ids=["large", "skewed", "odd", "qwen"],
+)
+def test_last_tiles_are_claimed(case: ExpertCase, variant: TilesVariant) -> None:
+    """Several times, since counters become 0 again."""
+    config = case.config
+    routing = ExpertRouting(config, overlap=True)
+    rows = ExpertRows(config, case.hidden, case.dtype, overlap=True)
+    products = ExpertProducts(config, case.dtype, variant, overlap=True)
+    for seed in range(3):
+        run(ExpertTensors(case, GPU, seed), routing, rows, products, stream())
+
+
 ENTRIES = {
     **{f"large-{rows}": ExpertCase(LARGE, rows, hidden=2048) for rows in (33, 129, 256, 500)},
     "qwen": ExpertCase(QWEN, 100),
