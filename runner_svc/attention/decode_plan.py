@@ -184,9 +184,9 @@ class DecodePlanner:
         row_of_edge = line[:, _TILE_START].searchsorted(edges, side="right")
         row_of_edge -= 1
         tile_starts, cost_starts, tiles, costs = line.take(row_of_edge, axis=0).T
-        # Where the edge's (row, unit) begins on the line of costs. Shares have the same size on that line, or one of two,
-        # so division gives the blocks of its first and last tile. Several blocks may begin at its start, which is also
-        # its predecessor's end; the last of them has its first tile.
+        # Where the edge's (row, unit) begins on the line of costs. Shares have one or two sizes on that line, so
+        # division gives the blocks of its first and last tile. Several blocks may begin at its start, which is also its
+        # predecessor's end; the last of them has its first tile.
         begins = edges - tile_starts
         begins //= tiles
         begins *= costs

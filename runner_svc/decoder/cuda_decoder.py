@@ -140,10 +140,7 @@ class CudaDecoder:
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
 
     def splits(self, rows: int) -> bool:
-        """Returns whether steps of that number of rows have QKV and output products of ours in which blocks share tiles.
-
-        None of their layers has biases.
-        """
+        """Returns whether a step of that number of rows can have QKV and output products whose blocks share tiles."""
         splitting = self._launchers.splitting
         if splitting is None:
             return False

@@ -64,8 +64,8 @@ def test_product(rows: int, outputs: int, width: int) -> None:
 
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
-def test_every_variant(columns: int, split: int, dtype: torch.dtype) -> None:
+def test_every_variant(columns: int, split: int) -> None:
+    dtype = torch.float16 if split == 2 else BF16
     check(product(SplitVariant(columns, split, ahead=3), dtype), 256, 1096, 2048, dtype)
 
 
