@@ -37,42 +37,39 @@ constexpr int kWeightBytes = kBlocks * kBlockBytes;
 constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or by a warpgroup that GATHERS
 constexpr int kBoxBytes = kBoxRows * 128;
 constexpr int kOutputs = GATED ? kGatedOutputs : 256;  // of a tile
+constexpr int kCopyingRegisters = GATHERS && CLAIMS ? 56 : 40;  // of a thread
+constexpr int kMultiplyingRegisters = GATHERS && CLAIMS ? 224 : 232;
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
 // The tiles of a block. The last ones have to be claimed, by one thread, from which the others learn them.
 struct Turns {
-    unsigned told, heard;  // barriers in shared memory: a tile has been claimed; all other threads know it
-    int* claimed;          // there: the last tile that was
-    int* count;            // in global memory: claims of all blocks; 0 between launches
-    bool claims;           // this thread does
-    int total = 0, first_claimed = 0;
-    int number = 0;        // of the block's claims
+    unsigned told;   // a barrier: a tile has been claimed; behind it one by which all others know it, then that tile
+    int* count;      // in global memory, for the thread that claims: claims of all blocks; 0 between launches. Else null
+    int total = 0;   // tiles
+    int number = 0;  // of the block's claims
 
-    __device__ __forceinline__ void start(int tiles) {
-        const int blocks = gridDim.x;
-        total = tiles;
-        first_claimed = max(tiles / blocks - (CLAIMS - 1), 1) * blocks;
-    }
+    __device__ __forceinline__ void start(int tiles) { total = tiles; }
     __device__ __forceinline__ int after(int index) {
         const int blocks = gridDim.x, next = index + blocks;
         if (CLAIMS == 0) return next;
-        if (index < first_claimed && next < first_claimed) return next;
+        const int first_claimed = max(total / blocks - (CLAIMS - 1), 1) * blocks;
+        if (next < first_claimed) return next;
         if (first_claimed >= total) return total;
-        if (claims) {
-            if (number > 0) barrier_wait(heard, number & 1 ^ 1);
+        if (count != nullptr) {
+            if (number > 0) barrier_wait(told + 8, number & 1 ^ 1);
             const int before = atomicAdd(count, 1);
             if (before == total - first_claimed + blocks - 1) *count = 0;  // the last claim; one of each block is in vain
-            *claimed = min(first_claimed + before, total);
+            store_shared(told + 16, make_uint4(min(first_claimed + before, total), 0, 0, 0));
             barrier_arrive(told);
         }
         barrier_wait(told, number & 1);
         number++;
-        const int tile = *claimed;
-        if (!claims) {
+        const int tile = load_shared(told + 16).x;
+        if (count == nullptr) {
             fence_async_proxy();  // until the load is complete
-            barrier_arrive(heard);
+            barrier_arrive(told + 8);
         }
         return tile;
     }
@@ -168,7 +165,7 @@ private:
 // By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
 __device__ __forceinline__ void gather_into_ring(
     const Copies& copies, const Problem& problem, const char* x, int* places, Turns turns) {
-    const bool leads = turns.claims;
+    const bool leads = turns.count != nullptr;
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
@@ -378,33 +375,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     int tiles, int outputs, int reads_once) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    const unsigned told = shared.base + Shared::kBytes, heard = told + 8;
+    const unsigned told = shared.base + Shared::kBytes;
     if (threadIdx.x == 0) {
         barrier_init(told, 1);
-        barrier_init(heard, kConsumers * 128 + (GATHERS ? 127 : 0));
+        barrier_init(told + 8, kConsumers * 128 + (GATHERS ? 127 : 0));
         shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
     }
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
-    // The number of jobs is followed by a counter for each of both products.
-    const Turns turns{told, heard, reinterpret_cast<int*>(shared_bytes + Shared::kBytes + 16),
-                      const_cast<int*>(jobs) + 2 - GATED, threadIdx.x == kConsumers * 128};
     if (warpgroup == kConsumers) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyingRegisters));
+        // The number of jobs is followed by a counter for each of both products.
+        const Turns turns{told, threadIdx.x == kConsumers * 128 ? const_cast<int*>(jobs) + 2 - GATED : nullptr};
         const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
 #if GATHERS
         gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, turns);
 #else
-        if (turns.claims) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem, turns);
+        if (turns.count != nullptr) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem, turns);
 #endif
         __syncwarp();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyingRegisters));
         wait_then_release();
         Consumer{shared, problem, warpgroup, (threadIdx.x & 127) == 0,
                  matrix_descriptor(shared.weights(0) + warpgroup * 2 * kBlockBytes, 16),
-                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0), turns}
+                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0), Turns{told, nullptr}}
             .consume();
     }
 }
