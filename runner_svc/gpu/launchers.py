@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -50,7 +51,9 @@ from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.matrix import Matrix
 
-_TILES_JOB_ROWS = 160
+_TILES = TilesVariant(160)
+_ENTERING = TilesVariant(160, gathers=True)
+"""Of some hundred rows, which are few for each expert."""
 
 
 class StepLaunchers:
@@ -209,16 +212,17 @@ class CudaLaunchers(StepLaunchers):
             if shared is not None
             else None,
             entry=self._entry(experts),
+            entering=ExpertProducts(experts, self._dtype, _ENTERING, overlap=self._overlap),
         )
 
     def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
-        variant, hidden_size = TilesVariant(_TILES_JOB_ROWS, gathers=True), self._config.hidden_size
+        hidden_size = self._config.hidden_size
         if split_of(experts, hidden_size) is None:
             return None
-        return ExpertEntry(experts, hidden_size, self._dtype, variant, overlap=self._overlap)
+        return ExpertEntry(experts, hidden_size, self._dtype, _ENTERING, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
-        return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
+        return ExpertProducts(experts, self._dtype, replace(_TILES, gathers=gathers), overlap=self._overlap)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config
