@@ -8,7 +8,7 @@
 // Blocks add up the parts of a sum in the order of the columns: what a row gets depends on it alone.
 //
 // Macros: SCALAR; COLUMNS, a multiple of 32 up to 160; SPLIT, 1, 2 or 4; STAGES; AHEAD, pieces of W that L2 gets early,
-// besides those of the stages.
+// besides those of the stages; LEAVES_FIRST, 1: W leaves L2 before what is read again.
 
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
@@ -49,9 +49,13 @@ struct Part {
 __device__ __forceinline__ void fill_ring(
     const Shared& shared, const TensorMap* inputs, const TensorMap* weights, const Part& part) {
     const int ahead = min(STAGES, part.steps);
+    const unsigned long long policy = LEAVES_FIRST ? evict_first_policy() : evict_normal_policy();
+    const auto copy_weights = [&](int step, int stage) {
+        copy_tensor(shared.weights(stage), weights, 0, part.column, part.first_step + step, shared.full(stage), policy);
+    };
     for (int i = 0; i < ahead; i++) {
         barrier_expect(shared.full(i), kStageBytes);
-        copy_tensor(shared.weights(i), weights, 0, part.column, part.first_step + i, shared.full(i));
+        copy_weights(i, i);
     }
     for (int i = ahead; i < min(ahead + AHEAD, part.steps); i++) {
         prefetch_tensor(weights, 0, part.column, part.first_step + i);
@@ -65,7 +69,7 @@ __device__ __forceinline__ void fill_ring(
         barrier_wait(shared.empty(ring.stage), ring.parity);
         barrier_expect(shared.full(ring.stage), kStageBytes);
         copy_tensor(shared.inputs(ring.stage), inputs, 0, part.row, part.first_step + step, shared.full(ring.stage));
-        copy_tensor(shared.weights(ring.stage), weights, 0, part.column, part.first_step + step, shared.full(ring.stage));
+        copy_weights(step, ring.stage);
     }
 }
 

@@ -28,6 +28,7 @@ class SplitVariant:
     columns: int
     split: int
     ahead: int = 0  # further steps whose weights L2 gets before the predecessor has ended
+    leaves_first: bool = False  # weights leave L2 before what is read again
 
     @classmethod
     def choose(cls, multiprocessors: int, num_rows: int, num_outputs: int, width: int) -> SplitVariant:
@@ -67,7 +68,13 @@ class SplitVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {"COLUMNS": self.columns, "SPLIT": self.split, "STAGES": self.stages, "AHEAD": self.ahead}
+        return {
+            "COLUMNS": self.columns,
+            "SPLIT": self.split,
+            "STAGES": self.stages,
+            "AHEAD": self.ahead,
+            "LEAVES_FIRST": int(self.leaves_first),
+        }
 
     @property
     def _stage_bytes(self) -> int:
