@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
+from runner_svc.interface.attention_launcher import KvAhead
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Sums
@@ -39,6 +40,14 @@ class StepAttention(Protocol):
 
     def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
         """Fills `output` from `queries`, both [T, num_heads * head_dim]; the row stride of queries is free."""
+
+
+@runtime_checkable
+class ForeseenAttention(Protocol):
+    """A `StepAttention` of which an earlier kernel may ask L2 for what it reads first."""
+
+    def ahead(self, layer: int) -> KvAhead | None:
+        """Returns what that is, or None if asking does not pay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +109,6 @@ class CudaDecoder:
         self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
         splitting = launchers.splitting or launchers.linear
-        self._split_qkv = [CudaLinear(layer.qkv, splitting) for layer in self.layers]
         self._split_output = [CudaLinear(layer.output, splitting) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions, self.kv_scales = weights.positions, weights.kv_scales
@@ -140,12 +148,12 @@ class CudaDecoder:
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
 
     def splits(self, rows: int) -> bool:
-        """Returns whether a step of that number of rows can have QKV and output products whose blocks share tiles."""
+        """Returns whether a step of that number of rows can have output products whose blocks share tiles."""
         splitting = self._launchers.splitting
         if splitting is None:
             return False
-        linears = (linear for layer in self.layers for linear in (layer.qkv, layer.output))
-        return all(linear.bias is None and splitting.fits(linear.matrix, rows) for linear in linears)
+        outputs = [layer.output for layer in self.layers]
+        return all(linear.bias is None and splitting.fits(linear.matrix, rows) for linear in outputs)
 
     @property
     def mlps(self) -> Sequence[CudaMlp]:
@@ -188,8 +196,7 @@ class CudaDecoder:
         self._embed(inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
-        splits = fusions.splitting
-        qkv_linears, output_linears = (self._split_qkv, self._split_output) if splits else (self._qkv, self._output)
+        outputs = self._split_output if fusions.splitting else self._output
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = self._qkv[index].takes(num_tokens) if not parallel else None
@@ -197,15 +204,15 @@ class CudaDecoder:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
-            sums = self._qkv_sums(stream, index, qkv_linears[index], normed, qkv)
+            sums = self._qkv_sums(stream, index, normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
-                hidden.add_now(stream, attended, output_linears[index])
+                hidden.add_now(stream, attended, outputs[index])
             else:
                 takes = mlp.takes(num_tokens)
                 hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
-                hidden.add(stream, attended, output_linears[index])
-                is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
+                hidden.add(stream, attended, outputs[index])
+                is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating, attention)
                 if is_normed:
                     normed = out
                     continue
@@ -230,7 +237,14 @@ class CudaDecoder:
         return True
 
     def _enter_experts_and_norm(
-        self, stream: int, index: int, mlp: CudaMlp, hidden: Hidden, normed: Tensor, activating: Activating
+        self,
+        stream: int,
+        index: int,
+        mlp: CudaMlp,
+        hidden: Hidden,
+        normed: Tensor,
+        activating: Activating,
+        attention: StepAttention,
     ) -> bool:
         """Adds the last product and a layer's experts, and makes `normed` the next layer's.
 
@@ -241,7 +255,9 @@ class CudaDecoder:
         weight, next_weight = self.layers[index].mlp_norm, self.layers[index + 1].attention_norm
         if weight is None or next_weight is None or hidden.last is None or not mlp.enters(len(normed), activating):
             return False
-        mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, self.config.norm_eps)
+        ahead = attention.ahead(index + 1) if isinstance(attention, ForeseenAttention) else None
+        eps = self.config.norm_eps
+        mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, eps, ahead)
         return True
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
@@ -286,11 +302,11 @@ class CudaDecoder:
         launcher = self._launchers.rounding_norm
         return launcher if launcher is not None and takes is not None and launcher.rounds(takes) else None
 
-    def _qkv_sums(self, stream: int, index: int, linear: CudaLinear, normed: Rows, out: Tensor) -> Sums:
+    def _qkv_sums(self, stream: int, index: int, normed: Rows, out: Tensor) -> Sums:
         """Returns the input of `attend`."""
         if self._rope(index).scales:
-            return linear.sums(stream, normed, out)
-        linear.multiply(stream, normed, out)
+            return self._qkv[index].sums(stream, normed, out)
+        self._qkv[index].multiply(stream, normed, out)
         return Sums(out)
 
     def _norm_takes_sums(self, post_norm: Tensor | None, weight: Tensor | None, takes: Rounding | None) -> bool:

@@ -40,7 +40,7 @@ class Fusions:
     adding: Adding = Adding.NORMS
     activating: Activating = Activating.KERNEL
     splitting: bool = False
-    """Whether QKV and output products are ours, whose blocks share tiles, where they fit."""
+    """Whether output products are ours, whose blocks share tiles, where they fit."""
 
     @property
     def count(self) -> int:
@@ -51,6 +51,4 @@ class Fusions:
     def name(self) -> str:
         """Name in logs."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""
-        return (
-            f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", own QKV and output" if self.splitting else "")
-        )
+        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", own output" if self.splitting else "")

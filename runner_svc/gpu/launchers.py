@@ -52,7 +52,7 @@ from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.matrix import Matrix
 
 _TILES = TilesVariant(160)
-_ENTERING = TilesVariant(160, gathers=True)
+_ENTERING = TilesVariant(32, gathers=True)
 """Of some hundred rows, which are few for each expert."""
 
 

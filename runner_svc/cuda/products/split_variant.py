@@ -47,8 +47,13 @@ class SplitVariant:
 
     def cost(self, multiprocessors: int, num_rows: int, num_outputs: int, width: int) -> int:
         """Returns the cost of a product: rows of x and outputs that the busiest multiprocessor reads in all steps."""
-        rounds = -(-self.blocks(num_rows, num_outputs) // (multiprocessors // self.split * self.split))
+        rounds = -(-self.blocks(num_rows, num_outputs) // self._at_once(multiprocessors))
         return rounds * ((TILE_ROWS + self.columns) * self.steps(width) + _BLOCK_COST)
+
+    def _at_once(self, multiprocessors: int) -> int:
+        """Returns the blocks that are sure to run at once: those of four are not in every part of the GPU."""
+        clusters = multiprocessors // self.split
+        return self.split * (clusters * 7 // 8 if self.split > 2 else clusters)
 
     @property
     def threads(self) -> int:
