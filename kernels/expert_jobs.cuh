@@ -8,7 +8,7 @@
 #include "vector.cuh"
 
 struct Problem {
-    const int* jobs;      // their number, two counters of expert_tiles.cu, an unused word, then of each: expert, first row, rows, rows of it before
+    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, rows of it before
     const int* pairs;     // [rows]: token * top_k + rank of each sorted row; of GATHERS, of each expert's rows
     int top_k;
     union {

@@ -9,7 +9,7 @@ struct Sorted {
     int* members; // [EXPERTS, room]: each expert's pairs
     int* counts;  // [EXPERTS]: how many there are yet; 0 between launches
     int* ends;    // [EXPERTS]: where each expert's pairs end
-    int* jobs;    // their number, two counters of expert_tiles.cu, an unused word; then of each: expert, first pair, pairs, pairs of the expert before
+    int* jobs;    // their number, three unused words; then of each: expert, first pair, pairs, pairs of the expert before
     int room;
     int job_rows; // most pairs of a job
 };

@@ -51,8 +51,6 @@ struct Copies {
     const Problem& problem;
     unsigned long long policy;
 
-    static constexpr int kAhead = 0;
-
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
         barrier_expect(shared.full(stage), kCopiedBytes + boxes(work) * kBoxBytes);
     }
@@ -229,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32) expert_product(
         Consumer{shared, sums, problem, Ring<STAGES>(0)}.consume();
     } else if (threadIdx.x == kConsumers) {
         const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
-        fill_ring<EARLY>(Copies{shared, &weights, &inputs, problem, policy}, problem, EqualTurns{});
+        fill_ring<EARLY>(Copies{shared, &weights, &inputs, problem, policy}, problem);
     }
 }
 

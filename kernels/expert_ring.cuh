@@ -29,23 +29,16 @@ struct OperandRing {
     }
 };
 
-// The tiles of a block: every gridDim.x-th. The first is that of its index.
-struct EqualTurns {
-    __device__ __forceinline__ void start(int) {}
-    __device__ __forceinline__ int after(int index) const { return index + static_cast<int>(gridDim.x); }
-};
-
-// By one thread: fills the ring for all of a block's tiles, in `turns`. `copies` has the ring, `shared`; it expects a stage's bytes and
+// By one thread: fills the ring for all of a block's tiles. `copies` has the ring, `shared`; it expects a stage's bytes and
 // copies weights and inputs. If the jobs are older than the predecessor, the first stages get their weights before that has
-// ended, and L2 gets Copies::kAhead further ones.
-template <bool JobsAreOlder, typename Copies, typename Turns>
-__device__ __forceinline__ void fill_ring(const Copies& copies, const Problem& problem, Turns turns) {
+// ended.
+template <bool JobsAreOlder, typename Copies>
+__device__ __forceinline__ void fill_ring(const Copies& copies, const Problem& problem) {
     constexpr int kStages = decltype(copies.shared)::kStages;
     Ring<kStages> ring(1);
     int done = 0;
     if (!JobsAreOlder) wait_then_release();
     const int total = load_job(problem.jobs) * problem.tiles;
-    turns.start(total);
     if (JobsAreOlder) {
         if (static_cast<int>(blockIdx.x) < total) {
             const Work work(problem, blockIdx.x);
@@ -54,21 +47,13 @@ __device__ __forceinline__ void fill_ring(const Copies& copies, const Problem& p
                 copies.expect(work, i);
                 copies.copy_weights(work, i, i);
             }
-            if constexpr (Copies::kAhead > 0) {
-                const int end = done + Copies::kAhead, second = blockIdx.x + gridDim.x;
-                for (int i = done; i < min(end, problem.steps); i++) copies.fetch_weights(work, i);
-                if (end > problem.steps && second < total) {
-                    const Work next(problem, second);
-                    for (int i = 0; i < min(end - problem.steps, problem.steps); i++) copies.fetch_weights(next, i);
-                }
-            }
             wait_then_release();
             for (int i = 0; i < done; i++, ring.advance()) copies.copy_inputs(work, i, i);
         } else {
             wait_then_release();
         }
     }
-    for (int index = blockIdx.x; index < total; index = turns.after(index), done = 0) {
+    for (int index = blockIdx.x; index < total; index += gridDim.x, done = 0) {
         const Work work(problem, index);
         for (int step = done; step < problem.steps; step++, ring.advance()) {
             barrier_wait(copies.shared.empty(ring.stage), ring.parity);

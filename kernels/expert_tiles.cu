@@ -12,11 +12,7 @@
 // and notes where their outputs will lie. While the routing still runs, L2 gets the weights of the first tiles, on the guess
 // that each expert has one job.
 //
-// The blocks' shares of memory's rate differ. The tiles of the last CLAIMS rounds, of which the last may be short, go to the
-// blocks that ask first.
-//
-// Macros: SCALAR; TOKENS, 32, 64, 128 or 160; STAGES; CLAIMS, 0: blocks take turns; AHEAD, pieces of 64 columns of weights of a block's first two
-// tiles that L2 gets, besides those of the stages, before the predecessor has ended, unless it GATHERS; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
+// Macros: SCALAR; TOKENS, 32, 64, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
 // then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
 #include "expert_ring.cuh"
@@ -37,43 +33,9 @@ constexpr int kWeightBytes = kBlocks * kBlockBytes;
 constexpr int kBoxRows = 16;               // of x, copied at once: by a box, or by a warpgroup that GATHERS
 constexpr int kBoxBytes = kBoxRows * 128;
 constexpr int kOutputs = GATED ? kGatedOutputs : 256;  // of a tile
-constexpr int kCopyingRegisters = GATHERS && CLAIMS ? 56 : 40;  // of a thread
-constexpr int kMultiplyingRegisters = GATHERS && CLAIMS ? 224 : 232;
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
-
-// The tiles of a block. The last ones have to be claimed, by one thread, from which the others learn them.
-struct Turns {
-    unsigned told;   // a barrier: a tile has been claimed; behind it one by which all others know it, then that tile
-    int* count;      // in global memory, for the thread that claims: claims of all blocks; 0 between launches. Else null
-    int total = 0;   // tiles
-    int number = 0;  // of the block's claims
-
-    __device__ __forceinline__ void start(int tiles) { total = tiles; }
-    __device__ __forceinline__ int after(int index) {
-        const int blocks = gridDim.x, next = index + blocks;
-        if (CLAIMS == 0) return next;
-        const int first_claimed = max(total / blocks - (CLAIMS - 1), 1) * blocks;
-        if (next < first_claimed) return next;
-        if (first_claimed >= total) return total;
-        if (count != nullptr) {
-            if (number > 0) barrier_wait(told + 8, number & 1 ^ 1);
-            const int before = atomicAdd(count, 1);
-            if (before == total - first_claimed + blocks - 1) *count = 0;  // the last claim; one of each block is in vain
-            store_shared(told + 16, make_uint4(min(first_claimed + before, total), 0, 0, 0));
-            barrier_arrive(told);
-        }
-        barrier_wait(told, number & 1);
-        number++;
-        const int tile = load_shared(told + 16).x;
-        if (count == nullptr) {
-            fence_async_proxy();  // until the load is complete
-            barrier_arrive(told + 8);
-        }
-        return tile;
-    }
-};
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
@@ -125,8 +87,6 @@ struct Copies {
     const Problem& problem;
     unsigned long long policy;
 
-    static constexpr int kAhead = AHEAD;
-
     __device__ __forceinline__ int row_of(int expert, int tile, int block) const {
         return GATED ? gated_row(expert, tile, block, problem.outputs)
                      : expert * problem.outputs + tile * kOutputs + block * 64;
@@ -136,12 +96,6 @@ struct Copies {
         for (int block = 0; block < kBlocks; block++) {
             copy_tensor(shared.weights(stage) + block * kBlockBytes, weights, 0, row_of(work.expert, work.tile, block), step,
                         shared.full(stage), policy);
-        }
-    }
-    __device__ __forceinline__ void fetch_weights(const Work& work, int step) const {
-#pragma unroll
-        for (int block = 0; block < kBlocks; block++) {
-            prefetch_tensor(weights, 0, row_of(work.expert, work.tile, block), step);
         }
     }
 #if !GATHERS
@@ -164,8 +118,7 @@ private:
 #if GATHERS
 // By a warpgroup, one thread of which copies weights: fills the ring for all of a block's tiles.
 __device__ __forceinline__ void gather_into_ring(
-    const Copies& copies, const Problem& problem, const char* x, int* places, Turns turns) {
-    const bool leads = turns.count != nullptr;
+    const Copies& copies, const Problem& problem, const char* x, int* places, bool leads) {
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
@@ -174,7 +127,6 @@ __device__ __forceinline__ void gather_into_ring(
     Ring<STAGES> ring(1);
     Work work = first_work(problem);
     const int total = load_job(problem.jobs) * problem.tiles;
-    turns.start(total);
     int given = 0;  // steps whose weights have been asked for: those of the first tile before its rows are known
     if (leads && static_cast<int>(blockIdx.x) < total) {
         given = min(STAGES, problem.steps);
@@ -183,7 +135,7 @@ __device__ __forceinline__ void gather_into_ring(
             copies.copy_weights(work, i, i);
         }
     }
-    for (int index = blockIdx.x; index < total; index = turns.after(index), given = 0) {
+    for (int index = blockIdx.x; index < total; index += gridDim.x, given = 0) {
         if (index != static_cast<int>(blockIdx.x)) work = Work(problem, index);
         job.find(problem, work, places);
         for (int step = 0; step < problem.steps; step++, ring.advance()) {
@@ -206,14 +158,12 @@ struct Consumer {
     bool leads;  // this thread arrives for the warpgroup
     unsigned weight_matrix, input_matrix;
     Ring<STAGES> ring;
-    Turns turns;
     float sums[2][kSums];
 
     __device__ __forceinline__ void consume() {
         Work work = first_work(problem);
         const int total = load_job(problem.jobs) * problem.tiles;
-        turns.start(total);
-        for (int tile = blockIdx.x; tile < total; tile = turns.after(tile)) {
+        for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
             if (tile != static_cast<int>(blockIdx.x)) work = Work(problem, tile);
             multiply_columns(work.rows);
             write(work);
@@ -375,32 +325,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     int tiles, int outputs, int reads_once) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
-    const unsigned told = shared.base + Shared::kBytes;
-    if (threadIdx.x == 0) {
-        barrier_init(told, 1);
-        barrier_init(told + 8, kConsumers * 128 + (GATHERS ? 127 : 0));
-        shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
-    }
+    if (threadIdx.x == 0) shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == kConsumers) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyingRegisters));
-        // The number of jobs is followed by a counter for each of both products.
-        const Turns turns{told, threadIdx.x == kConsumers * 128 ? const_cast<int*>(jobs) + 2 - GATED : nullptr};
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        const bool leads = threadIdx.x == kConsumers * 128;
         const unsigned long long policy = reads_once ? evict_first_policy() : evict_normal_policy();
 #if GATHERS
-        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, turns);
+        gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, leads);
 #else
-        if (turns.count != nullptr) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem, turns);
+        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem);
 #endif
         __syncwarp();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplyingRegisters));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         wait_then_release();
         Consumer{shared, problem, warpgroup, (threadIdx.x & 127) == 0,
                  matrix_descriptor(shared.weights(0) + warpgroup * 2 * kBlockBytes, 16),
-                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0), Turns{told, nullptr}}
+                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0)}
             .consume();
     }
 }

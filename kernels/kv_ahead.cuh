@@ -19,6 +19,13 @@ constexpr int kRowWords = 8, kRangeWords = 16;  // of the plan
 enum { kRowStart, kRowTiles, kRowLength, kRowFirst, kRowTable, kRowQuery, kRowIndex };
 enum { kRangeBegin = kRowWords, kRangeEnd };
 
+// For a multiple of 16 bytes.
+__device__ __forceinline__ void ask(const char* source, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+#endif
+}
+
 // By a warp, for one range: each lane finds a tile before the predecessor has ended, and asks for it afterwards.
 __device__ __forceinline__ void fetch_range(const KvAhead& ahead, int index) {
     const int* range = ahead.plan + ahead.batch * kRowWords + index * kRangeWords;
@@ -39,11 +46,8 @@ __device__ __forceinline__ void fetch_range(const KvAhead& ahead, int index) {
     }
     wait_for_predecessors();
     if (!has) return;
-#if __CUDA_ARCH__ >= 900
     for (int i = 0; i < kTilePositions; i++, offset += ahead.heads * ahead.row_bytes) {
-        for (const char* half : {ahead.keys, ahead.values}) {
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(half + offset), "r"(ahead.row_bytes) : "memory");
-        }
+        ask(ahead.keys + offset, ahead.row_bytes);
+        ask(ahead.values + offset, ahead.row_bytes);
     }
-#endif
 }

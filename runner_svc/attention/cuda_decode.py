@@ -24,8 +24,7 @@ class DecodeKernel:
 
     def __init__(self, variant: DecodeVariant, windows: Sequence[int | None]) -> None:
         self.variant = variant
-        self._short = num_multiprocessors() * variant.short
-        self.grid = num_multiprocessors() * variant.blocks // variant.cluster * variant.cluster + self._short
+        self.grid = num_multiprocessors() * variant.blocks // variant.cluster * variant.cluster
         self.kernel = Kernel(
             load("paged_decode", variant.defines),
             "paged_decode",
@@ -43,16 +42,7 @@ class DecodeKernel:
         if planners is None:
             variant = self.variant
             planners = [
-                DecodePlanner(
-                    batch,
-                    self.grid,
-                    variant.min_cost,
-                    variant.units,
-                    variant.end_cost,
-                    window,
-                    self._short,
-                    variant.ratio,
-                )
+                DecodePlanner(batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window)
                 for window in self._windows
             ]
             self._planners[batch] = planners

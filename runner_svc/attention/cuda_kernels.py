@@ -111,10 +111,6 @@ class DecodeVariant:
     positions: int = 0
     # Warps of a team, which share tiles because a unit has more queries than one of them can take.
     sharers: int = 1
-    # Blocks per multiprocessor with short ranges, which start when others have ended; the latter's ranges are longer by
-    # the ratio.
-    short: int = 0
-    ratio: int = 1
     # Tiles at the beginning of each range that L2 may be asked for before the launch.
     ahead: int = 0
 

@@ -27,35 +27,12 @@ HEAD_FIRST_SLOT, HEAD_LAST_BLOCK, TAIL_FIRST_SLOT, TAIL_LAST_BLOCK = range(ROW_W
 _TILE_START, _COST_START, _TILES, _COST = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    """Where ranges begin on the line of costs: the first `count` have one cost, those behind them another."""
-
-    count: int
-    cost: int
-    short_cost: int = 0  # 0: there are none
-
-    def begins(self, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns where the ranges of `blocks` begin; that of the one behind the last is where that ends."""
-        if not self.short_cost:
-            return blocks * self.cost
-        long = np.minimum(blocks, self.count)
-        return long * self.cost + (blocks - long) * self.short_cost
-
-    def blocks_at(self, costs: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns the last block that begins at each of `costs` or before."""
-        if not self.short_cost:
-            return costs // self.cost
-        behind = np.maximum(costs - self.count * self.cost, 0)
-        return np.minimum(costs // self.cost, self.count) + behind // self.short_cost
-
-
 @dataclass(frozen=True)
 class DecodePlanner:
     """Makes the decode plans for one bucket's batch size, for all layers with the same attention window."""
 
     batch: int
-    # Ranges, of which all run at once but the `short` ones; and the least cost of a range: one tile per warp.
+    # Thread blocks that run at once, and the least cost of a range: one tile per warp.
     grid: int
     min_cost: int
     # Key-value heads times units per head.
@@ -63,9 +40,6 @@ class DecodePlanner:
     # Cost of the end of a (row, unit), in tiles; less than `min_cost`.
     end_cost: int
     window: int | None
-    # The last ranges of a whole grid, which blocks take that end early. They cost 1 / `ratio` of others.
-    short: int = 0
-    ratio: int = 1
 
     @property
     def words(self) -> int:
@@ -171,11 +145,9 @@ class DecodePlanner:
         tile_start, cost_start, tiles_of_unit, cost_of_unit = line[-1].tolist()
         num_tiles = tile_start + self.units * tiles_of_unit
         all_costs = cost_start + self.units * cost_of_unit
-        cuts = _Cuts(blocks, aligned or max(self.min_cost, -(-all_costs // blocks)))
-        if self.short and aligned is None and blocks == self.grid:
-            cuts = self._unlike_cuts(all_costs) or cuts
+        cost = aligned or max(self.min_cost, -(-all_costs // blocks))
         # All work ends with the last of `blocks`; bounds of further blocks could overflow.
-        bounds = self._bounds(line, np.minimum(cuts.begins(np.minimum(self._bound_indexes, blocks)), all_costs))
+        bounds = self._bounds(line, np.minimum(np.minimum(self._bound_indexes, blocks) * cost, all_costs))
         # The first tile of each range, then the last tile of each (any tile for an empty range), and their rows.
         edges = np.empty(2 * self.grid, np.int32)
         np.minimum(bounds[:-1], num_tiles - 1, out=edges[: self.grid])
@@ -184,30 +156,25 @@ class DecodePlanner:
         row_of_edge = line[:, _TILE_START].searchsorted(edges, side="right")
         row_of_edge -= 1
         tile_starts, cost_starts, tiles, costs = line.take(row_of_edge, axis=0).T
-        # Where the edge's (row, unit) begins on the line of costs. Shares have one or two sizes on that line, so
+        # Where the edge's (row, unit) begins on the line of costs. All shares have the same size on that line, so
         # division gives the blocks of its first and last tile. Several blocks may begin at its start, which is also its
         # predecessor's end; the last of them has its first tile.
         begins = edges - tile_starts
         begins //= tiles
         begins *= costs
         begins += cost_starts
-        first_blocks = cuts.blocks_at(begins)
+        first_blocks = begins // cost
         first_slots = 2 * first_blocks
-        first_slots += begins > cuts.begins(first_blocks) + self.end_cost
+        first_blocks *= cost
+        first_slots += begins > first_blocks + self.end_cost
         last_blocks = begins + tiles
         last_blocks -= 1
-        last_blocks = cuts.blocks_at(last_blocks)
+        last_blocks //= cost
         ranges[:, :ROW_WORDS] = rows.take(row_of_edge[: self.grid], axis=0)
         ranges[:, RANGE_BEGIN] = bounds[:-1]
         ranges[:, RANGE_END] = bounds[1:]
         ranges[:, HEAD_FIRST_SLOT], ranges[:, TAIL_FIRST_SLOT] = first_slots.reshape(2, self.grid)
         ranges[:, HEAD_LAST_BLOCK], ranges[:, TAIL_LAST_BLOCK] = last_blocks.reshape(2, self.grid)
-
-    def _unlike_cuts(self, all_costs: int) -> _Cuts | None:
-        """Returns the cuts into long and short ranges; None where short ones would be too short to pay."""
-        long = self.grid - self.short
-        cost = -(-all_costs // (long * self.ratio + self.short))
-        return _Cuts(long, cost * self.ratio, cost) if cost >= 2 * self.min_cost else None
 
     def _bounds(self, line: NDArray[np.int32], costs: NDArray[np.int32]) -> NDArray[np.int32]:
         """Maps `costs` on the line of costs to the line of tiles; a cost within a unit's end maps to its last tile."""

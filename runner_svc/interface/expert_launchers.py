@@ -55,8 +55,7 @@ class ExpertPlan:
     members: Tensor  # int32 [num_experts, max_rows]: each expert's pairs
     counts: Tensor  # int32 [num_experts], zero between launches
     ends: Tensor  # int32 [num_experts]: where each expert's pairs end
-    # int32: the number of jobs, two counters of claimed tiles, zero between launches, an unused word; then of each:
-    # expert, first pair, pairs, the expert's pairs before.
+    # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, the expert's pairs before.
     jobs: Tensor
     arrived: Tensor  # int32 [1], zero between launches
     scales: Tensor  # float32 [T]: 1 / rms of each row, where the rows still lack it

@@ -35,7 +35,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
         if hasattr(module, "num_multiprocessors"):
-            monkeypatch.setattr(module, "num_multiprocessors", lambda: 3)  # so that last tiles are claimed
+            monkeypatch.setattr(module, "num_multiprocessors", lambda: 1)
 
 
 @pytest.fixture
@@ -55,15 +55,12 @@ CASES: dict[str, tuple[ExpertCase, Variant | int]] = {
     "some-rows": (ExpertCase(QWEN, 40), 32),
     "one-expert": (ExpertCase(QWEN, 33, skew=100.0), 16),
     "tiles": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160)),
-    "tiles-of-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16), TilesVariant(128)),
+    "tiles-of-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16), TilesVariant(64)),
     "tiles-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160)),
     "gathering": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160, gathers=True)),
-    "claims": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(32, claims=1, ahead=3)),
-    "gathering-claims": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(32, gathers=True, claims=3)),
-    "gathering-few-claims": (ExpertCase(TINY, 40, hidden=320), TilesVariant(64, gathers=True, claims=1)),
     "gathering-one-expert": (
         ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16),
-        TilesVariant(128, True),
+        TilesVariant(32, True),
     ),
     "gathering-biases": (ExpertCase(GPT_OSS, 20, hidden=192, skew=1.0), TilesVariant(160, gathers=True)),
     "biases": (ExpertCase(GPT_OSS, 5, hidden=192), 16),

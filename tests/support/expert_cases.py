@@ -86,8 +86,7 @@ class ExpertTensors:
         plan = ExpertPlan.allocate(
             self.case.config.num_experts, self.case.config.top_k, self.case.rows, least_job_rows, self.device
         )
-        # The counters of claims, two words behind the number of jobs, are zero.
-        for tensor in (plan.experts, plan.places, plan.pairs, plan.ends, plan.jobs[:1], plan.jobs[3:]):
+        for tensor in (plan.experts, plan.places, plan.pairs, plan.ends, plan.jobs):
             tensor.fill_(-(2**30))
         plan.weights.fill_(torch.nan)
         plan.scales.fill_(torch.nan)

@@ -80,7 +80,6 @@ def run(
     y = poisoned(pairs, case.hidden)
     product.store(stream, activated, tensors.down, plan, y)
     torch.testing.assert_close(y.float(), tensors.lowered(activated, plan.pairs, experts), **TOLERANCE)
-    assert not plan.jobs[1:3].any()
     if case.rows == 1:
         _run_alone(tensors, product, stream, plan, norm, activated, y)
     out = poisoned(case.rows, case.hidden)

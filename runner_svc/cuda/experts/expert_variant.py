@@ -11,7 +11,7 @@ HALF_ROWS = (32, 24, 16)
 """Rows of gate in a tile of kernels/expert_product.cu."""
 JOB_ROWS = (8, 16, 32, 64, 128)
 """Possible maximum numbers of rows of a job of kernels/expert_product.cu."""
-TILE_JOB_ROWS = (32, 64, 128, 160)
+TILE_JOB_ROWS = (32, 64, 160)
 """The same of kernels/expert_tiles.cu."""
 
 _ROWS = 64  # of an expert's matrix that one instruction multiplies
@@ -130,15 +130,10 @@ class ExpertVariant:
 
 @dataclass(frozen=True, slots=True)
 class TilesVariant:
-    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows, which gated products may gather.
-
-    Blocks claim the tiles of the last `claims` rounds. L2 gets `ahead` more steps of other products' weights early.
-    """
+    """kernels/expert_tiles.cu with jobs of up to `job_rows` rows, which gated products may gather."""
 
     job_rows: int
     gathers: bool = False
-    claims: int = 0
-    ahead: int = 0
 
     kernel = "expert_tiles"
     threads = 384
@@ -147,7 +142,6 @@ class TilesVariant:
     box_rows = 16
 
     _TILE_ROWS = 256
-    _CLAIM_BYTES = 32
     _SHARED_BYTES = 227 * 1024
 
     @property
@@ -156,18 +150,18 @@ class TilesVariant:
 
     @property
     def stages(self) -> int:
-        """Stages of a block: as many as fit, with two barriers of a claim and the claim."""
-        return (self._SHARED_BYTES - self._CLAIM_BYTES) // (self._stage_bytes + _BARRIER_BYTES)
+        """Stages of a block: as many as fit."""
+        return self._SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block uses."""
-        return self.stages * (self._stage_bytes + _BARRIER_BYTES) + self._CLAIM_BYTES
+        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {"TOKENS": self.job_rows, "STAGES": self.stages, "CLAIMS": self.claims, "AHEAD": self.ahead}
+        return {"TOKENS": self.job_rows, "STAGES": self.stages}
 
     def outputs(self, gated: bool) -> int:
         """Returns the outputs of a tile."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -29,16 +29,13 @@ class Segment:
 @st.composite
 def planners(draw: st.DrawFn) -> DecodePlanner:
     end_cost = draw(st.integers(0, 4) | st.just(27))
-    grid = draw(st.integers(1, 40))
     return DecodePlanner(
         batch=draw(st.integers(1, 12)),
-        grid=grid,
+        grid=draw(st.integers(1, 40)),
         min_cost=end_cost + draw(st.integers(1, 8)),
         units=draw(st.integers(1, 8)),
         end_cost=end_cost,
         window=draw(st.none() | st.integers(1, 100)),
-        short=draw(st.just(0) | st.integers(0, grid - 1)),
-        ratio=draw(st.integers(1, 6)),
     )
 
 
@@ -97,7 +94,6 @@ def test_plans_equal_those_of_the_reference(planner: DecodePlanner, data: st.Dat
     num_rows = data.draw(st.integers(1, planner.batch))
     longest = data.draw(st.sampled_from([4, 40, 700, 100_000]))
     lengths = np.array(data.draw(st.lists(st.integers(0, longest), min_size=num_rows, max_size=num_rows)), np.int32)
-    planner = replace(planner, short=0)
     twin = PlannerTwin(planner.batch, planner.grid, planner.min_cost, planner.units, planner.end_cost, planner.window)
     tables, queries = np.arange(7, 7 + num_rows, dtype=np.int32), np.arange(num_rows, 0, -1, dtype=np.int32)
     plans = np.full((2, planner.words), -1, np.int32)
@@ -144,16 +140,6 @@ def test_blocks_beyond_the_requested_number_have_no_work() -> None:
     sizes = ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN]
     assert (sizes[:4] > 40).all() and sizes.sum() == 200 and not sizes[4:].any()
     assert planner.cost(np.array([16 * 70, 16 * 30], np.int32)) == 2 * (70 + 30 + 2 * 3)
-
-
-def test_short_ranges_are_at_the_end() -> None:
-    planner = DecodePlanner(batch=4, grid=30, min_cost=1, units=4, end_cost=0, window=None, short=10, ratio=4)
-    rows = np.arange(4, dtype=np.int32)
-    plan = np.full(planner.words, -1, np.int32)
-    planner.write(np.full(4, 16 * 90 * 3, np.int32), rows, rows, plan)
-    ranges = plan[4 * ROW_WORDS :].reshape(-1, RANGE_WORDS)
-    sizes = ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN]
-    assert set(sizes[:20]) == {192} and set(sizes[20:]) == {48}
 
 
 def test_much_work_for_few_blocks_of_a_large_grid() -> None:
