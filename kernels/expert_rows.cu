@@ -5,7 +5,6 @@
 // biases; those of gating.cuh.
 
 #include "gating.cuh"
-#include "kv_ahead.cuh"
 #include "vector.cuh"
 
 constexpr int kVectors = WIDTH / 8;
@@ -134,23 +133,15 @@ extern "C" __global__ void expert_combine(
 }
 
 // residual [rows, WIDTH] += the weighted sums, and out = residual / rms * norm_weight: a block of kThreads per row, which
-// stays in registers. Blocks behind those ask for the next layer's keys and values: a warp for a range of its plan. As in add_rms_norm.cu, the norm is that of the stored residual. The predecessor is the product that
+// stays in registers. As in add_rms_norm.cu, the norm is that of the stored residual. The predecessor is the product that
 // writes y, which lets this kernel start only once all before it has ended: residual, places and weights are read at once.
 extern "C" __global__ void __launch_bounds__(kThreads) expert_combine_norm(
     const SCALAR* y, const int* places, const float* weights, const int* experts, const SCALAR* bias, SCALAR* residual,
-    const SCALAR* norm_weight, SCALAR* out, float eps, int num_rows, const char* keys, const char* cached_values,
-    const int* tables, const int* plan, int table_stride, int batch, int ranges, int tiles, int heads, int units,
-    int block_positions, int row_bytes) {
+    const SCALAR* norm_weight, SCALAR* out, float eps) {
     __shared__ float scratch[32];
     constexpr int kOfThread = (kVectors + kThreads - 1) / kThreads;
     release_successors();
     const int row = blockIdx.x;
-    if (row >= num_rows) {
-        const KvAhead ahead{keys, cached_values, tables, plan, table_stride, batch, ranges, tiles, heads, units,
-                            block_positions, row_bytes};
-        fetch_range(ahead, (row - num_rows) * (kThreads / 32) + threadIdx.x / 32);
-        return;
-    }
     Vector<SCALAR, 8> values[kOfThread], scales[kOfThread];
 #pragma unroll
     for (int i = 0; i < kOfThread; i++) {

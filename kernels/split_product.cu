@@ -7,8 +7,7 @@
 // 64 columns through a ring of stages, those of W before the predecessor has ended; two warpgroups multiply 64 rows each.
 // Blocks add up the parts of a sum in the order of the columns: what a row gets depends on it alone.
 //
-// Macros: SCALAR; COLUMNS, a multiple of 32 up to 160; SPLIT, 1, 2 or 4; STAGES; AHEAD, pieces of W that L2 gets early,
-// besides those of the stages; LEAVES_FIRST, 1: W leaves L2 before what is read again.
+// Macros: SCALAR; COLUMNS, a multiple of 32 up to 160; SPLIT, 1, 2 or 4; STAGES.
 
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
@@ -49,16 +48,12 @@ struct Part {
 __device__ __forceinline__ void fill_ring(
     const Shared& shared, const TensorMap* inputs, const TensorMap* weights, const Part& part) {
     const int ahead = min(STAGES, part.steps);
-    const unsigned long long policy = LEAVES_FIRST ? evict_first_policy() : evict_normal_policy();
     const auto copy_weights = [&](int step, int stage) {
-        copy_tensor(shared.weights(stage), weights, 0, part.column, part.first_step + step, shared.full(stage), policy);
+        copy_tensor(shared.weights(stage), weights, 0, part.column, part.first_step + step, shared.full(stage));
     };
     for (int i = 0; i < ahead; i++) {
         barrier_expect(shared.full(i), kStageBytes);
         copy_weights(i, i);
-    }
-    for (int i = ahead; i < min(ahead + AHEAD, part.steps); i++) {
-        prefetch_tensor(weights, 0, part.column, part.first_step + i);
     }
     wait_for_predecessors();
     for (int i = 0; i < ahead; i++) {

@@ -48,7 +48,7 @@ from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.attention.softmax_arguments import NO_WINDOW, common_soft_cap, sinks_of
 from runner_svc.attention.verify_plan import VerifyPlanner
 from runner_svc.cuda.module import DTYPE_DEFINES
-from runner_svc.interface.attention_launcher import DecodeRows, KvAhead, PrefillRows, VerifyRows
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows, VerifyRows
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 
@@ -158,27 +158,6 @@ class CudaAttention:
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
         """Launches a layer's decode attention; `plan` is the device address of a plan made for `batch` rows."""
         self._launch_decode(self._decode, self._decode.of(batch), stream, layer, queries, output, plan, batch)
-
-    def decode_ahead(self, layer: int, plan: int, batch: int) -> KvAhead | None:
-        """Returns what `run_decode` with these arguments reads first, or None if asking L2 for it does not pay."""
-        decode, part = self._decode.of(batch), self._window_of_layer[layer]
-        variant = decode.variant
-        if not variant.ahead:
-            return None
-        shape = variant.shape
-        return KvAhead(
-            *self._layers[layer],
-            self._tables,
-            plan + 4 * part * decode.planners(batch)[part].words,
-            self._table_stride,
-            batch,
-            decode.grid,
-            variant.ahead,
-            shape.num_kv_heads,
-            variant.units // shape.num_kv_heads,
-            shape.block_size,
-            shape.cached_row_bytes,
-        )
 
     def verify_plan_words(self, batch: int, positions: int) -> int:
         """Returns the size of a plan for `batch` rows of up to `positions` positions, in int32 words.

@@ -111,8 +111,6 @@ class DecodeVariant:
     positions: int = 0
     # Warps of a team, which share tiles because a unit has more queries than one of them can take.
     sharers: int = 1
-    # Tiles at the beginning of each range that L2 may be asked for before the launch.
-    ahead: int = 0
 
     @classmethod
     def choose(

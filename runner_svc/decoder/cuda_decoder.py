@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
-from runner_svc.interface.attention_launcher import KvAhead
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Sums
@@ -40,14 +39,6 @@ class StepAttention(Protocol):
 
     def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
         """Fills `output` from `queries`, both [T, num_heads * head_dim]; the row stride of queries is free."""
-
-
-@runtime_checkable
-class ForeseenAttention(Protocol):
-    """A `StepAttention` of which an earlier kernel may ask L2 for what it reads first."""
-
-    def ahead(self, layer: int) -> KvAhead | None:
-        """Returns what that is, or None if asking does not pay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,7 +203,7 @@ class CudaDecoder:
                 takes = mlp.takes(num_tokens)
                 hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
                 hidden.add(stream, attended, outputs[index])
-                is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating, attention)
+                is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out
                     continue
@@ -237,14 +228,7 @@ class CudaDecoder:
         return True
 
     def _enter_experts_and_norm(
-        self,
-        stream: int,
-        index: int,
-        mlp: CudaMlp,
-        hidden: Hidden,
-        normed: Tensor,
-        activating: Activating,
-        attention: StepAttention,
+        self, stream: int, index: int, mlp: CudaMlp, hidden: Hidden, normed: Tensor, activating: Activating
     ) -> bool:
         """Adds the last product and a layer's experts, and makes `normed` the next layer's.
 
@@ -255,9 +239,7 @@ class CudaDecoder:
         weight, next_weight = self.layers[index].mlp_norm, self.layers[index + 1].attention_norm
         if weight is None or next_weight is None or hidden.last is None or not mlp.enters(len(normed), activating):
             return False
-        ahead = attention.ahead(index + 1) if isinstance(attention, ForeseenAttention) else None
-        eps = self.config.norm_eps
-        mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, eps, ahead)
+        mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, self.config.norm_eps)
         return True
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:

@@ -18,7 +18,6 @@ from torch.nn import functional
 from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.attention_launcher import KvAhead
 from runner_svc.interface.expert_launchers import (
     FEW_ROWS,
     ExpertLaunchers,
@@ -195,11 +194,10 @@ class CudaExpertMlp:
         normed: Tensor,
         next_norm: Tensor,
         eps: float,
-        ahead: KvAhead | None = None,
     ) -> None:
         """Adds `product`, then the experts of its norm, to `residual`, whose next norm `normed` becomes.
 
-        Only for steps that it `enters`. `ahead` is what the next layer's attention reads first.
+        Only for steps that it `enters`.
         """
         launchers, plan = self._launchers, self._space.plan.rows(len(residual))
         if launchers.entry is None or launchers.entering is None:
@@ -207,7 +205,7 @@ class CudaExpertMlp:
         router, bias = self._router.weight, self._router_bias
         launchers.entry(stream, product, residual, norm_weight, normed, router, bias, plan, self._gate_up, eps)
         y = self._own(stream, launchers.entering, normed, plan)
-        launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, next_norm, normed, eps, ahead)
+        launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, next_norm, normed, eps)
 
     def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
         """Returns the sorted rows [T * k, hidden_size] after both products, their plan, and the router's product."""

@@ -30,7 +30,7 @@ from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
 from runner_svc.gpu.graphs import Variant
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, StepLayout
-from runner_svc.interface.attention_launcher import AttentionLauncher, DecodeRows, KvAhead, PrefillRows
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Replay
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
@@ -71,21 +71,6 @@ class MixedStep:
 
     rows: PackedRows
     shape: MixedShape
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _DecodeAttention:
-    """Attention of a decode step of `rows` rows, whose plan is at an address on the device; a `ForeseenAttention`."""
-
-    launcher: AttentionLauncher
-    plan: int
-    rows: int
-
-    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
-        self.launcher.run_decode(stream, layer, queries, output, self.plan, self.rows)
-
-    def ahead(self, layer: int) -> KvAhead | None:
-        return self.launcher.decode_ahead(layer, self.plan, self.rows)
 
 
 class CudaSteps:
@@ -184,7 +169,12 @@ class CudaSteps:
         decoder.decode(stream, inputs, self.cache, whole.attention, self.logits[: whole.num_tokens])
 
     def _decode_attention(self, bucket: int) -> StepAttention:
-        return _DecodeAttention(self._attention, self._plan_address(), bucket)
+        plan = self._plan_address()
+
+        def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
+            self._attention.run_decode(stream, layer, queries, output, plan, bucket)
+
+        return attend
 
     def pack_mixed(self, step: PackedStep, batch: StepBatch, bucket: int | None = None) -> MixedStep:
         """Packs a step of any rows, padded to `bucket` positions if a captured pass is to be replayed."""

@@ -47,28 +47,6 @@ class PrefillRows:
     query_rows: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class KvAhead:
-    """What a layer's decode attention begins to read, for a kernel that runs before it: arguments of kv_ahead.cuh.
-
-    Addresses on the device of keys, values, block tables and plan; then stride of the tables, rows and ranges of the
-    plan, tiles of a range that L2 is asked for, key-value heads, units of a head, positions of a block, a head's bytes.
-    """
-
-    keys: int
-    values: int
-    tables: int
-    plan: int
-    table_stride: int
-    batch: int
-    ranges: int
-    tiles: int
-    heads: int
-    units: int
-    block_positions: int
-    row_bytes: int
-
-
 class AttentionLauncher(Protocol):
     """Implemented by `runner_svc.attention.cuda.CudaAttention`."""
 
@@ -84,8 +62,6 @@ class AttentionLauncher(Protocol):
     ) -> None: ...
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None: ...
-
-    def decode_ahead(self, layer: int, plan: int, batch: int) -> KvAhead | None: ...
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int: ...
 

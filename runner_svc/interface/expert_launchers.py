@@ -9,8 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.interface.attention_launcher import KvAhead
-
 FEW_ROWS = 8
 """Up to this number, rows are not sorted by expert: a job multiplies all of them at the cost of its own."""
 
@@ -171,7 +169,6 @@ class ExpertRowsLauncher(Protocol):
         norm_weight: Tensor,
         out: Tensor,
         eps: float,
-        ahead: KvAhead | None = None,
     ) -> None: ...
 
 

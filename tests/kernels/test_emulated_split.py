@@ -22,7 +22,7 @@ if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
 CASES = [
-    (150, 200, 128, SplitVariant(160, 1, ahead=3, leaves_first=True)),
+    (150, 200, 128, SplitVariant(160, 1)),
     (256, 72, 640, SplitVariant(64, 1)),
 ]
 

@@ -41,9 +41,6 @@ class HostAttention:
         rows = np.arange(len(lengths)) if query_rows is None else query_rows
         _write_rows(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
 
-    def decode_ahead(self, layer: int, plan: int, batch: int) -> None:
-        return None
-
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
         self._run(layer, queries, output, plan, self.decode_plan_words(batch))
 

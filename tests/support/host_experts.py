@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from runner_svc.decoder.mlp import gate_function, route
 from runner_svc.decoder.norm import Norm
-from runner_svc.interface.attention_launcher import KvAhead
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, LoneRow, RowNorm
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -122,7 +121,6 @@ class HostExpertRows:
         norm_weight: Tensor,
         out: Tensor,
         eps: float,
-        ahead: KvAhead | None = None,
     ) -> None:
         self.combine(stream, y, bias, plan, residual, adds=True)
         out.copy_(Norm(NormKind.RMS, norm_weight.float(), eps)(residual.float()))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.interface.attention_launcher import KvAhead
 from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan
 from runner_svc.model.families.experts_config import ExpertsConfig
 
@@ -52,8 +49,8 @@ class ExpertRows:
         # x, experts, indexes, ends, places, pairs, out; rows
         self._gather = Kernel(outer, "expert_gather", "PPPPPPPi", _THREADS, overlap=overlap)
         self._activate = Kernel(inner, "expert_activate", "PPPPPi", _THREADS, overlap=overlap)
-        # y, places, weights, experts, bias, residual, norm, out; eps, rows; those of a `KvAhead`
-        self._combine_norm = Kernel(outer, "expert_combine_norm", "PPPPPPPPfiPPPPiiiiiiii", _THREADS, overlap=overlap)
+        # y, places, weights, experts, bias, residual, norm, out; eps
+        self._combine_norm = Kernel(outer, "expert_combine_norm", "PPPPPPPPf", _THREADS, overlap=overlap)
         # y, places, weights, experts, bias, shared, gates, out; stride of the gates, whether to add, rows
         self._combine = Kernel(outer, "expert_combine", "PPPPPPPPiii", _THREADS, overlap=overlap)
 
@@ -134,16 +131,11 @@ class ExpertRows:
         norm_weight: Tensor,
         out: Tensor,
         eps: float,
-        ahead: KvAhead | None = None,
     ) -> None:
-        """`residual` [T, hidden_size] += each row's sum, as `combine`; `out` = rms_norm(residual) * norm_weight.
-
-        L2 gets what is `ahead`.
-        """
-        rows = len(residual)
+        """`residual` [T, hidden_size] += each row's sum, as `combine`; `out` = rms_norm(residual) * norm_weight."""
         self._combine_norm(
             stream,
-            rows + (-(-ahead.ranges // (_THREADS // 32)) if ahead is not None else 0),
+            len(residual),
             y.data_ptr(),
             plan.places.data_ptr(),
             plan.weights.data_ptr(),
@@ -153,8 +145,6 @@ class ExpertRows:
             norm_weight.data_ptr(),
             out.data_ptr(),
             eps,
-            rows,
-            *(astuple(ahead) if ahead is not None else (0,) * 12),
         )
 
 

@@ -27,9 +27,8 @@ def test_a_block_fits_in_shared_memory_and_its_sums_in_its_stages(columns: int, 
 @pytest.mark.parametrize(
     ("outputs", "width", "expected", "blocks"),
     [
-        (5120, 2048, SplitVariant(160, 2), 128),
-        (2048, 4096, SplitVariant(160, 4), 104),
-        (4096, 4096, SplitVariant(128, 2), 128),
+        (2048, 4096, SplitVariant(64, 2), 128),
+        (4096, 4096, SplitVariant(64, 1), 128),
     ],
 )
 def test_one_round_of_blocks(outputs: int, width: int, expected: SplitVariant, blocks: int) -> None:
