@@ -130,7 +130,7 @@ class DecodeVariant:
             stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
             if stages >= 2:
                 most = _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES
-                if blocks == 2 and positions <= 1 and shape.num_kv_heads == _FEW_KV_HEADS:
+                if blocks == 2 and positions <= 1 and shape.num_kv_heads == _FEW_KV_HEADS and not shape.fp8_cache:
                     most = 2
                 return replace(bare, stages=min(stages, most if bare.sharers == 1 else _MAX_SHARED_STAGES))
         raise ValueError(

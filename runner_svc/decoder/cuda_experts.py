@@ -182,7 +182,7 @@ class CudaExpertMlp:
             and activating is Activating.GATHERING_PRODUCT
             and uses_tiles(self._config, rows)
             and entry.fits(rows)
-            and products.job_rows >= 2 * self._share(rows)
+            and products.job_rows >= 1.5 * self._share(rows)  # few experts have a second job
         )
 
     def enter_and_norm(
