@@ -11,13 +11,16 @@ from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
-from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums
+from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums, many_rows_case
 from tests.support.scaled_twins import scaled_twin
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from runner_svc.cuda.fp8 import linear
 from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
+from runner_svc.cuda.fp8.many import Fp8ManyRows
+from runner_svc.cuda.fp8.many_variant import Fp8ManyVariant
 from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.product import Fp8Products, fits
 from runner_svc.cuda.fp8.rows import Fp8Rows, RoundingArguments, rounded_rows
@@ -123,6 +126,98 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(out: int, width: int, 
     for each in outs:
         assert torch.equal(each[0], outs[0][0])
     assert outs[2][1:3].isnan().all()
+
+
+def check_many_rows(products: Fp8ManyRows, rows: int, out: int, width: int, *, gated: bool, grouped: bool) -> None:
+    """Also into columns of a wider tensor, several times, as blocks of a cluster meet in another order each time."""
+    case = many_rows_case(rows, out, width, gated=gated, grouped=grouped, device=torch.device("cuda"))
+    firsts = []
+    for _ in range(4):
+        wide = poisoned(rows + 1, case.outputs + 8)
+        launch = products.gated if gated else products.store
+        launch(stream(), case.x, case.weight, wide[:rows, 8:])
+        assert wide[rows].isnan().all() and wide[:, :8].isnan().all()
+        firsts.append(wide[:rows, 8:])
+    assert_close(firsts[0], case.expected, 0.02)
+    assert all(torch.equal(each, firsts[0]) for each in firsts)
+
+
+@pytest.mark.parametrize("num_tokens", [65, 128, 200, 256, 300, 512])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("gated", "out", "width"),
+    [(True, 28672, 4096), (False, 4096, 14336), (False, 6144, 4096), (True, 3072, 640), (False, 1152, 384)],
+)
+def test_many_rows(num_tokens: int, gated: bool, out: int, width: int, grouped: bool) -> None:
+    check_many_rows(Fp8ManyRows("silu"), num_tokens, out, width, gated=gated, grouped=grouped)
+
+
+@pytest.mark.parametrize("clusters", [(1, 1), (1, 2), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("gated", "columns", "split"),
+    [*((True, columns, 1) for columns in (96, 112, 128, 160)), *((False, columns, 1) for columns in (64, 96, 112)),
+     (False, 128, 2), (False, 64, 2)],
+)  # fmt: skip
+def test_many_rows_in_every_variant(
+    gated: bool, columns: int, split: int, grouped: bool, clusters: tuple[int, int]
+) -> None:
+    variant = Fp8ManyVariant(columns, gated, grouped, *clusters, split)
+    products = Fp8ManyRows("silu", lambda *sizes, **kinds: variant)
+    check_many_rows(products, 256, 2048, 1152, gated=gated, grouped=grouped)
+    check_many_rows(products, 140, 1024, 128 * split, gated=gated, grouped=grouped)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("out", "width"), [(6144, 4096), (4096, 14336)])
+def test_a_row_has_the_same_bits_among_many_rows(out: int, width: int, grouped: bool) -> None:
+    """Also among NaN, in tiles of other sizes."""
+    case = many_rows_case(256, out, width, gated=False, grouped=grouped, device=torch.device("cuda"))
+    products, outs = Fp8ManyRows("silu"), []
+    for count in (65, 128, 200, 256, 256):
+        outs.append(poisoned(count, out))
+        x = QuantizedRows(case.x.codes[:count], case.x.scales[:count].t().contiguous().t(), case.x.rounding)
+        products.store(stream(), x, case.weight, outs[-1])
+        case.x.codes.view(torch.uint8)[1] = 0x7F
+    assert all(torch.equal(each[0], outs[0][0]) for each in outs)
+    assert outs[-1][1].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", [70, 256])
+@pytest.mark.parametrize("rounding", [TokenRounding(), GroupRounding()], ids=lambda rounding: rounding.name)
+def test_a_chain_of_many_rows_that_overlaps(
+    num_tokens: int, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replayed, it always gives what launches one by one give, and about what torch's products do."""
+    monkeypatch.setattr(linear, "MANY", 512)
+    hidden, inner = 1024, 3072
+    gate_up, down = matrix(2 * inner, hidden, rounding), matrix(hidden, inner, rounding)
+    norm_weight, start = normal(hidden), normal(num_tokens, hidden)
+    residual, activated = poisoned(num_tokens, hidden), poisoned(num_tokens, inner)
+    product = poisoned(num_tokens, hidden)
+
+    def run(overlap: bool) -> None:
+        products = Fp8Linear(EPS, "silu", torch.device("cuda"), overlap=overlap)
+        norm = Fp8Norm(hidden, EPS, overlap=overlap)
+        residual.copy_(start)
+        x = norm(stream(), None, residual, norm_weight, rounding)
+        for _ in range(6):
+            rows = products(stream(), x, gate_up, activated, rounding)
+            x = norm(stream(), products.sums(stream(), rows, down, None, product), residual, norm_weight, rounding)
+
+    run(False)
+    expected = residual.clone()
+    run(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(True)
+    for _ in range(20):
+        residual.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(residual, expected)
+    monkeypatch.setattr(linear, "MANY", 0)
+    run(False)
+    assert (residual.float() - expected.float()).norm() < 0.05 * expected.float().norm()
 
 
 @pytest.mark.parametrize("num_tokens", [7, 33])

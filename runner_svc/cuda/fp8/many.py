@@ -1,0 +1,90 @@
+"""Launches kernels/fp8_many.cu: products of more than 64 rows with a matrix of FP8. Only for Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.activation import ACTIVATIONS
+from runner_svc.cuda.fp8.many_variant import VECTOR, Fp8ManyVariant
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import load, num_multiprocessors
+from runner_svc.cuda.tensor_map import codes_map
+from runner_svc.interface.products.linear_launchers import QuantizedRows
+from runner_svc.weights.fp8_matrix import Fp8Matrix
+
+Choose = Callable[..., Fp8ManyVariant]
+"""As `Fp8ManyVariant.choose`."""
+
+# Size of the cache: maps of a model's weights for a few boxes, and of rounded rows.
+_MAX_KEPT = 16384
+
+
+class Fp8ManyRows:
+    """The products of one model's matrices, whose rows are given quantized."""
+
+    def __init__(self, activation: str, choose: Choose = Fp8ManyVariant.choose, *, overlap: bool = False) -> None:
+        """`choose` selects variants. Raises KeyError for an unknown activation."""
+        self._activation = ACTIVATIONS[activation]
+        self._choose = choose
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+        self._map = lru_cache(_MAX_KEPT)(codes_map)
+
+    def store(self, stream: int, x: QuantizedRows, weight: Fp8Matrix, out: Tensor) -> None:
+        """Fills `out` [T, out], bfloat16, with x W^T; the stride of its rows is even."""
+        self._launch(stream, x, weight, out, gated=False)
+
+    def gated(self, stream: int, x: QuantizedRows, weight: Fp8Matrix, out: Tensor) -> None:
+        """Fills `out` [T, n], bfloat16, with activation(x G^T) * (x U^T); the matrix [2 * n, width] is G above U."""
+        self._launch(stream, x, weight, out, gated=True)
+
+    @staticmethod
+    def fits(weight: Fp8Matrix, out: Tensor) -> bool:
+        """Returns whether the kernel fills this tensor with products with a matrix that `product.fits`."""
+        return (
+            out.dtype is torch.bfloat16
+            and out.shape[1] % VECTOR == 0
+            and out.stride(0) % 2 == 0
+            and out.stride(1) == 1
+            and not out.data_ptr() % 4
+        )
+
+    def _launch(self, stream: int, x: QuantizedRows, weight: Fp8Matrix, out: Tensor, *, gated: bool) -> None:
+        (rows, width), outputs, grouped = x.codes.shape, out.shape[1], weight.block is not None
+        multiprocessors = num_multiprocessors()
+        variant = self._choose(multiprocessors, rows, outputs, width, gated=gated, grouped=grouped)
+        tile_rows, tile_columns = variant.tiles(rows, outputs)
+        self._kernel(variant)(
+            stream,
+            variant.clusters(multiprocessors, rows, outputs) * variant.cluster,
+            self._map(x.codes.data_ptr(), rows, width, variant.input_rows, read_once=False),
+            self._map(weight.codes.data_ptr(), weight.size[0], width, variant.weight_rows, read_once=True),
+            0 if grouped else x.scales.data_ptr(),
+            x.scales.data_ptr() if grouped else 0,
+            weight.scales.data_ptr(),
+            out.data_ptr(),
+            width,
+            rows,
+            outputs,
+            out.stride(0),
+            x.scales.stride(1) if grouped else 0,
+            tile_rows,
+            tile_columns,
+        )
+
+    def _compile(self, variant: Fp8ManyVariant) -> Kernel:
+        defines = variant.defines | ({"ACTIVATION": self._activation} if variant.gated else {})
+        return Kernel(
+            load("fp8_many", defines),
+            "fp8_many",
+            # maps of x and weights; factors and scales of x, scales of weights, out; width, rows, outputs, stride of
+            # out, pitch of scales; rows and columns of clusters
+            "128s128sPPPPiiiiiii",
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
+            overlap=self._overlap,
+        )
