@@ -255,6 +255,20 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(num_tokens: i
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
 @pytest.mark.parametrize(("out", "width"), [(1024, 2048), (1152, 400)])
 def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
+    check_linear(num_tokens, out, width, rounding)
+
+
+@pytest.mark.parametrize("num_tokens", [65, 200, 300])
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize(("out", "width"), [(1024, 2048), (1152, 400)])
+def test_linear_with_own_products_of_many_rows(
+    num_tokens: int, out: int, width: int, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "MANY", 512)
+    check_linear(num_tokens, out, width, rounding)
+
+
+def check_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
     """With a bias into columns of a wider tensor, in float32, added, and with gates."""
     weight, x, bias = matrix(out, width, rounding), normal(num_tokens, width), normal(out)
     x[num_tokens // 2] *= 20
@@ -275,7 +289,7 @@ def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> No
         gate, up = expected.chunk(2, dim=-1)
         assert_close(gated, functional.silu(gate) * up, 0.04)
         codes = products(stream(), x, weight, gated, rounding)
-        assert isinstance(codes, QuantizedRows) == (num_tokens > FEW)
+        assert isinstance(codes, QuantizedRows) == (num_tokens > max(FEW, linear.MANY))
         if not isinstance(codes, QuantizedRows):
             return
         columns = out // 2 if codes.scales.shape[1] == 1 else 128

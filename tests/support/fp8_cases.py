@@ -84,7 +84,7 @@ class ManyRows:
 
 
 def many_rows_case(rows: int, out: int, width: int, *, gated: bool, grouped: bool, device: torch.device) -> ManyRows:
-    """Returns a product with a matrix [out, width]: gate above up and silu if `gated`, scales of blocks if `grouped`."""
+    """Returns a product with a matrix [out, width]: gate above up and silu if `gated`, in blocks if `grouped`."""
     rounding: Rounding = GroupRounding() if grouped else TokenRounding()
     groups = -(-width // 128)
     codes = to_e4m3(torch.randn(rows, width, device=device) * 30)
