@@ -109,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/roster-model"), help="a model, or a new folder")
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
     parser.add_argument("--warm", type=int, default=2, help="starts with warm caches")
+    parser.add_argument("--cache", type=Path, help="folder of caches, which stays: if it is there, all starts are warm")
     parser.add_argument(
         "--formats", nargs="+", choices=FORMATS, help="load the weights in these formats, without a start"
     )
@@ -125,8 +126,8 @@ def parser() -> argparse.ArgumentParser:
 def starts(arguments: argparse.Namespace, writing: threading.Thread, until_at: float) -> None:
     """Starts a runner with empty caches and then with warm ones."""
     with tempfile.TemporaryDirectory() as scratch:
-        cache, profile = Path(scratch) / "cache", Path(scratch) / "profile"
-        for number in range(1 + arguments.warm):
+        cache, profile = arguments.cache or Path(scratch) / "cache", Path(scratch) / "profile"
+        for number in range(1 if cache.exists() else 0, 1 + arguments.warm):
             print(f"start with {'warm' if number else 'empty'} caches:", flush=True)
             made_up = ["--weights", "random"] if arguments.quick and not number else []
             start(arguments.folder, cache, [*made_up, *arguments.flags], until_at)
