@@ -116,7 +116,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--reading", action="store_true", help="read the weights in several ways, too")
     parser.add_argument("--profile", action="store_true", help="start once more, with a profile")
     parser.add_argument(
-        "--quick", action="store_true", help="first start with weights made up, while the checkpoint is written"
+        "--quick",
+        action="store_true",
+        help="first start with weights made up, while the checkpoint is written; later ones use its kernels alone",
     )
     parser.add_argument("--keep", action="store_true", help="keep a folder that was written")
     parser.add_argument("flags", nargs="*", help="of the runner, behind --")
