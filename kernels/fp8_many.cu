@@ -201,17 +201,11 @@ struct Consumer {
 #endif
 
     // Writes a tile's outputs, two adjacent ones of a row at a time.
-    __device__ __forceinline__ void write(const Place& place, const Problem& problem, const RowScales& rows) const {
-        const int lane = threadIdx.x & 31, first = place.column + member.part * (kOutputs / SPLIT) + (lane & 3) * 2;
+    __device__ __forceinline__ void write(
+        const Place& place, const Problem& problem, const RowScales& rows, const TileScales& tile_scales) const {
+        const int in_tile = member.part * (kOutputs / SPLIT) + (threadIdx.x & 3) * 2, first = place.column + in_tile;
         constexpr int kBlocks = kOutputs / SPLIT / 8;
-        float2 scales[kBlocks];
-#pragma unroll
-        for (int j = 0; j < kBlocks; j++) scales[j] = problem.column_scales(first + j * 8);
-#if GATED
-        float2 up_scales[kBlocks];
-#pragma unroll
-        for (int j = 0; j < kBlocks; j++) up_scales[j] = problem.column_scales(problem.outputs + first + j * 8);
-#endif
+        tile_scales.keep();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = rows.row + half * 8;
@@ -219,10 +213,12 @@ struct Consumer {
 #pragma unroll
             for (int j = 0; j < kBlocks; j++) {
                 const int column = first + j * 8, i = 4 * j + 2 * half;
-                float low = totals[i] * factor * scales[j].x, high = totals[i + 1] * factor * scales[j].y;
+                const float2 scales = tile_scales.two(in_tile + j * 8);
+                float low = totals[i] * factor * scales.x, high = totals[i + 1] * factor * scales.y;
 #if GATED
-                low = ACTIVATION(low) * (totals[i + kSums / 2] * factor * up_scales[j].x);
-                high = ACTIVATION(high) * (totals[i + 1 + kSums / 2] * factor * up_scales[j].y);
+                const float2 up_scales = tile_scales.two(kHalf + in_tile + j * 8);
+                low = ACTIVATION(low) * (totals[i + kSums / 2] * factor * up_scales.x);
+                high = ACTIVATION(high) * (totals[i + 1 + kSums / 2] * factor * up_scales.y);
 #endif
                 if (row < problem.rows && column < problem.outputs) {
                     *reinterpret_cast<unsigned*>(problem.out + row * static_cast<long long>(problem.out_stride) + column) =
@@ -268,6 +264,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
         Consumer consumer{shared, member, warpgroup, (threadIdx.x & 127) == 0,
                           matrix_descriptor(shared.inputs(0) + warpgroup * (64 * kStep), 16),
                           matrix_descriptor(shared.weights(0), 16), Ring<STAGES>(0), 0};
+        TileScales tile_scales{reinterpret_cast<float*>(shared_bytes + Shared::kScales) + warpgroup * COLUMNS, {}};
         consumer.await_head_start();
         wait_for_predecessors();
         for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
@@ -275,11 +272,12 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
             const RowScales row_scales(problem, place.row + warpgroup * 64 + (threadIdx.x & 127) / 32 * 16 +
                                                     (threadIdx.x & 31) / 4);
             const Halves halves(problem, place);
+            tile_scales.load(problem, place);
             consumer.multiply_tile(problem, row_scales, halves, tile == tiles.first());
 #if SPLIT == 2
             consumer.exchange();
 #endif
-            consumer.write(place, problem, row_scales);
+            consumer.write(place, problem, row_scales, tile_scales);
         }
     }
     if (kCluster > 1) cluster_sync();  // others may still copy into this block, read its sums, and arrive at its barriers

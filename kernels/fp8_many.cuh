@@ -71,7 +71,8 @@ __device__ __forceinline__ float4 load_remote(unsigned address) {
     return value;
 }
 
-// Shared memory: the ring, with x and W in each stage; then a full and an empty barrier for each stage.
+// Shared memory: the ring, with x and W in each stage; a full and an empty barrier for each stage; for each warpgroup
+// the scales of a tile's rows of W.
 struct Shared {
     unsigned base;
 
@@ -79,6 +80,7 @@ struct Shared {
     __device__ __forceinline__ unsigned weights(int stage) const { return inputs(stage) + kInputBytes; }
     __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
+    static constexpr int kScales = STAGES * (kStageBytes + 16);
 };
 
 // A block's place in its cluster, which determines the parts that it copies and their target blocks.
@@ -123,10 +125,9 @@ struct Problem {
     int begin;  // of this block's steps
     int steps;
 
-    // The scales of two adjacent rows of W; nothing of W lies beyond, and nothing of it is written.
-    __device__ __forceinline__ float2 column_scales(int row) const {
-        if (GROUPED || row >= (GATED ? 2 : 1) * outputs) return make_float2(1.0f, 1.0f);
-        return __ldg(reinterpret_cast<const float2*>(weight_scales + row));
+    // The scale of a row of W; of those beyond, which are never written, any.
+    __device__ __forceinline__ float row_scale(int row) const {
+        return GROUPED ? 1.0f : __ldg(weight_scales + min(row, (GATED ? 2 : 1) * outputs - 1));
     }
 };
 
@@ -155,6 +156,37 @@ struct RowScales {
         for (int half = 0; half < 2; half++) {
             factors[half] = GROUPED ? 1.0f : __ldcg(problem.input_factors + min(row + half * 8, problem.rows - 1));
         }
+    }
+};
+
+// The scales of a tile's rows of W: loaded before its products, and kept in shared memory after them.
+struct TileScales {
+    float* table;  // [COLUMNS], of this warpgroup
+    float mine[2];
+
+    __device__ __forceinline__ void load(const Problem& problem, const Place& place) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = i * 128 + (threadIdx.x & 127), half = row >= kHalf;
+            if (row < COLUMNS) mine[i] = problem.row_scale(place.half(problem, half) + row - half * kHalf);
+        }
+    }
+    // Called by the warpgroup: waits until all have read the last tile's, and until all of this tile's are there.
+    __device__ __forceinline__ void keep() const {
+        warpgroup_sync();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = i * 128 + (threadIdx.x & 127);
+            if (row < COLUMNS) table[row] = mine[i];
+        }
+        warpgroup_sync();
+    }
+    // Those of two adjacent rows.
+    __device__ __forceinline__ float2 two(int row) const { return *reinterpret_cast<const float2*>(table + row); }
+
+private:
+    __device__ __forceinline__ static void warpgroup_sync() {
+        asm volatile("bar.sync %0, %1;" ::"r"(3 + static_cast<int>(threadIdx.x >> 7)), "n"(128) : "memory");
     }
 };
 

@@ -153,12 +153,9 @@ def test_many_rows(num_tokens: int, gated: bool, out: int, width: int, grouped: 
 
 
 # Columns of W, rows and columns of a cluster, parts; of gated products and of others.
-GATES = [(112, 1, 1, 1), (112, 2, 1, 1), (112, 2, 2, 1), (128, 2, 1, 1), (128, 2, 2, 1), (160, 2, 1, 1), (96, 2, 2, 1)]
-STORES = [
-    *((96, 1, 1, 1), (96, 2, 1, 1), (96, 2, 2, 1), (128, 2, 1, 1), (64, 2, 1, 1), (64, 2, 2, 1)),
-    *((128, 1, 1, 2), (128, 2, 1, 2), (64, 2, 2, 2), (128, 2, 2, 2)),
-]
-OF_GROUPS = [(112, 2, 1, 1), (112, 2, 2, 1), (160, 2, 1, 1), (96, 2, 1, 1), (64, 2, 2, 1), (128, 2, 1, 2)]
+GATES = [(112, 1, 1, 1), (112, 2, 1, 1), (112, 1, 2, 1), (128, 2, 1, 1), (128, 1, 2, 1)]
+STORES = [(96, 1, 2, 1), (64, 2, 1, 1), (64, 1, 2, 1), (128, 1, 1, 2)]
+OF_GROUPS = [(112, 2, 1, 1), (112, 1, 2, 1), (96, 1, 2, 1), (64, 1, 2, 1), (128, 1, 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +227,7 @@ def test_a_chain_of_many_rows_that_overlaps(num_tokens: int, grouped: bool, monk
         assert torch.equal(residual, expected)
     monkeypatch.setattr(linear, "MANY", 0)
     run(False)
-    assert (residual.float() - expected.float()).norm() < 0.05 * expected.float().norm()
+    assert (residual.float() - expected.float()).norm() < 0.15 * expected.float().norm()
 
 
 @pytest.mark.parametrize("num_tokens", [7, 33])

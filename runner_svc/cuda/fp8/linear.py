@@ -77,8 +77,11 @@ class Fp8Linear:
             return Sums(out)
         return self._codes_sums(x, weight)
 
-    def _has_own(self, x: QuantizedRows, weight: Fp8Matrix, out: Tensor) -> bool:
-        return len(x) <= MANY and self._many.fits(weight, out)
+    def _has_own(self, x: QuantizedRows, weight: Fp8Matrix, out: Tensor, *, gated: bool = False) -> bool:
+        if MANY == 0 or not self._many.fits(weight, out):
+            return False
+        self._many.prepare(MANY, weight, gated=gated)
+        return len(x) <= MANY
 
     def _codes_sums(self, x: QuantizedRows, weight: Fp8Matrix) -> Sums:
         if _has_blocks(weight):
@@ -125,7 +128,7 @@ class Fp8Linear:
             return out
         if not isinstance(x, QuantizedRows):
             x = self._rounded(stream, x, weight)
-        if self._has_own(x, weight, out):
+        if self._has_own(x, weight, out, gated=True):
             self._many.gated(stream, x, weight, out)
             return out
         gate_up = self._codes_sums(x, weight)

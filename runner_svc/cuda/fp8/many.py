@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.fp8.many_variant import VECTOR, Fp8ManyVariant
+from runner_svc.cuda.fp8.many_variant import TILE_ROWS, VECTOR, Fp8ManyVariant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load, num_multiprocessors
 from runner_svc.cuda.tensor_map import codes_map
@@ -33,6 +33,16 @@ class Fp8ManyRows:
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_KEPT)(codes_map)
+        self._prepared: set[tuple[object, ...]] = set()
+
+    def prepare(self, max_rows: int, weight: Fp8Matrix, *, gated: bool) -> None:
+        """Compiles the kernels for products of up to `max_rows` rows with such a matrix, so that no step waits."""
+        key = (*weight.size, weight.block, gated)
+        if key in self._prepared:
+            return
+        self._prepared.add(key)
+        for rows in range(TILE_ROWS, max_rows + TILE_ROWS, TILE_ROWS):
+            self._kernel(self._variant(rows, weight, gated=gated))
 
     def store(self, stream: int, x: QuantizedRows, weight: Fp8Matrix, out: Tensor) -> None:
         """Fills `out` [T, out], bfloat16, with x W^T; the stride of its rows is even."""
@@ -55,12 +65,11 @@ class Fp8ManyRows:
 
     def _launch(self, stream: int, x: QuantizedRows, weight: Fp8Matrix, out: Tensor, *, gated: bool) -> None:
         (rows, width), outputs, grouped = x.codes.shape, out.shape[1], weight.block is not None
-        multiprocessors = num_multiprocessors()
-        variant = self._choose(multiprocessors, rows, outputs, width, gated=gated, grouped=grouped)
+        variant = self._variant(rows, weight, gated=gated)
         tile_rows, tile_columns = variant.tiles(rows, outputs)
         self._kernel(variant)(
             stream,
-            variant.clusters(multiprocessors, rows, outputs) * variant.cluster,
+            variant.clusters(num_multiprocessors(), rows, outputs) * variant.cluster,
             self._map(x.codes.data_ptr(), rows, width, variant.input_rows, read_once=False),
             self._map(weight.codes.data_ptr(), weight.size[0], width, variant.weight_rows, read_once=True),
             0 if grouped else x.scales.data_ptr(),
@@ -75,6 +84,11 @@ class Fp8ManyRows:
             tile_rows,
             tile_columns,
         )
+
+    def _variant(self, rows: int, weight: Fp8Matrix, *, gated: bool) -> Fp8ManyVariant:
+        outputs, width = weight.size[0] // 2 if gated else weight.size[0], weight.size[1]
+        grouped = weight.block is not None
+        return self._choose(num_multiprocessors(), rows, outputs, width, gated=gated, grouped=grouped)
 
     def _compile(self, variant: Fp8ManyVariant) -> Kernel:
         defines = variant.defines | ({"ACTIVATION": self._activation} if variant.gated else {})

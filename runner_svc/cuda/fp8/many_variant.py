@@ -112,14 +112,18 @@ class Fp8ManyVariant:
         return (TILE_ROWS + self.columns) * STEP
 
     @property
+    def _scales_bytes(self) -> int:
+        return 2 * 4 * self.columns
+
+    @property
     def stages(self) -> int:
         """Stages per block, as many as fit."""
-        return _SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
+        return (_SHARED_BYTES - self._scales_bytes) // (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory per block."""
-        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
+        """Shared memory per block: stages with their barriers, and the scales of a tile's columns."""
+        return self.stages * (self._stage_bytes + _BARRIER_BYTES) + self._scales_bytes
 
     @property
     def defines(self) -> dict[str, int | str]:
