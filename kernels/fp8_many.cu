@@ -1,14 +1,14 @@
 // Products of more than 64 rows with a matrix of e4m3, for Hopper (sm_90a): out = x W^T, or activation(x G^T) * (x U^T).
 //
-// Tiles, clusters and the ring are those of gated_product.cu. A wgmma adds up fewer bits than float32 has, so a chain of
-// them spans one step of 128 columns, and its sums are added in float32: in ascending steps, and in SPLIT parts, both
-// given by the matrix alone (fp8_product.cu). While a step's sums are added, the next step is multiplied. The blocks of
-// a cluster that have the parts of a tile exchange their sums at the end: each writes half of the columns.
+// Tiles and the ring are those of gated_product.cu. A wgmma adds up fewer bits than float32 has, so a chain of them spans
+// one step of 128 columns, and its sums are added in float32: in ascending steps, and in SPLIT parts, both given by the
+// matrix alone (fp8_product.cu). While a step's sums are added, the next step is multiplied. A cluster has two blocks at
+// most. With CLUSTER_ROWS 2 they need the same weights, and each copies half of them for both. With SPLIT 2 they have the
+// parts of a tile and exchange their sums at the end: each writes half of the columns.
 //
-// Macros: COLUMNS of W in a tile, 64, 96, 112, 128 or 160; GATED, 1 for the second form: half of the columns are G's,
-// half U's; GROUPED, 1 for scales per 128 x 128 weights and 128 inputs of a row; STAGES; BATCH, 1 or 2, steps whose
-// products are in flight; CLUSTER_ROWS and CLUSTER_COLUMNS, 1 or 2; SPLIT, 1 or 2; HEAD_START, below STAGES;
-// ACTIVATION, only if GATED.
+// Macros: COLUMNS of W in a tile, 112 or 128; GATED, 1 for the second form: half of the columns are G's, half U's;
+// GROUPED, 1 for scales per 128 x 128 weights and 128 inputs of a row; STAGES; CLUSTER_ROWS and SPLIT, 1 or 2, not both
+// 2; ACTIVATION, only if GATED.
 
 #include "fp8_many.cuh"
 
@@ -23,13 +23,8 @@ struct Producer {
     Member member;
 
     __device__ __forceinline__ void copy_inputs(int stage, const Place& place, int step) const {
-        const unsigned target = shared.inputs(stage) + member.column * kPartRows * kStep;
-        const int row = place.row + member.column * kPartRows, column = (problem.begin + step) * kStep;
-        if (CLUSTER_COLUMNS == 1) {
-            copy_tensor(target, inputs, column, row, 0, shared.full(stage));
-        } else {
-            copy_tensor_to(member.same_inputs(), target, inputs, column, row, 0, shared.full(stage));
-        }
+        const int column = (problem.begin + step) * kStep;
+        copy_tensor(shared.inputs(stage), inputs, column, place.row, 0, shared.full(stage));
     }
 
     __device__ __forceinline__ void copy_weights(int stage, const Place& place, int step) const {
@@ -39,8 +34,7 @@ struct Producer {
             copy_tensor(target, weights, column, place.half(problem, 0), 0, full);
             copy_tensor(target + kHalfBytes, weights, column, place.half(problem, 1), 0, full);
         } else {  // each block copies a half
-            copy_tensor_to(member.same_weights(), target + member.row * kHalfBytes, weights, column,
-                           place.half(problem, member.row), 0, full);
+            copy_tensor_to(3, target + member.row * kHalfBytes, weights, column, place.half(problem, member.row), 0, full);
         }
     }
 
@@ -78,21 +72,14 @@ struct Consumer {
     Ring<STAGES> ring;
     int freed;
     float totals[kSums];
-    float parts[BATCH][kSums];
-    StepScales scales[BATCH];  // of the steps whose products are in flight
+    float parts[2][kSums];  // of the steps whose products are in flight
+    StepScales scales[2];
 
     // Releases the oldest stage to all blocks that copy into it.
     __device__ __forceinline__ void release() {
         if (leads) {
-            if (kCluster == 1) {
-                barrier_arrive(shared.empty(freed));
-            } else {
-                const unsigned senders = member.same_inputs() | member.same_weights();
-#pragma unroll
-                for (int rank = 0; rank < kCluster; rank++) {
-                    if (senders >> rank & 1) barrier_arrive_at(shared.empty(freed), rank);
-                }
-            }
+            if (CLUSTER_ROWS == 1) barrier_arrive(shared.empty(freed));
+            else barrier_arrive_at(shared.empty(freed), 0), barrier_arrive_at(shared.empty(freed), 1);
         }
         if (++freed == STAGES) freed = 0;
     }
@@ -125,14 +112,6 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < kSums; i++) totals[i] = 0.0f;
         const int steps = problem.steps;
-#if BATCH == 1
-        for (int step = 0; step < steps; step++) {
-            scales[0].load(problem, rows, halves, step);
-            start(parts[0]);
-            start_others(first_tile, step, steps);
-            finish<0>(parts[0], scales[0], halves);
-        }
-#else
         scales[0].load(problem, rows, halves, 0);
         start(parts[0]);
         start_others(first_tile, 0, steps);
@@ -156,17 +135,16 @@ struct Consumer {
         } else {
             finish<0>(parts[0], scales[0], halves);
         }
-#endif
     }
 
-    // Lets the other warpgroup begin HEAD_START steps later, so that one multiplies while another writes.
+    // Lets the other warpgroup begin kHeadStart steps later, so that one multiplies while another writes.
     __device__ __forceinline__ void start_others(bool first_tile, int step, int steps) const {
-        if (HEAD_START > 0 && first_tile && index == 0 && step + 1 == min(HEAD_START, steps)) {
+        if (first_tile && index == 0 && step + 1 == min(kHeadStart, steps)) {
             asm volatile("bar.arrive %0, %1;" ::"n"(kHeadStartBarrier), "n"(kConsumers * 128) : "memory");
         }
     }
     __device__ __forceinline__ void await_head_start() const {
-        if (HEAD_START > 0 && index > 0) {
+        if (index > 0) {
             asm volatile("bar.sync %0, %1;" ::"n"(kHeadStartBarrier), "n"(kConsumers * 128) : "memory");
         }
     }
@@ -190,7 +168,7 @@ struct Consumer {
                                                                       __float_as_uint(sent[2]), __float_as_uint(sent[3])));
         }
         cluster_sync();
-        const unsigned other = remote_address(own, cluster_rank() ^ kPartBlocks);
+        const unsigned other = remote_address(own, member.part ^ 1);
 #pragma unroll
         for (int i = 0; i < kSums / 2; i += 4) {
             const float4 received = load_remote(other + i * (kConsumers * 128 * 4));
@@ -229,7 +207,7 @@ struct Consumer {
     }
 };
 
-// inputs: codes of x in boxes of 128 columns and kPartRows rows; weights: those of W in boxes of 128 columns and kHalf
+// inputs: codes of x in boxes of 128 columns and kRows rows; weights: those of W in boxes of 128 columns and kHalf
 // rows. tile_rows and tile_columns count clusters. With SPLIT 2 there is a cluster for every tile.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) fp8_many(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, const float* input_factors,
@@ -246,7 +224,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) * kConsumers);
+            barrier_init(shared.empty(i), CLUSTER_ROWS * kConsumers);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

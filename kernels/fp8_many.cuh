@@ -20,29 +20,23 @@ constexpr int kSums = COLUMNS / 2;  // of a thread
 constexpr int kInputBytes = kRows * kStep;
 constexpr int kHalfBytes = kHalf * kStep;
 constexpr int kStageBytes = kInputBytes + 2 * kHalfBytes;
-constexpr int kPartBlocks = CLUSTER_ROWS * CLUSTER_COLUMNS;  // with the same columns of x and W
-constexpr int kCluster = kPartBlocks * SPLIT;
-constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // rows of x that a block copies
+constexpr int kCluster = CLUSTER_ROWS * SPLIT;
+constexpr int kHeadStart = 2;  // steps; fewer than there are stages
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kHeadStartBarrier = 1;
+static_assert(kCluster <= 2, "clusters of four leave multiprocessors without work");
 static_assert(SPLIT == 1 || !GATED, "gate and up would be in different halves");
 static_assert(SPLIT == 1 || COLUMNS % 32 == 0, "a thread exchanges four sums at a time");
 static_assert(SPLIT == 1 || kSums / 2 * 4 * kConsumers * 128 <= STAGES * kStageBytes, "the ring holds what is exchanged");
 
 // d [64, COLUMNS] (+)= a [64, 32] * b [COLUMNS, 32]^T
 __device__ __forceinline__ void multiply_codes(float (&d)[kSums], unsigned a, unsigned b, int accumulate) {
-#if COLUMNS == 64
-    WGMMA_E4M3("m64n64k32", REGISTERS_WIDE_32, "%32", "%33", "%34", ACCUMULATORS_WIDE_32(d));
-#elif COLUMNS == 96
-    WGMMA_E4M3("m64n96k32", REGISTERS_WIDE_48, "%48", "%49", "%50", ACCUMULATORS_WIDE_48(d));
-#elif COLUMNS == 112
+#if COLUMNS == 112
     WGMMA_E4M3("m64n112k32", REGISTERS_WIDE_56, "%56", "%57", "%58", ACCUMULATORS_WIDE_56(d));
 #elif COLUMNS == 128
     WGMMA_E4M3("m64n128k32", REGISTERS_WIDE_64, "%64", "%65", "%66", ACCUMULATORS_WIDE_64(d));
-#elif COLUMNS == 160
-    WGMMA_E4M3("m64n160k32", REGISTERS_WIDE_80, "%80", "%81", "%82", ACCUMULATORS_WIDE_80(d));
 #else
-#error "COLUMNS is 64, 96, 112, 128 or 160"
+#error "COLUMNS is 112 or 128"
 #endif
 }
 
@@ -83,22 +77,14 @@ struct Shared {
     static constexpr int kScales = STAGES * (kStageBytes + 16);
 };
 
-// A block's place in its cluster, which determines the parts that it copies and their target blocks.
+// A block's place in its cluster.
 struct Member {
     int part;
     int row;
-    int column;
 
     __device__ __forceinline__ static Member self() {
-        const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0, index = rank % kPartBlocks;
-        return {rank / kPartBlocks, index / CLUSTER_COLUMNS, index % CLUSTER_COLUMNS};
-    }
-    // Bit masks of the blocks that need the same rows of x, and of those that need the same weights.
-    __device__ __forceinline__ unsigned same_inputs() const {
-        return ((1u << CLUSTER_COLUMNS) - 1) << (part * kPartBlocks + row * CLUSTER_COLUMNS);
-    }
-    __device__ __forceinline__ unsigned same_weights() const {
-        return (CLUSTER_ROWS == 1 ? 1u : 1u | 1u << CLUSTER_COLUMNS) << (part * kPartBlocks + column);
+        const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+        return {rank / CLUSTER_ROWS, rank % CLUSTER_ROWS};
     }
 };
 
@@ -138,7 +124,7 @@ struct Place {
 
     __device__ __forceinline__ Place(const Tiles& tiles, int tile, Member member) {
         row = (tile % tiles.rows * CLUSTER_ROWS + member.row) * kRows;
-        column = (tile / tiles.rows * CLUSTER_COLUMNS + member.column) * kOutputs;
+        column = tile / tiles.rows * kOutputs;
     }
     // The first row of W of one of the tile's halves.
     __device__ __forceinline__ int half(const Problem& problem, int index) const {

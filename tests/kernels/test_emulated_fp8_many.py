@@ -37,13 +37,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
-    # columns, gated, grouped; rows of x, rows and columns of W
-    "store": (64, False, False, 70, 136, 400),
-    "store-groups": (64, False, True, 70, 288, 384),
-    "store-in-three-tiles": (96, False, False, 200, 200, 144),
-    "gated": (112, True, False, 130, 272, 272),
+    "store": (128, False, False, 70, 136, 400),
+    "store-groups": (128, False, True, 70, 288, 384),
+    "gated": (112, True, False, 200, 272, 272),
     "gated-groups": (112, True, True, 70, 256, 256),
-    "gated-one-step-in-flight": (160, True, True, 70, 768, 128),
 }
 
 
@@ -59,7 +56,7 @@ def test_products(name: str) -> None:
     products = Fp8ManyRows("silu", choose)
     actual = torch.full((rows + 1, case.outputs + 8), torch.nan, dtype=torch.bfloat16)
     launch = products.gated if gated else products.store
-    launch(0, case.x, case.weight, actual[:rows, 8:])
+    assert launch(0, case.x, case.weight, actual[:rows, 8:])
     assert_close(actual[:rows, 8:].float(), case.expected, rtol=0.01, atol=0.004 * float(case.expected.std()))
     assert actual[rows].isnan().all()
     assert actual[:, :8].isnan().all()

@@ -201,10 +201,10 @@ def test_fp8_products_compile_for_hopper(tokens: int, blocks: int, epilogue: str
 
 
 MANY = [
-    Fp8ManyVariant(128, False, False, 2, 1, 2),
-    Fp8ManyVariant(96, False, True, 2, 2),
-    Fp8ManyVariant(160, True, False, 2, 1),
-    Fp8ManyVariant(112, True, True, 2, 2),
+    Fp8ManyVariant(112, True, False),
+    Fp8ManyVariant(112, True, False, cluster_rows=2),
+    Fp8ManyVariant(128, False, False, split=2),
+    Fp8ManyVariant(128, False, True, split=2),
 ]
 
 

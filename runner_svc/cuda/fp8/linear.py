@@ -1,9 +1,9 @@
 """Products of any number of rows with matrices of FP8 on Hopper.
 
-Up to `FEW` rows, and with another kernel up to `MANY`, Roster's kernels are faster than torch's products. For more,
-torch multiplies codes with scales of one, which is its fastest recipe, and the next kernel multiplies the sums by the
-scales of rows and columns, or one of its own where the next can't. Blocks of 128 have torch's recipe for them. What
-torch lacks, Roster's kernel of few rows does in pieces of 128 rows.
+Up to `FEW` rows Roster's kernel is faster than torch's products, and another up to 256 with some matrices
+(`many_variant`). Otherwise torch multiplies codes with scales of one, which is its fastest recipe, and the next kernel
+multiplies the sums by the scales of rows and columns, or one of its own where the next can't. Blocks of 128 have a
+recipe of torch's. What torch lacks, Roster's kernel of few rows does in pieces of 128 rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from runner_svc.weights.matrix import Matrix
 
 FEW = 64
 """Rows up to which Roster's kernel of few rows multiplies."""
-MANY = 0
-"""Rows up to which Roster's kernel of many rows multiplies."""
 
 
 class Fp8Linear:
@@ -72,16 +70,7 @@ class Fp8Linear:
             return Sums(out)
         if not isinstance(x, QuantizedRows):
             x = self._rounded(stream, x, weight)
-        if self._has_own(x, weight, out):
-            self._many.store(stream, x, weight, out)
-            return Sums(out)
-        return self._codes_sums(x, weight)
-
-    def _has_own(self, x: QuantizedRows, weight: Fp8Matrix, out: Tensor, *, gated: bool = False) -> bool:
-        if MANY == 0 or not self._many.fits(weight, out):
-            return False
-        self._many.prepare(MANY, weight, gated=gated)
-        return len(x) <= MANY
+        return Sums(out) if self._many.store(stream, x, weight, out) else self._codes_sums(x, weight)
 
     def _codes_sums(self, x: QuantizedRows, weight: Fp8Matrix) -> Sums:
         if _has_blocks(weight):
@@ -91,8 +80,7 @@ class Fp8Linear:
     def _multiply_codes(
         self, stream: int, x: QuantizedRows, weight: Fp8Matrix, bias: Tensor | None, out: Tensor
     ) -> None:
-        if bias is None and self._has_own(x, weight, out):
-            self._many.store(stream, x, weight, out)
+        if bias is None and self._many.store(stream, x, weight, out):
             return
         if _has_sums(weight):
             self._scale(stream, self._sums(x.codes, weight, out.dtype), x.scales, weight.scales, bias, out)
@@ -128,8 +116,7 @@ class Fp8Linear:
             return out
         if not isinstance(x, QuantizedRows):
             x = self._rounded(stream, x, weight)
-        if self._has_own(x, weight, out, gated=True):
-            self._many.gated(stream, x, weight, out)
+        if self._many.gated(stream, x, weight, out):
             return out
         gate_up = self._codes_sums(x, weight)
         if takes is not None and out.shape[1] % 16 == 0:
