@@ -31,9 +31,10 @@ class Loading:
 
 
 def time_formats(folder: Path, formats: Sequence[str], until_at: float) -> None:
-    """Prints a line for each format, beside the first one of plain weights, until a time of `time.monotonic`.
+    """Prints two loads of each format, beside the second of plain weights, until a time of `time.monotonic`.
 
-    The first load brings the checkpoint into the page cache and starts CUDA; it is not printed.
+    The very first load brings the checkpoint into the page cache and starts CUDA; it is not printed. The first one of a
+    format loads torch's kernels for it, some tenths of a second.
     """
     load(folder, formats[0])
     plain: Loading | None = None
@@ -41,9 +42,10 @@ def time_formats(folder: Path, formats: Sequence[str], until_at: float) -> None:
         if time.monotonic() > until_at:
             print("no time is left for further formats", flush=True)
             return
-        loading = load(folder, name)
-        plain = plain or (loading if name == PLAIN else None)
-        print(line(name, loading, plain), flush=True)
+        for times in ("first", "again"):
+            loading = load(folder, name)
+            plain = loading if name == PLAIN else plain
+            print(line(f"{name}, {times}", loading, plain), flush=True)
 
 
 def line(name: str, loading: Loading, plain: Loading | None) -> str:
