@@ -65,7 +65,7 @@ GROUPS = {
         but_not="14336 or 28672",
     ),
     "fp8": Group(
-        ("fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
+        ("fp8_many", "fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
         ("test_fp8_product",),
         shards=6,
         but_not="14336 or 28672",

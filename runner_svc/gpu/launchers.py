@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,8 +32,8 @@ from runner_svc.cuda.products.kernels import (
     few_row_launchers,
     gated_launchers,
     linear_launchers,
-    prepared,
 )
+from runner_svc.cuda.products.preparing import Preparing
 from runner_svc.cuda.products.split_product import SplitProduct
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
@@ -126,6 +125,7 @@ class CudaLaunchers(StepLaunchers):
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
         super().__init__(config, dtype, overlap=overlap)
+        self.preparing = Preparing(dtype)
         self._config = config
         self._skinny_blocks = skinny_blocks
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
@@ -142,7 +142,7 @@ class CudaLaunchers(StepLaunchers):
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, dtype=self._dtype),
+            prepare=self.preparing,
             rounding_norm=self._rounding_norm(),
         )
 

@@ -11,6 +11,7 @@ from runner_svc.cuda.experts.expert_entry import entry_defines, split_of
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
+from runner_svc.cuda.fp8.many_variant import Fp8ManyVariant
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
@@ -198,6 +199,26 @@ def test_fp8_products_compile_for_hopper(tokens: int, blocks: int, epilogue: str
     assert variant.shared_bytes <= (228 << 10) // blocks - 1024
     assert variant.stages >= 3
     assert arrivals_before_loads_are_done(code) == []  # see test_barriers
+
+
+MANY = [
+    Fp8ManyVariant(112, True, False),
+    Fp8ManyVariant(112, True, False, cluster_rows=2),
+    Fp8ManyVariant(128, False, False, split=2),
+    Fp8ManyVariant(128, False, True, split=2),
+]
+
+
+@pytest.mark.parametrize("variant", choice(MANY, in_ci=MANY[-1:]), ids=str)
+def test_fp8_products_of_many_rows_compile_for_hopper(variant: Fp8ManyVariant) -> None:
+    defines = variant.defines | ({"ACTIVATION": "gelu_tanh"} if variant.gated else {})
+    code, log = compile_kernel(kernel_folder() / "fp8_many.cu", "sm_90a", macros(defines))
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert variant.shared_bytes <= 227 << 10
+    assert arrivals_before_loads_are_done(code) == []
 
 
 @pytest.mark.parametrize(
