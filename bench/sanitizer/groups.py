@@ -49,6 +49,7 @@ GROUPS = {
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
+    "split": Group(("split_product",), ("test_split_product",)),
     "gated": Group(("gated_product",), ("test_gated_product",), shards=2, but_not="14336"),
     "products": Group(
         ("skinny_product", "embed"),
@@ -64,7 +65,7 @@ GROUPS = {
         but_not="14336 or 28672",
     ),
     "fp8": Group(
-        ("fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
+        ("fp8_many", "fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
         ("test_fp8_product",),
         shards=6,
         but_not="14336 or 28672",

@@ -99,8 +99,12 @@ class CudaDecoder:
         ]
         self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
+        splitting = launchers.splitting or launchers.linear
+        self._split_output = [CudaLinear(layer.output, splitting) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions, self.kv_scales = weights.positions, weights.kv_scales
+        self.taps: dict[int, Tensor] = {}
+        """By layer, where its input is kept in each pass, [max_tokens, hidden_size]; nothing is kept of others."""
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
         self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
 
@@ -135,6 +139,14 @@ class CudaDecoder:
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
+
+    def splits(self, rows: int) -> bool:
+        """Returns whether a step of that number of rows can have output products whose blocks share tiles."""
+        splitting = self._launchers.splitting
+        if splitting is None:
+            return False
+        outputs = [layer.output for layer in self.layers]
+        return all(linear.bias is None and splitting.fits(linear.matrix, rows) for linear in outputs)
 
     @property
     def mlps(self) -> Sequence[CudaMlp]:
@@ -177,6 +189,7 @@ class CudaDecoder:
         self._embed(inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
+        outputs = self._split_output if fusions.splitting else self._output
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = self._qkv[index].takes(num_tokens) if not parallel else None
@@ -184,14 +197,15 @@ class CudaDecoder:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
+            self.tap(index, hidden.residual)
             sums = self._qkv_sums(stream, index, normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
-                hidden.add_now(stream, attended, self._output[index])
+                hidden.add_now(stream, attended, outputs[index])
             else:
                 takes = mlp.takes(num_tokens)
                 hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
-                hidden.add(stream, attended, self._output[index])
+                hidden.add(stream, attended, outputs[index])
                 is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out
@@ -231,6 +245,12 @@ class CudaDecoder:
         mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, self.config.norm_eps)
         return True
 
+    def tap(self, index: int, residual: Tensor) -> None:
+        """Keeps the input of a layer, [T, hidden_size], if it is in `taps`."""
+        kept = self.taps.get(index)
+        if kept is not None:
+            kept[: len(residual)].copy_(residual)
+
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
         space = self.workspace
@@ -239,9 +259,17 @@ class CudaDecoder:
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
+        self.head_logits(stream, self.normed(stream, hidden), out)
+
+    def normed(self, stream: int, hidden: Hidden) -> Tensor:
+        """Returns the final norm's output [L, hidden_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
         self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
-        self._linear_head.multiply(stream, normed, out)
+        return normed
+
+    def head_logits(self, stream: int, states: Tensor, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size], from outputs of the final norm [L, hidden_size]."""
+        self._linear_head.multiply(stream, states, out)
         finish_logits(out, self.config.model)
 
     def _embed(self, inputs: DeviceInputs, out: Tensor) -> None:

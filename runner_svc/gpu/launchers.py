@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,8 +32,9 @@ from runner_svc.cuda.products.kernels import (
     few_row_launchers,
     gated_launchers,
     linear_launchers,
-    prepared,
 )
+from runner_svc.cuda.products.preparing import Preparing
+from runner_svc.cuda.products.split_product import SplitProduct
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
@@ -49,7 +50,9 @@ from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.matrix import Matrix
 
-_TILES_JOB_ROWS = 160
+_TILES = TilesVariant(160)
+_ENTERING = TilesVariant(32, gathers=True)
+"""Of some hundred rows, which are few for each expert."""
 
 
 class StepLaunchers:
@@ -122,22 +125,24 @@ class CudaLaunchers(StepLaunchers):
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
         super().__init__(config, dtype, overlap=overlap)
+        self.preparing = Preparing(dtype)
         self._config = config
         self._skinny_blocks = skinny_blocks
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
-        config = self._config
+        config, linear = self._config, LinearProducts(linear_launchers(self._products))
         return DecoderLaunchers(
             norm=self._norm(),
             activation=self._activation(),
-            linear=LinearProducts(linear_launchers(self._products)),
+            linear=linear,
+            splitting=SplitProduct(self._dtype, linear, overlap=self._overlap) if is_hopper() else None,
             gated=GatedProducts(gated_launchers(self._products)) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, dtype=self._dtype),
+            prepare=self.preparing,
             rounding_norm=self._rounding_norm(),
         )
 
@@ -207,16 +212,17 @@ class CudaLaunchers(StepLaunchers):
             if shared is not None
             else None,
             entry=self._entry(experts),
+            entering=ExpertProducts(experts, self._dtype, _ENTERING, overlap=self._overlap),
         )
 
     def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
-        variant, hidden_size = TilesVariant(_TILES_JOB_ROWS, gathers=True), self._config.hidden_size
+        hidden_size = self._config.hidden_size
         if split_of(experts, hidden_size) is None:
             return None
-        return ExpertEntry(experts, hidden_size, self._dtype, variant, overlap=self._overlap)
+        return ExpertEntry(experts, hidden_size, self._dtype, _ENTERING, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
-        return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
+        return ExpertProducts(experts, self._dtype, replace(_TILES, gathers=gathers), overlap=self._overlap)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config

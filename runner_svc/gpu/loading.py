@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
 import torch
 
 from runner_svc.catalog.source import model_folder
@@ -28,6 +29,8 @@ from runner_svc.model.folder.config_file import read_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
+
+log = structlog.get_logger()
 
 _NOT_TIMED = ("dtype", "timings")
 """Options that change no times, or that the key of the timings has anyway."""
@@ -113,10 +116,18 @@ def _own(
         check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
     launchers = CudaLaunchers(config, dtype)
+
+    def decoder() -> CudaDecoder:
+        made = CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens)
+        if plain := launchers.preparing.sentence:
+            model.weight_formats += f"; {plain}"
+            log.warning("matrices became plain numbers, as this GPU has no kernels for their format", formats=plain)
+        return made
+
     return make(
         model,
         config,
-        lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),
+        decoder,
         launchers,
         device,
         sizes,
