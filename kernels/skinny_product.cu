@@ -17,9 +17,12 @@
 // it has by the router's. The experts' products add up these parts of the logits (lone_row.cuh). That saves a launch.
 //
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL.
+// ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL; CANONICAL, 1 for the order of
+// canonical.cuh, which does not depend on TOKENS; PARTS, of the columns, which a block without SPLIT multiplies and adds
+// up one after another, with the bits of as many blocks.
 
 #include "activation.cuh"
+#include "canonical.cuh"
 #include "hopper_cluster.cuh"
 #include "residual_quad.cuh"
 #include "wgmma.cuh"
@@ -28,6 +31,13 @@
 #define EPILOGUE_STORE 0     // out = scale * product
 #define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W has the rows of gate, then those of up
 #define EPILOGUE_RESIDUAL 2  // residual += product; out = residual * norm_weight; squares of the residual
+
+#ifndef CANONICAL
+#define CANONICAL 0
+#endif
+#ifndef PARTS
+#define PARTS 1
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -48,6 +58,7 @@ constexpr int kQuads = kOutputs / 4;
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
 constexpr int kSquaresPitch = 128;
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
+static_assert(SPLIT == 1 || PARTS == 1, "sums of parts are added in one order");
 
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
@@ -81,6 +92,14 @@ __device__ __forceinline__ void pin_all(float (&d)[kAccumulators]) {
     for (int i = 0; i < kAccumulators; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+#if PARTS > 1
+// Adds a part's sums to those of the parts before it.
+__device__ __forceinline__ void add_part(float (&total)[kAccumulators], const float (&d)[kAccumulators], bool first) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; i++) total[i] = (first ? 0.0f : total[i]) + d[i];
+}
+#endif
+
 // Loads four floats from the shared memory of block `rank` of this cluster.
 __device__ __forceinline__ float4 load_shared(unsigned address, int rank) {
     float4 value;
@@ -111,6 +130,8 @@ struct Problem {
     int tokens;   // rows of `out`
     int begin;    // columns of W that this block multiplies, in steps
     int end;
+
+    __device__ __forceinline__ int part_end(int part) const { return end * (part + 1) / PARTS; }
 };
 
 struct Ends {
@@ -201,10 +222,15 @@ __device__ __forceinline__ void produce(
 // Called by one warp: computes 1 / rms of each token. With few tokens, several lanes share a token, which shortens the
 // chains of loads.
 __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
-    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
+    constexpr int kLanes = CANONICAL ? kScaleLanes : TOKENS < 32 ? 32 / TOKENS : 1;
     const int lane = threadIdx.x % 32;
     wait_for_predecessors();
     for (int token = lane / kLanes; token < TOKENS; token += 32 / kLanes) {
+#if CANONICAL
+        const float* squares = ends.squares ? ends.squares + token : nullptr;
+        const float sum = row_squares(squares, ends.num_squares, lane % kLanes);
+        scales[token] = squares ? inverse_rms(sum, ends.inverse_width, ends.eps) : 1.0f;
+#else
         float sum = 0.0f;
 #pragma unroll 16
         for (int i = lane % kLanes; i < ends.num_squares; i += kLanes) {
@@ -212,6 +238,7 @@ __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
         }
         sum = lane_sum(sum, kLanes);
         scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
+#endif
     }
 }
 
@@ -310,14 +337,29 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     wait_for_predecessors();  // the residual stream is read at the end
     for (int tile = blockIdx.x / SPLIT; tile < problem.tiles; tile += gridDim.x / SPLIT) {
         float d[kAccumulators];
+#if PARTS > 1
+        float total[kAccumulators];
+        int part = 0, part_begin = problem.begin, part_end = problem.part_end(0);
+#else
+        const int part_begin = problem.begin;
+#endif
         int last_stage = 0;
         for (int step = problem.begin; step < problem.end; step++) {
+#if PARTS > 1
+            if (step == part_end) {
+                wgmma_wait<0>();
+                pin_all(d);
+                add_part(total, d, part == 0);
+                part_begin = part_end;
+                part_end = problem.part_end(++part);
+            }
+#endif
             barrier_wait(shared.full(ring.stage), ring.parity);
             wgmma_fence();
             const unsigned place = ring.stage * (kStageBytes >> 4);
 #pragma unroll
             for (int k = 0; k < kStep / 16; k++) {
-                multiply(d, a + place + 2 * k, b + place + 2 * k, step > problem.begin || k > 0);
+                multiply(d, a + place + 2 * k, b + place + 2 * k, step > part_begin || k > 0);
             }
             wgmma_commit();
             if (step > problem.begin) {
@@ -330,7 +372,12 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
         wgmma_wait<0>();
         pin_all(d);
         if (leads) barrier_arrive(shared.empty(last_stage));
+#if PARTS > 1
+        add_part(total, d, false);
+        store_sums(sums, total);
+#else
         store_sums(sums, d);
+#endif
         if (SPLIT > 1) cluster_sync();
         else if (tile == blockIdx.x) asm volatile("bar.sync 2, %0;" ::"n"(kConsumers + 32) : "memory");  // scales
         else consumers_sync();

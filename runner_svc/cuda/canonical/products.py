@@ -1,0 +1,165 @@
+"""Products of any number of rows whose bits depend on the matrix alone: few rows, tiles of them, or many at once.
+
+Up to 128 rows are a launch of kernels/skinny_product.cu. More are either a launch of it for each 128, or launches of
+kernels/gated_product.cu, which adds in the same order: `route` says which, and may say anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.canonical.many_rows import ManyRows
+from runner_svc.cuda.canonical.rows import CanonicalRows
+from runner_svc.cuda.module import num_multiprocessors
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from runner_svc.cuda.products.skinny_product import SkinnyProducts
+from runner_svc.cuda.products.skinny_variant import STEP, SkinnyVariant, canonical_parts, num_tiles
+from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.plain_matrix import plain_tensor
+
+AT_ONCE = 2048
+"""Most rows whose sums of parts are in memory; a multiple of ROW_TILE."""
+
+Route = Callable[[str, int, int, int], bool]
+"""Returns whether a product of a kind, with rows of x, rows and columns of W, is one of many rows at once."""
+
+
+def usual_route(kind: str, num_tokens: int, num_rows: int, num_columns: int) -> bool:
+    """Returns True where enough tiles of many rows keep the multiprocessors busy."""
+    return kind == "gated" or num_tokens * num_rows >= 512 * 4096
+
+
+class CanonicalProducts:
+    """Implements `runner_svc.interface.products.canonical_launchers.CanonicalLauncher` for one model."""
+
+    def __init__(
+        self,
+        eps: float,
+        activation: str,
+        hidden_size: int,
+        max_tokens: int,
+        device: torch.device,
+        *,
+        blocks: int = 2,
+        route: Route = usual_route,
+        overlap: bool = False,
+    ) -> None:
+        """`max_tokens`: most rows. `blocks`: per multiprocessor, of products of few rows.
+
+        Raises KeyError for an unknown activation.
+        """
+        choose = partial(GatedVariant.choose, num_multiprocessors())
+        self.rows = CanonicalRows(eps, overlap=overlap)
+        self.few = SkinnyProducts(eps, activation, partial(SkinnyVariant.choose_canonical, blocks), overlap=overlap)
+        self.many = ManyRows(eps, activation, choose, overlap=overlap)
+        self._route = route
+        row_tiles = -(-max_tokens // ROW_TILE)
+        self._squares = torch.zeros(row_tiles, num_tiles(hidden_size), ROW_TILE, dtype=torch.float32, device=device)
+        self._parts: Tensor | None = None
+
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether there are such products for this matrix."""
+        return self.few.fits(matrix)
+
+    def prepare(self, matrices: list[Matrix], max_tokens: int) -> None:
+        """Allocates what products of these matrices with up to `max_tokens` rows need, so that no step allocates."""
+        rows = min(max_tokens, AT_ONCE)
+        sizes = [canonical_parts(*matrix.size) * rows * matrix.size[0] for matrix in matrices]
+        self._parts = torch.empty(max(sizes, default=0), dtype=torch.float32, device=self._squares.device)
+
+    def take(
+        self,
+        stream: int,
+        source: Tensor,
+        indexes: Tensor | None,
+        norm_weight: Tensor,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> NormedRows:
+        """As `CanonicalRows.take`; what is returned is valid until the next `take` or `add`."""
+        return self.rows.take(stream, source, indexes, norm_weight, residual, out, self._squares_of(len(out)))
+
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
+        weight = plain_tensor(matrix)
+        if out.dtype is not torch.bfloat16 or not self._is_many("store", x, weight):
+            for begin, tile in _tiles(x):
+                self.few.store(stream, tile, matrix, out[begin : begin + ROW_TILE])
+        elif canonical_parts(*matrix.size) == 1:
+            self.many.store(stream, x, weight, out)
+        else:
+            for begin, some in _pieces(x):
+                self.rows.store(stream, self._sums(stream, some.rows, weight), some, out[begin : begin + AT_ONCE])
+
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
+        weight = plain_tensor(matrix)
+        if canonical_parts(*matrix.size) == 1 and self._is_many("gated", x, weight):
+            self.many.gated(stream, x, weight, out)
+        else:
+            unused = TileSums(self._squares, self._squares)
+            for begin, tile in _tiles(x):
+                self.few.gated(stream, tile, matrix, out[begin : begin + ROW_TILE], unused)
+        return NormedRows(out, None)
+
+    def add(
+        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+    ) -> NormedRows:
+        """Computes residual += norm(x) W^T and out = residual * norm_weight, both [T, out].
+
+        What is returned is valid until the next `take` or `add`. x's factors may not be of the same.
+        """
+        weight, squares = plain_tensor(matrix), self._squares_of(len(out))
+        if not self._is_many("add", x, weight):
+            for begin, tile in _tiles(x):
+                own, tile_squares = slice(begin, begin + ROW_TILE), squares[begin // ROW_TILE]
+                sums = TileSums(tile_squares, tile_squares)
+                self.few.add(stream, tile, matrix, residual[own], norm_weight, out[own], sums)
+            return NormedRows(out, squares)
+        for begin, some in _pieces(x):
+            own, tiles = slice(begin, begin + AT_ONCE), slice(begin // ROW_TILE, (begin + AT_ONCE) // ROW_TILE)
+            parts = self._sums(stream, some.rows, weight)
+            self.rows.add(stream, parts, some, residual[own], norm_weight, out[own], squares[tiles])
+        return NormedRows(out, squares)
+
+    def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
+        num_tokens = len(x.rows)
+        return num_tokens > ROW_TILE and self.many.fits(weight) and self._route(kind, num_tokens, *weight.shape)
+
+    def _sums(self, stream: int, rows: Tensor, weight: Tensor) -> Tensor:
+        """Returns the sums of each part, float32 [S, T, n], valid until the next call."""
+        num_rows, width = weight.shape
+        count, steps = canonical_parts(num_rows, width), width // STEP
+        size = count * len(rows) * num_rows
+        if self._parts is None or self._parts.numel() < size:
+            self._parts = torch.empty(size, dtype=torch.float32, device=rows.device)
+        parts = self._parts[:size].view(count, len(rows), num_rows)
+        for part in range(count):
+            begin, end = (steps * edge // count * STEP for edge in (part, part + 1))
+            self.many.sums(stream, rows, weight, parts[part], begin, end)
+        return parts
+
+    def _squares_of(self, num_tokens: int) -> Tensor:
+        return self._squares[: -(-num_tokens // ROW_TILE)]
+
+
+def _tiles(x: NormedRows) -> list[tuple[int, ScaledRows]]:
+    """Returns the row tiles, each with its first row."""
+    tiles = [(begin, x.tile(begin // ROW_TILE)) for begin in range(0, len(x.rows), ROW_TILE)]
+    return [(begin, ScaledRows(t.rows, t.squares[0] if t.squares is not None else None)) for begin, t in tiles]
+
+
+def _pieces(x: NormedRows) -> list[tuple[int, NormedRows]]:
+    """Returns pieces of AT_ONCE rows, each with its first row."""
+    pieces = []
+    for begin in range(0, len(x.rows), AT_ONCE):
+        tiles = slice(begin // ROW_TILE, (begin + AT_ONCE) // ROW_TILE)
+        squares = x.squares[tiles] if x.squares is not None else None
+        pieces.append((begin, NormedRows(x.rows[begin : begin + AT_ONCE], squares)))
+    return pieces
