@@ -6,7 +6,7 @@ kernels/gated_product.cu, which adds in the same order: `route` says which, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import plain_tensor
 
 AT_ONCE = 2048
-"""Most rows whose sums of parts are in memory; a multiple of ROW_TILE."""
+"""Most rows of a launch of many; a multiple of ROW_TILE. It bounds the sums of parts in memory, and the variants."""
 
 Route = Callable[[str, int, int, int], bool]
 """Returns whether a product of a kind, with rows of x, rows and columns of W, is one of many rows at once."""
@@ -67,8 +67,8 @@ class CanonicalProducts:
         """Returns whether there are such products for this matrix."""
         return self.few.fits(matrix)
 
-    def prepare(self, matrices: list[Matrix], max_tokens: int) -> None:
-        """Allocates what products of these matrices with up to `max_tokens` rows need, so that no step allocates."""
+    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
+        """Allocates the sums of products of these matrices with up to `max_tokens` rows, so that no step does."""
         rows = min(max_tokens, AT_ONCE)
         sizes = [canonical_parts(*matrix.size) * rows * matrix.size[0] for matrix in matrices]
         self._parts = torch.empty(max(sizes, default=0), dtype=torch.float32, device=self._squares.device)
@@ -91,17 +91,20 @@ class CanonicalProducts:
         if out.dtype is not torch.bfloat16 or not self._is_many("store", x, weight):
             for begin, tile in _tiles(x):
                 self.few.store(stream, tile, matrix, out[begin : begin + ROW_TILE])
-        elif canonical_parts(*matrix.size) == 1:
-            self.many.store(stream, x, weight, out)
-        else:
-            for begin, some in _pieces(x):
-                self.rows.store(stream, self._sums(stream, some.rows, weight), some, out[begin : begin + AT_ONCE])
+            return
+        for begin, some in _pieces(x):
+            own = out[begin : begin + AT_ONCE]
+            if canonical_parts(*matrix.size) == 1:
+                self.many.store(stream, some, weight, own)
+            else:
+                self.rows.store(stream, self._sums(stream, some.rows, weight), some, own)
 
     def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
         weight = plain_tensor(matrix)
         if canonical_parts(*matrix.size) == 1 and self._is_many("gated", x, weight):
-            self.many.gated(stream, x, weight, out)
+            for begin, some in _pieces(x):
+                self.many.gated(stream, some, weight, out[begin : begin + AT_ONCE])
         else:
             unused = TileSums(self._squares, self._squares)
             for begin, tile in _tiles(x):

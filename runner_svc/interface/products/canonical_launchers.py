@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,12 @@ class NormedRows:
 
 class CanonicalLauncher(Protocol):
     """Products of any number of rows with plain matrices, in bfloat16; `runner_svc.cuda.canonical.products`."""
+
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether there are such products for this matrix."""
+
+    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
+        """Compiles and allocates what products with up to `max_tokens` rows need, so that no step waits for it."""
 
     def take(
         self,
