@@ -124,6 +124,9 @@ struct Shared {
 };
 
 struct Problem {
+    int first_tile;  // of this block, and from one of its tiles to its next
+    int tile_step;
+    int first_row;   // of x, of this block
     int tiles;    // of kRows rows of W
     int outputs;  // columns of `out`
     int pitch;    // elements between rows of `out`
@@ -198,23 +201,26 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
 // Called by one thread. The first stages get their weights before the wait for predecessors.
 __device__ __forceinline__ void produce(
     Shared shared, const TensorMap* weights, const TensorMap* inputs, const Problem& problem) {
-    const int steps = problem.end - problem.begin, first_tile = blockIdx.x / SPLIT;
+    const int steps = problem.end - problem.begin, first_tile = problem.first_tile;
     const int ahead = min(STAGES, steps);
     for (int i = 0; i < ahead; i++) {
         barrier_expect(shared.full(i), kStageBytes);
         copy_weights(shared, weights, problem, first_tile, problem.begin + i, i);
     }
     wait_for_predecessors();
-    for (int i = 0; i < ahead; i++) copy_tensor(shared.inputs(i), inputs, 0, 0, problem.begin + i, shared.full(i));
+    for (int i = 0; i < ahead; i++) {
+        copy_tensor(shared.inputs(i), inputs, 0, problem.first_row, problem.begin + i, shared.full(i));
+    }
     Ring<STAGES> ring(1);
     for (int i = 0; i < ahead; i++) ring.advance();
     int done = ahead;
-    for (int tile = first_tile; tile < problem.tiles; tile += gridDim.x / SPLIT, done = 0) {
+    for (int tile = first_tile; tile < problem.tiles; tile += problem.tile_step, done = 0) {
         for (int i = done; i < steps; i++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
             barrier_expect(shared.full(ring.stage), kStageBytes);
             copy_weights(shared, weights, problem, tile, problem.begin + i, ring.stage);
-            copy_tensor(shared.inputs(ring.stage), inputs, 0, 0, problem.begin + i, shared.full(ring.stage));
+            copy_tensor(
+                shared.inputs(ring.stage), inputs, 0, problem.first_row, problem.begin + i, shared.full(ring.stage));
         }
     }
 }
@@ -331,11 +337,11 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     written = lone_row;
     RouterPart router;
     const bool routes = SPLIT == 1 || cluster_rank() == 0;  // this block writes the row
-    if (routes) router.load(ends.router, blockIdx.x / SPLIT, problem.outputs);
+    if (routes) router.load(ends.router, problem.first_tile, problem.outputs);
     if (threadIdx.x < kRows) lone_row[threadIdx.x] = 0.0f;  // columns that a last tile lacks
 #endif
     wait_for_predecessors();  // the residual stream is read at the end
-    for (int tile = blockIdx.x / SPLIT; tile < problem.tiles; tile += gridDim.x / SPLIT) {
+    for (int tile = problem.first_tile; tile < problem.tiles; tile += problem.tile_step) {
         float d[kAccumulators];
 #if PARTS > 1
         float total[kAccumulators];
@@ -379,13 +385,13 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
         store_sums(sums, d);
 #endif
         if (SPLIT > 1) cluster_sync();
-        else if (tile == blockIdx.x) asm volatile("bar.sync 2, %0;" ::"n"(kConsumers + 32) : "memory");  // scales
+        else if (tile == problem.first_tile) asm volatile("bar.sync 2, %0;" ::"n"(kConsumers + 32) : "memory");  // scales
         else consumers_sync();
         end_tile(shared, scales, ends, problem, tile, written);
 #if EXPERTS
         consumers_sync();
         if (routes) {
-            if (tile != static_cast<int>(blockIdx.x) / SPLIT) router.load(ends.router, tile, problem.outputs);
+            if (tile != problem.first_tile) router.load(ends.router, tile, problem.outputs);
             router.multiply(lone_row, ends.logits + static_cast<long long>(tile) * EXPERTS);
         }
 #endif
@@ -394,11 +400,17 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
 }
 
 // weights: planes of 64 columns of W in boxes of 64 rows (32 if gated); inputs: the same of x in boxes of TOKENS rows,
-// of which the first `tokens` are used. With SPLIT > 1 the grid has a cluster for every tile.
+// of which the first `tokens` are used. With SPLIT > 1 the grid has a cluster for every tile. With CANONICAL there may be
+// more rows than TOKENS, in `row_tiles` tiles of as many, by which the grid is divisible: blocks that need the same
+// weights are neighbours.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens) {
+    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens
+#if CANONICAL
+    , int row_tiles
+#endif
+) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -411,7 +423,19 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     __syncthreads();
     release_successors();
     const int rank = SPLIT > 1 ? cluster_rank() : 0;
-    const Problem problem{tiles, outputs, pitch, tokens, steps * rank / SPLIT, steps * (rank + 1) / SPLIT};
+#if CANONICAL
+    const int cluster = blockIdx.x / SPLIT, first_row = cluster % row_tiles * TOKENS, first_tile = cluster / row_tiles;
+    const int tile_step = gridDim.x / SPLIT / row_tiles;
+    if (squares) squares += squares_place(first_row, num_squares);
+    if (new_squares) new_squares += squares_place(first_row, tiles);
+    if (residual) residual += static_cast<long long>(first_row) * outputs;
+    out += static_cast<long long>(first_row) * pitch;
+    tokens = min(TOKENS, tokens - first_row);
+#else
+    const int first_row = 0, first_tile = blockIdx.x / SPLIT, tile_step = gridDim.x / SPLIT;
+#endif
+    const Problem problem{first_tile, tile_step, first_row, tiles, outputs, pitch, tokens, steps * rank / SPLIT,
+                          steps * (rank + 1) / SPLIT};
     const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares, router, logits};
     float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * kStageBytes);
     float* scales = sums + TOKENS * kPitch;

@@ -1,7 +1,8 @@
 """Products of any number of rows whose bits depend on the matrix alone: few rows, tiles of them, or many at once.
 
-Up to 128 rows are a launch of kernels/skinny_product.cu. More are either a launch of it for each 128, or launches of
-kernels/gated_product.cu, which adds in the same order: `route` says which, and may say anything.
+A launch of kernels/skinny_product.cu multiplies up to 128 rows, or a few tiles of as many. More rows are either several
+of its launches, or launches of kernels/gated_product.cu, which adds in the same order: `route` says which, and may say
+anything.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from runner_svc.weights.plain_matrix import plain_tensor
 AT_ONCE = 2048
 """Most rows of a launch of many; a multiple of ROW_TILE. It bounds the sums of parts in memory, and the variants."""
 
+FEW_AT_ONCE = 512
+"""Most rows of a launch of tiles of few; a multiple of ROW_TILE. Their inputs should stay in L2."""
+
 Route = Callable[[str, int, int, int], bool]
 """Returns whether a product of a kind, with rows of x, rows and columns of W, is one of many rows at once."""
 
 
 def usual_route(kind: str, num_tokens: int, num_rows: int, num_columns: int) -> bool:
-    """Returns True where enough tiles of many rows keep the multiprocessors busy."""
-    return kind == "gated" or num_tokens * num_rows >= 512 * 4096
+    """Returns True from the number of rows on at which many rows at once are faster."""
+    return num_tokens > FEW_AT_ONCE or (kind == "gated" and num_tokens > 2 * ROW_TILE)
 
 
 class CanonicalProducts:
@@ -90,7 +94,7 @@ class CanonicalProducts:
         weight = plain_tensor(matrix)
         if out.dtype is not torch.bfloat16 or not self._is_many("store", x, weight):
             for begin, tile in _tiles(x):
-                self.few.store(stream, tile, matrix, out[begin : begin + ROW_TILE])
+                self.few.store(stream, tile, matrix, out[begin : begin + FEW_AT_ONCE])
             return
         for begin, some in _pieces(x):
             own = out[begin : begin + AT_ONCE]
@@ -108,7 +112,7 @@ class CanonicalProducts:
         else:
             unused = TileSums(self._squares, self._squares)
             for begin, tile in _tiles(x):
-                self.few.gated(stream, tile, matrix, out[begin : begin + ROW_TILE], unused)
+                self.few.gated(stream, tile, matrix, out[begin : begin + FEW_AT_ONCE], unused)
         return NormedRows(out, None)
 
     def add(
@@ -121,7 +125,7 @@ class CanonicalProducts:
         weight, squares = plain_tensor(matrix), self._squares_of(len(out))
         if not self._is_many("add", x, weight):
             for begin, tile in _tiles(x):
-                own, tile_squares = slice(begin, begin + ROW_TILE), squares[begin // ROW_TILE]
+                own, tile_squares = slice(begin, begin + FEW_AT_ONCE), squares[begin // ROW_TILE]
                 sums = TileSums(tile_squares, tile_squares)
                 self.few.add(stream, tile, matrix, residual[own], norm_weight, out[own], sums)
             return NormedRows(out, squares)
@@ -153,9 +157,12 @@ class CanonicalProducts:
 
 
 def _tiles(x: NormedRows) -> list[tuple[int, ScaledRows]]:
-    """Returns the row tiles, each with its first row."""
-    tiles = [(begin, x.tile(begin // ROW_TILE)) for begin in range(0, len(x.rows), ROW_TILE)]
-    return [(begin, ScaledRows(t.rows, t.squares[0] if t.squares is not None else None)) for begin, t in tiles]
+    """Returns pieces of FEW_AT_ONCE rows, each with its first row. Squares are those of a piece's first row tile."""
+    pieces = []
+    for begin in range(0, len(x.rows), FEW_AT_ONCE):
+        squares = x.squares[begin // ROW_TILE] if x.squares is not None else None
+        pieces.append((begin, ScaledRows(x.rows[begin : begin + FEW_AT_ONCE], squares)))
+    return pieces
 
 
 def _pieces(x: NormedRows) -> list[tuple[int, NormedRows]]:

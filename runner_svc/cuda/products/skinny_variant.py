@@ -50,9 +50,16 @@ class SkinnyVariant:
 
     @classmethod
     def choose_canonical(cls, blocks: int, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
-        """Returns the variant for the same product in the canonical order."""
-        tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
+        """Returns the variant for the same product in the canonical order; more rows are tiles of as many."""
+        tokens = next((tokens for tokens in _TOKENS if tokens >= num_tokens), _TOKENS[-1])
         return cls(tokens, canonical_parts(num_rows, num_columns), blocks, canonical=True)
+
+    def grid(self, num_rows: int, row_tiles: int, multiprocessors: int) -> int:
+        """Returns the number of blocks for W of `num_rows` rows and x of `row_tiles` times `tokens` rows."""
+        whole = num_tiles(num_rows) * row_tiles * self.split
+        if self.split > 1:
+            return whole
+        return min(whole, max(1, self.blocks * multiprocessors // row_tiles) * row_tiles)
 
     @property
     def _stage_bytes(self) -> int:

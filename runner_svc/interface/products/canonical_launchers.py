@@ -22,11 +22,6 @@ class NormedRows:
     # float32 [row tiles, tiles of 64 columns, ROW_TILE]: sums of squares before the norm's weight. None: no factor.
     squares: Tensor | None
 
-    def tile(self, index: int) -> NormedRows:
-        """Returns the rows of a row tile."""
-        squares = self.squares[index : index + 1] if self.squares is not None else None
-        return NormedRows(self.rows[index * ROW_TILE : (index + 1) * ROW_TILE], squares)
-
 
 class CanonicalLauncher(Protocol):
     """Products of any number of rows with plain matrices, in bfloat16; `runner_svc.cuda.canonical.products`."""
