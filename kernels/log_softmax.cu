@@ -1,6 +1,6 @@
 // The largest logit of each row, and the logarithm of the sum of exp(logit - largest): what a log-softmax subtracts. A block
 // per row. The order of the sum depends on VOCAB alone: each thread adds its share, ids ascending, then the warps' lanes
-// 16, 8, 4, 2 and 1 apart, then the warps likewise.
+// 16, 8, 4, 2 and 1 apart, then the warps in the same way.
 //
 // Macros: CANONICAL, 1; LOGIT; VOCAB.
 

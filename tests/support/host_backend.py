@@ -10,6 +10,7 @@ import torch
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.canonical.decoder import CanonicalDecoder
 from runner_svc.gpu.drafts.draft_model import DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
@@ -20,6 +21,7 @@ from runner_svc.model.description import describe_model
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.weights.on_load import NOTHING, OnLoad
+from tests.support.host_canonical import HostCanonical
 from tests.support.host_device import HostDevice, HostLaunchers
 
 
@@ -51,10 +53,12 @@ def host_backend(
     on_load: OnLoad = NOTHING,
     drafts: DraftOptions | None = None,
     draft_folder: Path | None = None,
+    canonical: bool = False,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes.
 
-    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says.
+    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says. `canonical`: with the decoder of the
+    deterministic mode.
     """
     config = ModelConfig.from_hugging_face(read_config(folder))
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
@@ -62,10 +66,17 @@ def host_backend(
     make: Callable[..., CudaBackend] = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
     if draft_folder is not None and drafts is not None:
         make = partial(ModelDraftingCudaBackend, parts=host_draft(draft_folder, dtype), drafts=drafts)
+
+    def make_decoder() -> CudaDecoder:
+        of_layers = launchers.decoder(fp8_cache)
+        if canonical:
+            return CanonicalDecoder(config, weights, of_layers, HostCanonical(config), max_step_tokens)
+        return CudaDecoder(config, weights, of_layers, max_step_tokens)
+
     return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,
-        lambda: CudaDecoder(config, weights, launchers.decoder(fp8_cache), max_step_tokens),
+        make_decoder,
         launchers,
         device or HostDevice(),
         CudaSizes(num_slots, block_size, max_step_tokens, config.context_length, num_blocks, fp8_cache=fp8_cache),
