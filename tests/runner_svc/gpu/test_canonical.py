@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -
     print(f"seed {seed}")
     rng, folder = random.Random(seed), make_tiny_model(family, tmp_path / "tiny")
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 30))] for _ in range(4)]
-    sizes = {"num_slots": 4, "block_size": 8, "max_step_tokens": 40, "num_blocks": 48}
+    sizes: dict[str, Any] = {"num_slots": 4, "block_size": 8, "max_step_tokens": 40, "num_blocks": 48}
     backend = host_backend(folder, canonical=True, **sizes)
     backend.cache.data.fill_(torch.nan)
     assert isinstance(backend.decoder, CanonicalDecoder)
