@@ -9,12 +9,13 @@ import random
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from runner_svc.cuda import tensor_map
-from runner_svc.cuda.canonical import many_rows, products, rows
+from runner_svc.cuda.canonical import log_softmax, many_rows, products, rows
 from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.products import skinny_product
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -23,6 +24,7 @@ from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.interface.products.canonical_launchers import NormedRows
 from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
+from tests.support.thoroughness import FULL
 
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
@@ -35,7 +37,7 @@ BF16, CPU = torch.bfloat16, torch.device("cpu")
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MapEncoder()
     monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
-    for module in (skinny_product, many_rows, rows):
+    for module in (skinny_product, many_rows, rows, log_softmax):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
     for module in (skinny_product, many_rows, products):
@@ -89,6 +91,7 @@ def same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(kind), other.view(kind))
 
 
+@pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=1 runs it; tests/gpu does the same")
 def test_few_rows_and_many_rows_have_the_same_bits() -> None:
     given = {
         "ids": torch.randint(0, 9, (11,), dtype=torch.int32),
@@ -106,3 +109,54 @@ def test_few_rows_and_many_rows_have_the_same_bits() -> None:
     plain = given["embeddings"][given["ids"].long()].float()
     normed = torch.nn.functional.rms_norm(plain, (HIDDEN,), given["norm"].float(), EPS)
     torch.testing.assert_close(whole["qkv"].float(), normed @ given["qkv"].float().t(), rtol=0.02, atol=0.2)
+
+
+def squares_of(row: Tensor) -> np.float32:
+    """Returns the sum of squares of a row, float32 [width], in the order of docs/determinism.md."""
+    tiles = []
+    for tile in row.numpy().reshape(-1, 16, 4):
+        groups = np.zeros(16, np.float32)
+        for column in range(4):
+            groups = groups + tile[:, column] * tile[:, column]
+        while len(groups) > 1:
+            groups = groups[: len(groups) // 2] + groups[len(groups) // 2 :]
+        tiles.append(groups[0])
+    lanes = [np.float32(0)] * 4
+    for index, tile in enumerate(tiles):
+        lanes[index % 4] = lanes[index % 4] + tile
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+
+
+def test_rows_follow_the_documented_order() -> None:
+    width, launcher = 320, rows.CanonicalRows(EPS)
+    x, residual, norm = torch.randn(3, 128).to(BF16), torch.randn(3, width).to(BF16), torch.randn(width).to(BF16)
+    before, sums = residual.clone(), torch.randn(2, 3, width)
+    normed, factors = torch.empty(3, 128, dtype=BF16), torch.full((1, 2, 128), torch.nan)
+    out, squares = torch.empty(3, width, dtype=BF16), torch.full((1, 5, 128), torch.nan)
+    y = launcher.take(0, x, torch.tensor([2, 0, 1], dtype=torch.int32), norm[:128].clone(), None, normed, factors)
+    following = launcher.add(0, sums, y, residual, norm, out, squares)
+    taken = x[[2, 0, 1]].float()
+    assert same(normed, (taken * norm[:128].float()).to(BF16))
+    width_of_x, eps, one = np.float32(1 / 128), np.float32(EPS), np.float32(1)
+    scales = [one / np.sqrt(squares_of(row) * width_of_x + eps) for row in taken]
+    total = ((torch.zeros(()) + sums[0]) + sums[1]) * torch.tensor(np.array(scales)).unsqueeze(1)
+    assert same(residual, (before.float() + total).to(BF16))
+    assert same(out, (residual.float() * norm.float()).to(BF16))
+    assert following.squares is squares and squares[0, :, 3:].isnan().all()
+    lanes = [squares[0, place::4, :3] for place in range(4)]
+    added = [torch.stack([sum(column.tolist()[1:], column[0]) for column in lane.T]) for lane in lanes]
+    expected = torch.tensor(np.array([squares_of(row.float()) for row in residual]))
+    assert same((added[0] + added[2]) + (added[1] + added[3]), expected)
+
+
+def test_log_probabilities() -> None:
+    logits, tokens = torch.randn(3, 1100) * 4, torch.tensor([7, 1099, 0])
+    logits[1, 5] = logits[1, 9] = 30.0
+    logprobs = log_softmax.CanonicalLogprobs(1100)
+    values, ids, largest = logprobs(0, logits, tokens, 3)
+    exact = logits.double().log_softmax(dim=-1)
+    torch.testing.assert_close(values.double(), exact.gather(1, tokens.unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(largest.double(), exact.topk(3, dim=-1).values, rtol=0, atol=1e-5)
+    assert ids[1, :2].tolist() == [5, 9]
+    for got, whole in zip(logprobs(0, logits[2:], tokens[2:], 3), (values, ids, largest), strict=True):
+        assert torch.equal(got, whole[2:])
