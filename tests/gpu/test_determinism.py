@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from runner_svc.interface.kv_cache import FP8
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
 from tests.support.gpu_passes import Part, Passes, different
+from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import no_progress
+from tests.support.plans import sampling
+from tests.support.tiny_models import KERNEL_SIZES, NUM_TOKENS, make_tiny_model
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -25,7 +29,9 @@ if not torch.cuda.is_available():
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.module import is_hopper
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
+from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.launchers import CudaLaunchers
+from tests.support.gpu_backends import load
 
 if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)
@@ -199,3 +205,29 @@ def test_the_same_walk_finds_differences_with_the_mode_off(case: Case) -> None:
     spread = float(plain.wanted[0].std())
     print(f"largest difference of logits: {error / spread:.3f} of their standard deviation")
     assert error < 0.3 * spread
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_requests_get_the_same_tokens_and_log_probabilities(family: str, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    folder = make_tiny_model(family, tmp_path / "tiny", seed, BF16, **KERNEL_SIZES[family], intermediate_size=128)
+    backend = load(folder, deterministic=True)
+    assert len(backend.model.numerics) == 32
+    asked = sampling(temperature=0.9, top_p=0.95, logprobs=3)
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 60))] for _ in range(10)]
+    alone, scores = [], []
+    for prompt in prompts:
+        driver = RandomDriver(backend, rng, asked)
+        alone += driver.generate([prompt], 24, 128)
+        scores.append(driver.logprobs[0])
+    for _ in range(3):
+        driver = RandomDriver(backend, rng, asked)
+        assert driver.generate(prompts, 24, 40) == alone
+        assert [driver.logprobs[slot] for slot in range(len(prompts))] == scores
+    drafting = load(folder, deterministic=True, drafts=DraftOptions())
+    assert drafting.model.numerics == backend.model.numerics
+    driver = RandomDriver(drafting, rng, asked)
+    assert driver.generate(prompts, 24, 40) == alone
+    assert [driver.logprobs[slot] for slot in range(len(prompts))] == scores
