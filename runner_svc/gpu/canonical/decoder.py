@@ -23,6 +23,9 @@ from runner_svc.interface.products.linear_launchers import Sums
 from runner_svc.model.config import ModelConfig
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import MlpWeights, ModelWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
+
+_ROWS = 8
 
 
 class CanonicalDecoder(CudaDecoder):
@@ -38,6 +41,7 @@ class CanonicalDecoder(CudaDecoder):
     ) -> None:
         """`max_tokens` is the maximum number of positions of a forward pass. Raises ValueError for other models."""
         super().__init__(config, weights, launchers, max_tokens)
+        self._padded_head = _padded(self.head.matrix)
         if not config.is_plain or not all(products.fits(matrix) for matrix in self.matrices):
             raise ValueError("canonical products need a plain dense model whose sizes are multiples of 64")
         self._products = products
@@ -49,7 +53,7 @@ class CanonicalDecoder(CudaDecoder):
         """All matrices."""
         mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
         layers = [linear.matrix for layer in self.layers for linear in (layer.qkv, layer.output)]
-        return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self.head.matrix]
+        return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self._padded_head]
 
     @property
     def rotations(self) -> list[Tensor]:
@@ -63,10 +67,10 @@ class CanonicalDecoder(CudaDecoder):
         """
         layer = self.layers[0]
         assert isinstance(layer.mlp, MlpWeights)
-        linears = (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down, self.head)
+        linears = (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         check = ProductCheck(self._products, stream, max_tokens, self.device)
-        return check.digest(Checked(*(each.matrix for each in linears)))
+        return check.digest(Checked(*(each.matrix for each in linears), self._padded_head))
 
     @property
     def fusions(self) -> list[Fusions]:
@@ -108,11 +112,23 @@ class CanonicalDecoder(CudaDecoder):
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; L may be more than the positions of a pass."""
-        for begin in range(0, len(out), len(self.workspace.normed)):
-            rows = hidden.residual[begin : begin + len(self.workspace.normed)]
+        width, most = self._padded_head.size[0], len(self.workspace.normed)
+        is_padded = width != out.shape[1]
+        for begin in range(0, len(out), most):
+            rows, own = hidden.residual[begin : begin + most], out[begin : begin + most]
             normed = torch.empty_like(rows)
             x = self._products.take(stream, rows, None, self.norm_weight, None, normed)
-            self._products.store(stream, x, self.head.matrix, out[begin : begin + len(rows)])
+            stored = torch.empty(len(rows), width, device=self.device) if is_padded else own
+            self._products.store(stream, x, self._padded_head, stored)
+            if is_padded:
+                own.copy_(stored[:, : out.shape[1]])
 
     def compile_products(self, max_tokens: int) -> None:
         """Does nothing: they were compiled when the decoder was made."""
+
+
+def _padded(matrix: Matrix) -> Matrix:
+    """Returns the matrix with rows of zeros up to a multiple of 8, which products need; itself if it has as many."""
+    if not isinstance(matrix, PlainMatrix) or matrix.size[0] % _ROWS == 0:
+        return matrix
+    return PlainMatrix(torch.nn.functional.pad(matrix.weight, (0, 0, 0, -matrix.size[0] % _ROWS)))
