@@ -72,7 +72,7 @@ class CanonicalProducts:
         return self.few.fits(matrix)
 
     def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        """Allocates the sums of products of these matrices with up to `max_tokens` rows, so that no step does."""
+        """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
         rows = min(max_tokens, AT_ONCE)
         sizes = [canonical_parts(*matrix.size) * rows * matrix.size[0] for matrix in matrices]
         self._parts = torch.empty(max(sizes, default=0), dtype=torch.float32, device=self._squares.device)

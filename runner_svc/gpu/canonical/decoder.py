@@ -46,7 +46,7 @@ class CanonicalDecoder(CudaDecoder):
             raise ValueError("canonical products need a plain dense model whose sizes are multiples of 64")
         self._products = products
         self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
-        products.prepare(self.matrices, max_tokens)
+        products.prepare(self._summed, max_tokens)
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -54,6 +54,13 @@ class CanonicalDecoder(CudaDecoder):
         mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
         layers = [linear.matrix for layer in self.layers for linear in (layer.qkv, layer.output)]
         return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self._padded_head]
+
+    @property
+    def _summed(self) -> list[Matrix]:
+        """The matrices of products of which parts may be summed in memory."""
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output)]
+        linears += [layer.mlp.down for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
+        return [linear.matrix for linear in linears]
 
     @property
     def rotations(self) -> list[Tensor]:
@@ -67,10 +74,10 @@ class CanonicalDecoder(CudaDecoder):
         """
         layer = self.layers[0]
         assert isinstance(layer.mlp, MlpWeights)
-        linears = (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)
+        of_mlp = (layer.mlp.gate_up.matrix, layer.mlp.down.matrix)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         check = ProductCheck(self._products, stream, max_tokens, self.device)
-        return check.digest(Checked(*(each.matrix for each in linears), self._padded_head))
+        return check.digest(Checked(layer.qkv.matrix, layer.output.matrix, *of_mlp, self._padded_head))
 
     @property
     def fusions(self) -> list[Fusions]:

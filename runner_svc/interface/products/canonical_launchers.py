@@ -30,7 +30,7 @@ class CanonicalLauncher(Protocol):
         """Returns whether there are such products for this matrix."""
 
     def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        """Compiles and allocates what products with up to `max_tokens` rows need, so that no step waits for it."""
+        """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
 
     def take(
         self,
