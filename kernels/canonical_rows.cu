@@ -1,9 +1,9 @@
-// Rows of the residual stream in the canonical order (canonical.cuh), with the bits of skinny_product.cu's ends. A block
+// Rows of the residual stream in the canonical order (canonical_norm.cuh), with the bits of skinny_product.cu's ends. A block
 // per row, four adjacent columns per thread.
 //
 // Macros: CANONICAL, 1; ENDS, one of those below; PARTS, of products whose sums are added in ascending order.
 
-#include "canonical.cuh"
+#include "canonical_norm.cuh"
 
 #define ENDS_TAKE 0      // the row `indexes[row]` of `source`; out = row * norm_weight; squares of the row
 #define ENDS_STORE 1     // out = scale * (sum over parts)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_rounded(Scalar* place, const Quad& values)
 extern "C" __global__ void canonical_rows(
     const float* parts,         // [PARTS, rows, width]; unused by ENDS_TAKE
     long long part_stride,      // elements between parts
-    const float* squares,       // of x's rows (canonical.cuh), or null if x has no scale; unused by ENDS_TAKE
+    const float* squares,       // of x's rows (canonical_norm.cuh), or null if x has no scale; unused by ENDS_TAKE
     int tiles_of_x,             // 64 columns each
     float inverse_width,        // 1 / (number of elements of a row of x)
     float eps,

@@ -17,7 +17,7 @@
 // the kernel canonical_product, with ENDS, one of those below.
 
 #include "activation.cuh"
-#include "canonical.cuh"
+#include "canonical_norm.cuh"
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
 #include "wgmma.cuh"
@@ -319,7 +319,7 @@ private:
 // inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: the same of G above U in boxes of COLUMNS
 // rows. `out` is [num_rows, num_columns], num_columns a multiple of 8. tile_rows and tile_columns count clusters.
 #if CANONICAL
-// squares: of x's rows (canonical.cuh), in `tiles_of_x` tiles, or null if x has no scale; inverse_width: 1 / (elements of
+// squares: of x's rows (canonical_norm.cuh), in `tiles_of_x` tiles, or null if x has no scale; inverse_width: 1 / (elements of
 // a row of x); first_step: pieces of 64 columns of x before the `steps` that are multiplied.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) canonical_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Out* out, int steps,

@@ -18,11 +18,11 @@
 //
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
 // ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL; CANONICAL, 1 for the order of
-// canonical.cuh, which does not depend on TOKENS; PARTS, of the columns, which a block without SPLIT multiplies and adds
+// canonical_norm.cuh, which does not depend on TOKENS; PARTS, of the columns, which a block without SPLIT multiplies and adds
 // up one after another, with the bits of as many blocks.
 
 #include "activation.cuh"
-#include "canonical.cuh"
+#include "canonical_norm.cuh"
 #include "hopper_cluster.cuh"
 #include "residual_quad.cuh"
 #include "wgmma.cuh"

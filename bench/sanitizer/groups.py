@@ -118,5 +118,11 @@ GROUPS = {
         shards=12,
         but_not="20000 or x4000",
     ),
+    "canonical": Group(
+        ("canonical_decode", "canonical_prefill", "paged_prefill_hopper"),
+        ("test_canonical_attention",),
+        shards=6,
+        but_not="8192 or low",
+    ),
     "verify": Group(("paged_decode", "paged_prefill_hopper"), ("test_verify_attention",), shards=4),
 }
