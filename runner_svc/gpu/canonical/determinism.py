@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runner_svc.attention.canonical_gpu.variants import MOST_HEAD_DIM, SEGMENT, SUB_TILE
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.products.skinny_variant import canonical_parts
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
@@ -18,9 +19,6 @@ from runner_svc.model.rope_config import RopeType
 
 ORDER_VERSION = "gpu-1"
 """Raised with every change of the bits that this code computes."""
-SEGMENT = 256
-"""Positions of a segment of attention; a block of the cache may not cross its end."""
-MOST_HEAD = 128
 _STEP = 64
 _CHUNK = 2**24
 
@@ -45,9 +43,9 @@ def _of_model(config: ModelConfig) -> str:
             "a GPU computes only models with Llama's norms and without biases in a fixed order so far: serve one of "
             "them, or use the CPU"
         )
-    if config.head_dim > MOST_HEAD:
+    if config.head_dim > MOST_HEAD_DIM:
         return (
-            f"the model has heads of {config.head_dim} dimensions, and a GPU computes at most {MOST_HEAD} in a fixed "
+            f"the model has heads of {config.head_dim} dimensions, and a GPU computes at most {MOST_HEAD_DIM} in a fixed "
             "order: serve another model, or use the CPU"
         )
     if any(rope.type is RopeType.DYNAMIC for rope in config.ropes):
@@ -87,7 +85,12 @@ def numerics(
     """
     digest = hashlib.blake2b(digest_size=16)
     parts = [f"{matrix.size}:{canonical_parts(*matrix.size)}" for matrix in decoder.matrices]
-    sizes = (str(SEGMENT), str(cache_dtype), "random" if random_weights else "checkpoint", config.rope_fingerprint)
+    sizes = (
+        f"{SEGMENT} in {SUB_TILE}",
+        str(cache_dtype),
+        "random" if random_weights else "checkpoint",
+        config.rope_fingerprint,
+    )
     for part in (ORDER_VERSION, *libraries(), *sizes, *parts):
         digest.update(part.encode() + b"\0")
     for path in (folder / "config.json", *([] if random_weights else checkpoint_files(folder))):
