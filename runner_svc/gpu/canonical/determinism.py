@@ -45,8 +45,8 @@ def _of_model(config: ModelConfig) -> str:
         )
     if config.head_dim > MOST_HEAD_DIM:
         return (
-            f"the model has heads of {config.head_dim} dimensions, and a GPU computes at most {MOST_HEAD_DIM} in a fixed "
-            "order: serve another model, or use the CPU"
+            f"the model has heads of {config.head_dim} dimensions, and a GPU computes at most {MOST_HEAD_DIM} in a "
+            "fixed order: serve another model, or use the CPU"
         )
     if any(rope.type is RopeType.DYNAMIC for rope in config.ropes):
         return "the model has dynamic RoPE, whose powers depend on the batch: serve another model"
