@@ -57,9 +57,11 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
-    "canonical": Group(("canonical_rows", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2),
+    "canonical": Group(
+        ("canonical_residual", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2
+    ),
     "deterministic": Group(
-        ("canonical_rows", "canonical_product", "log_softmax", "skinny_product"),
+        ("canonical_residual", "canonical_product", "log_softmax", "skinny_product"),
         ("test_determinism",),
         shards=4,
         captures=True,

@@ -1,4 +1,4 @@
-"""Launches kernels/canonical_rows.cu: rows of the residual stream before and after products, in the canonical order."""
+"""Launches kernels/canonical_residual.cu: rows of the residual stream around products, in the canonical order."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ class CanonicalRows:
         )
 
     def _compile(self, ends: str, parts: int) -> Kernel:
-        module = load("canonical_rows", {"CANONICAL": 1, "ENDS": ends, "PARTS": parts})
-        return Kernel(module, "canonical_rows", "PqPiffPPPPPqPi", _THREADS, overlap=self._overlap)
+        module = load("canonical_residual", {"CANONICAL": 1, "ENDS": ends, "PARTS": parts})
+        return Kernel(module, "canonical_residual", "PqPiffPPPPPqPi", _THREADS, overlap=self._overlap)

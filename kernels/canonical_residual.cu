@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_rounded(Scalar* place, const Quad& values)
     store_vector(place, rounded);
 }
 
-extern "C" __global__ void canonical_rows(
+extern "C" __global__ void canonical_residual(
     const float* parts,         // [PARTS, rows, width]; unused by ENDS_TAKE
     long long part_stride,      // elements between parts
     const float* squares,       // of x's rows (canonical_norm.cuh), or null if x has no scale; unused by ENDS_TAKE
