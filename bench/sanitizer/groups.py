@@ -57,7 +57,7 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
-    "canonical": Group(
+    "canonical products": Group(
         ("canonical_residual", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2
     ),
     "deterministic": Group(
