@@ -6,8 +6,7 @@
 #include "canonical_norm.cuh"
 
 #define ENDS_TAKE 0      // the row `indexes[row]` of `source`; out = row * norm_weight; squares of the row
-#define ENDS_STORE 1     // out = scale * (sum over parts)
-#define ENDS_RESIDUAL 2  // residual += scale * (sum over parts); out = residual * norm_weight; squares of the residual
+#define ENDS_RESIDUAL 1  // residual += scale * (sum over parts); out = residual * norm_weight; squares of the residual
 
 using Scalar = __nv_bfloat16;
 using Quad = Vector<float, 4>;
@@ -57,11 +56,11 @@ extern "C" __global__ void canonical_residual(
     float eps,
     const Scalar* source,       // [any, width], only for ENDS_TAKE
     const int* indexes,         // [rows] rows of `source`, or null for all; only for ENDS_TAKE
-    Scalar* residual,           // [rows, width]; for ENDS_TAKE it gets the rows, or null; unused by ENDS_STORE
-    const Scalar* norm_weight,  // [width]; unused by ENDS_STORE
+    Scalar* residual,           // [rows, width]; for ENDS_TAKE it gets the rows, or null
+    const Scalar* norm_weight,  // [width]
     Scalar* out,                // [rows, width], its rows apart by `pitch`
     long long pitch,
-    float* new_squares,         // [row tile][tile of columns][kRowTile]; unused by ENDS_STORE
+    float* new_squares,         // [row tile][tile of columns][kRowTile]
     int width) {                // a multiple of 4
     release_successors();
     wait_for_predecessors();
@@ -95,7 +94,6 @@ extern "C" __global__ void canonical_residual(
                 values[j] = to_float(from_float<Scalar>(__fadd_rn(to_float(carried[j]), values[j])));
             }
 #endif
-#if ENDS != ENDS_STORE
             if (residual != nullptr) store_rounded(residual + begin + column, values);
             const auto weights = load_vector<Scalar, 4>(norm_weight + column);
 #pragma unroll
@@ -103,14 +101,11 @@ extern "C" __global__ void canonical_residual(
                 sum = __fadd_rn(sum, __fmul_rn(values[j], values[j]));
                 values[j] = __fmul_rn(values[j], to_float(weights[j]));
             }
-#endif
             store_rounded(out + row * pitch + column, values);
         }
-#if ENDS != ENDS_STORE
         sum = lane_sum(sum, kTileQuads);
         if (present && quad % kTileQuads == 0) {
             new_squares[squares_place(row, tiles) + quad / kTileQuads * kRowTile] = sum;
         }
-#endif
     }
 }

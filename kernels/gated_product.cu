@@ -277,6 +277,33 @@ struct Consumer {
         }
     }
 
+    // Adds the sums of the parts before, float32 [num_rows, 2 * num_columns].
+    __device__ __forceinline__ void add_earlier(
+        const Place& place, const float* earlier, int num_rows, int num_columns) {
+        const int lane = threadIdx.x & 31, quad = lane & 3;
+        const int row = place.row + index * 64 + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (row + half * 8 >= num_rows) continue;
+#pragma unroll
+            for (int block = 0; block < COLUMNS / 8; block++) {
+                const int column = place.column + block * 8 + quad * 2;
+                if (column >= num_columns) continue;
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    const float* from = earlier + (row + half * 8) * 2LL * num_columns + part * num_columns + column;
+                    const auto pair = load_vector<float, 2>(from);
+                    const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        float& own = sums[(first + j) / kProductSums][(first + j) % kProductSums];
+                        own = __fadd_rn(pair[j], own);
+                    }
+                }
+            }
+        }
+    }
+
 #if ENDS == ENDS_SUMS
     __device__ __forceinline__ void write_sums(
         const Place& place, float* out, int num_rows, int num_columns, long long pitch, int part) const {
@@ -320,11 +347,12 @@ private:
 // rows. `out` is [num_rows, num_columns], num_columns a multiple of 8. tile_rows and tile_columns count clusters.
 #if CANONICAL
 // squares: of x's rows (canonical_norm.cuh), in `tiles_of_x` tiles, or null if x has no scale; inverse_width: 1 / (elements of
-// a row of x); first_step: pieces of 64 columns of x before the `steps` that are multiplied.
+// a row of x); first_step: pieces of 64 columns of x before the `steps` that are multiplied; earlier: their sums, float32
+// [num_rows, 2 * num_columns], or null; may be `out`.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) canonical_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Out* out, int steps,
     int num_rows, int num_columns, int tile_rows, int tile_columns, int group, const float* squares, int tiles_of_x,
-    float inverse_width, float eps, int first_step) {
+    float inverse_width, float eps, int first_step, const float* earlier) {
 #else
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) gated_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Scalar* out, int steps,
@@ -365,6 +393,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
             consumer.multiply(steps, tile == tiles.first());
 #if CANONICAL
             const Place place(tiles, tile, member);
+            if (earlier != nullptr) consumer.add_earlier(place, earlier, num_rows, num_columns);
             consumer.read_scales(place, squares, tiles_of_x, inverse_width, eps, num_rows);
             constexpr int kParts = ENDS == ENDS_GATED ? 1 : 2;  // of the columns
 #pragma unroll

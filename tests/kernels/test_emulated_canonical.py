@@ -29,7 +29,7 @@ from tests.support.thoroughness import FULL
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
-EPS, HIDDEN, INNER = 1e-5, 128, 128
+EPS, HIDDEN, INNER, QKV = 1e-5, 128, 128, 160
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 
 
@@ -42,7 +42,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
     for module in (skinny_product, many_rows, products):
         monkeypatch.setattr(module, "num_multiprocessors", lambda: 1)
-    monkeypatch.setattr(products, "canonical_parts", lambda rows, columns: 2 if rows == HIDDEN else 1)
+    for module in (products, many_rows):  # the down product, and gate and up, have two parts
+        monkeypatch.setattr(module, "canonical_parts", lambda rows, columns: 1 if rows == QKV else 2)
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     EmulatedKernel.orders.seed(seed)
@@ -74,12 +75,12 @@ def layer(launcher: Launcher, rows_of: slice, given: dict[str, Tensor]) -> dict[
     def empty(width: int, dtype: torch.dtype = BF16) -> Tensor:
         return torch.full((count, width), torch.nan, dtype=dtype)
 
-    residual, normed, qkv, activated = empty(HIDDEN), empty(HIDDEN), empty(160), empty(INNER)
+    residual, normed, qkv, activated = empty(HIDDEN), empty(HIDDEN), empty(QKV), empty(INNER)
     x = launcher.take(0, given["embeddings"], ids, given["norm"], residual, normed)
     launcher.store(0, x, PlainMatrix(given["qkv"]), qkv)
     x = launcher.gated(0, x, PlainMatrix(given["gate_up"]), activated)
     x = launcher.add(0, x, PlainMatrix(given["down"]), residual, given["norm"], normed)
-    logits, again = empty(160, torch.float32), empty(160, torch.float32)
+    logits, again = empty(QKV, torch.float32), empty(QKV, torch.float32)
     launcher.store(0, x, PlainMatrix(given["qkv"]), logits)
     x = launcher.take(0, residual, None, given["norm"], None, empty(HIDDEN))
     launcher.store(0, x, PlainMatrix(given["qkv"]), again)
@@ -97,7 +98,7 @@ def test_few_rows_and_many_rows_have_the_same_bits() -> None:
         "ids": torch.randint(0, 9, (11,), dtype=torch.int32),
         "embeddings": torch.randn(9, HIDDEN).to(BF16),
         "norm": torch.randn(HIDDEN).to(BF16),
-        "qkv": torch.randn(160, HIDDEN).to(BF16),
+        "qkv": torch.randn(QKV, HIDDEN).to(BF16),
         "gate_up": torch.randn(2 * INNER, HIDDEN).to(BF16),
         "down": torch.randn(HIDDEN, INNER).to(BF16),
     }

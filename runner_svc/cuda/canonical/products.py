@@ -18,7 +18,7 @@ from runner_svc.cuda.canonical.rows import CanonicalRows
 from runner_svc.cuda.module import num_multiprocessors
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
-from runner_svc.cuda.products.skinny_variant import STEP, SkinnyVariant, canonical_parts, num_tiles
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant, canonical_parts, num_tiles
 from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
@@ -65,7 +65,7 @@ class CanonicalProducts:
         self._route = route
         row_tiles = -(-max_tokens // ROW_TILE)
         self._squares = torch.zeros(row_tiles, num_tiles(hidden_size), ROW_TILE, dtype=torch.float32, device=device)
-        self._parts: Tensor | None = None
+        self._room: Tensor | None = None
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there are such products for this matrix."""
@@ -74,8 +74,8 @@ class CanonicalProducts:
     def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
         """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
         rows = min(max_tokens, AT_ONCE)
-        sizes = [canonical_parts(*matrix.size) * rows * matrix.size[0] for matrix in matrices]
-        self._parts = torch.empty(max(sizes, default=0), dtype=torch.float32, device=self._squares.device)
+        size = max((rows * matrix.size[0] for matrix in matrices), default=0)
+        self._room = torch.empty(size, dtype=torch.float32, device=self._squares.device)
 
     def take(
         self,
@@ -97,18 +97,16 @@ class CanonicalProducts:
                 self.few.store(stream, tile, matrix, out[begin : begin + FEW_AT_ONCE])
             return
         for begin, some in _pieces(x):
-            own = out[begin : begin + AT_ONCE]
-            if canonical_parts(*matrix.size) == 1:
-                self.many.store(stream, some, weight, own)
-            else:
-                self.rows.store(stream, self._sums(stream, some.rows, weight), some, own)
+            earlier = self._sums(stream, some, weight, canonical_parts(*weight.shape) - 1)
+            self.many.store(stream, some, weight, out[begin : begin + AT_ONCE], earlier)
 
     def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
         weight = plain_tensor(matrix)
-        if canonical_parts(*matrix.size) == 1 and self._is_many("gated", x, weight):
+        if self._is_many("gated", x, weight):
             for begin, some in _pieces(x):
-                self.many.gated(stream, some, weight, out[begin : begin + AT_ONCE])
+                earlier = self._sums(stream, some, weight, canonical_parts(*weight.shape) - 1)
+                self.many.gated(stream, some, weight, out[begin : begin + AT_ONCE], earlier)
         else:
             unused = TileSums(self._squares, self._squares)
             for begin, tile in _tiles(x):
@@ -131,26 +129,26 @@ class CanonicalProducts:
             return NormedRows(out, squares)
         for begin, some in _pieces(x):
             own, tiles = slice(begin, begin + AT_ONCE), slice(begin // ROW_TILE, (begin + AT_ONCE) // ROW_TILE)
-            parts = self._sums(stream, some.rows, weight)
-            self.rows.add(stream, parts, some, residual[own], norm_weight, out[own], squares[tiles])
+            total = self._sums(stream, some, weight, canonical_parts(*weight.shape))
+            assert total is not None
+            self.rows.add(stream, total.unsqueeze(0), some, residual[own], norm_weight, out[own], squares[tiles])
         return NormedRows(out, squares)
 
     def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
         num_tokens = len(x.rows)
         return num_tokens > ROW_TILE and self.many.fits(weight) and self._route(kind, num_tokens, *weight.shape)
 
-    def _sums(self, stream: int, rows: Tensor, weight: Tensor) -> Tensor:
-        """Returns the sums of each part, float32 [S, T, n], valid until the next call."""
-        num_rows, width = weight.shape
-        count, steps = canonical_parts(num_rows, width), width // STEP
-        size = count * len(rows) * num_rows
-        if self._parts is None or self._parts.numel() < size:
-            self._parts = torch.empty(size, dtype=torch.float32, device=rows.device)
-        parts = self._parts[:size].view(count, len(rows), num_rows)
-        for part in range(count):
-            begin, end = (steps * edge // count * STEP for edge in (part, part + 1))
-            self.many.sums(stream, rows, weight, parts[part], begin, end)
-        return parts
+    def _sums(self, stream: int, x: NormedRows, weight: Tensor, parts: int) -> Tensor | None:
+        """Returns the sums of the first parts of the columns, float32 [T, n], valid until the next call; None of 0."""
+        size = len(x.rows) * weight.shape[0]
+        if not parts:
+            return None
+        if self._room is None or self._room.numel() < size:
+            self._room = torch.empty(size, dtype=torch.float32, device=x.rows.device)
+        sums = self._room[:size].view(len(x.rows), weight.shape[0])
+        for part in range(parts):
+            self.many.sums(stream, x, weight, sums, part)
+        return sums
 
     def _squares_of(self, num_tokens: int) -> Tensor:
         return self._squares[: -(-num_tokens // ROW_TILE)]

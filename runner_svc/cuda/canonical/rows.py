@@ -40,10 +40,6 @@ class CanonicalRows:
         )
         return NormedRows(out, squares)
 
-    def store(self, stream: int, parts: Tensor, x: NormedRows, out: Tensor) -> None:
-        """Computes out = norm(sum of parts), [T, n]: `parts` float32 [S, T, n] of the product with `x`."""
-        self._launch(stream, "ENDS_STORE", parts, x, None, None, None, None, out, None)
-
     def add(
         self,
         stream: int,

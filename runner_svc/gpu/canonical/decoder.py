@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.products.skinny_variant import canonical_parts
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Adding, Fusions
@@ -59,8 +60,9 @@ class CanonicalDecoder(CudaDecoder):
     def _summed(self) -> list[Matrix]:
         """The matrices of products of which parts may be summed in memory."""
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output)]
-        linears += [layer.mlp.down for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
-        return [linear.matrix for linear in linears]
+        mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
+        gates = [mlp.gate_up.matrix for mlp in mlps if canonical_parts(*mlp.gate_up.matrix.size) > 1]
+        return [*(linear.matrix for linear in linears), *(mlp.down.matrix for mlp in mlps), *gates]
 
     @property
     def rotations(self) -> list[Tensor]:
