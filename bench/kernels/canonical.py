@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,9 +21,9 @@ from runner_svc.attention.cuda import CudaAttention
 from runner_svc.interface.attention_launcher import VerifyRows
 
 KINDS: tuple[type[CudaAttention], ...] = (CudaAttention, CanonicalGpuAttention)
-DECODE = ((1, 512), (1, 1024), (1, 8192), (8, 512), (8, 8192), (64, 512), (64, 1024), (256, 704), (1, 131072))
-PREFILL = ((1, 2048, 2048), (1, 8192, 8192), (16, 512, 512), (1, 512, 8192))
-VERIFY = ((1, 1024, 6), (8, 1024, 6), (64, 1024, 6), (8, 1024, 2))
+DECODE = ((1, 512), (1, 8192), (64, 1024), (256, 704), (8, 512), (8, 8192), (1, 131072))
+PREFILL = ((1, 2048, 2048), (1, 8192, 8192), (16, 512, 512))
+VERIFY = ((1, 1024, 6), (64, 1024, 6), (8, 1024, 2))
 _MAX_COPIES = 16
 
 
@@ -60,16 +61,20 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu()
     shape = Shape(32, 8, 128, fp8_cache=arguments.fp8_cache)
+
+    def decode(batch: int, context: int, kind: type[CudaAttention]) -> float:
+        return measure_decode(shape, "", [context] * batch, kind).microseconds
+
+    def prefill(rows: int, count: int, length: int, kind: type[CudaAttention]) -> float:
+        return measure_prefill(shape, "", rows, count, length, kind).microseconds
+
     print(f"{card()}: usual, canonical", flush=True)
     for batch, context in DECODE:
-        show(
-            f"decode {batch} x {context}",
-            lambda kind, lengths=[context] * batch: measure_decode(shape, "", lengths, kind).microseconds,
-        )
-    for case in PREFILL:
-        show(f"prefill {case}", lambda kind, case=case: measure_prefill(shape, "", *case, kind).microseconds)
-    for verify in VERIFY:
-        show(f"verify {verify}", lambda kind, verify=verify: measure_verify(shape, *verify, kind))
+        show(f"decode {batch} x {context}", partial(decode, batch, context))
+    for rows, count, length in PREFILL:
+        show(f"prefill {rows} x {count} of {length}", partial(prefill, rows, count, length))
+    for batch, context, positions in VERIFY:
+        show(f"verify {batch} x {context}, {positions}", partial(measure_verify, shape, batch, context, positions))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from tests.support.canonical_arithmetic import Arithmetic, fused
 
 SEGMENT, SUB_TILE, STEP = 256, 64, 16
 LOWEST = -1e30
-LOG2E = np.float32(math.log2(math.e))
+LOG2E = float(np.float32(math.log2(math.e)))
 _QUERIES_AT_ONCE = {"cpu": 64, "cuda": 1024}
 
 
@@ -111,7 +111,7 @@ def _attend(
     value_units: Tensor,
 ) -> Tensor:
     heads, count, _ = queries.shape
-    factor = ((key_units * np.float32(kind.scale)) * LOG2E)[:, None, None]
+    factor = ((key_units * float(np.float32(kind.scale))) * LOG2E)[:, None, None]
     state = _empty(queries)
     first = 0 if kind.window is None else max(0, int(positions.min()) - kind.window + 1)
     for begin in range(first // SEGMENT * SEGMENT, int(positions.max()) + 1, SEGMENT):

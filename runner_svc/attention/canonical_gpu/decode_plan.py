@@ -74,7 +74,7 @@ class CanonicalDecodePlanner(DecodePlanner):
         rows[:, ROW_TABLE] = table_rows
         rows[:, ROW_QUERY] = query_rows
         rows[:, ROW_INDEX] = np.arange(num_rows, dtype=np.int32)
-        bounds = self._bounds(lengths, firsts, segments, starts, blocks or self.grid)
+        bounds = self._bounds_of(lengths, firsts, segments, starts, blocks or self.grid)
         starts = starts * self.units
         row_of_bound = starts.searchsorted(np.minimum(bounds, bounds[-1] - 1), side="right") - 1
         own = segments[row_of_bound]
@@ -94,7 +94,7 @@ class CanonicalDecodePlanner(DecodePlanner):
         ranges[:, HEAD_FIRST_SLOT] = np.where(is_cut[:-1], slots[:-1], np.where(ends_in_first, slots[1:], WHOLE))
         ranges[:, TAIL_FIRST_SLOT] = slots[1:]
 
-    def _bounds(
+    def _bounds_of(
         self,
         lengths: NDArray[np.int32],
         firsts: NDArray[np.int32],

@@ -20,6 +20,8 @@ from runner_svc.gpu.canonical.decoder import CanonicalDecoder
 from runner_svc.interface.products.canonical_launchers import NormedRows
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup import backend_factory
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.greedy_driver import RandomDriver
@@ -118,3 +120,17 @@ def test_parts_depend_on_the_matrix_alone() -> None:
     assert [SkinnyVariant.choose_canonical(2, rows, 28672, 4096).grid(28672, tiles, 132) for rows, tiles in (
         (1, 1), (300, 3), (512, 4)
     )] == [264, 264, 264]  # fmt: skip
+
+
+def test_the_setting_reaches_a_gpu_only_once_it_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = RunnerSettings.read(deterministic=True)
+    assert backend_factory._gpu_options(settings).deterministic
+    with pytest.raises(UnusableSettings, match="a GPU doesn't compute in a fixed order yet"):
+        backend_factory.build_backend(settings, "cuda", no_progress)
+    asked: list[RunnerSettings] = []
+    monkeypatch.setattr(backend_factory, "DETERMINISTIC_ON_GPU", True)
+    monkeypatch.setattr(backend_factory, "_gpu_backend", lambda settings, progress: asked.append(settings))
+    backend_factory.build_backend(settings, "cuda", no_progress)
+    assert asked == [settings]
+    with pytest.raises(UnusableSettings, match="'hash' is a test backend"):
+        backend_factory.build_backend(settings, "hash", no_progress)
