@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, StepAttention
-from runner_svc.decoder.fusions import Fusions
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.interface.attention_launcher import AttentionLauncher, DecodeRows, PrefillRows, VerifyRows
-from runner_svc.interface.device import Device
+from runner_svc.interface.device import Device, Replay
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
 
@@ -52,7 +51,8 @@ class Passes:
     ) -> None:
         """`context`: positions of each slot, a multiple of the block size."""
         self._decoder, self._device, self._context = decoder, device, context
-        self._fusions = Fusions() if not hasattr(decoder, "fusions") else decoder.fusions[0]
+        self._fusions = decoder.fusions[0]
+        self._graph: Replay | None = None
         random = torch.Generator().manual_seed(seed)
         blocks = num_slots * context // block_size
         where = decoder.device
@@ -170,6 +170,7 @@ class Passes:
 
             if captured:
                 replay = device.capture(launch)
+                self._graph = replay  # without one that is kept, the device's pool of graphs would end
                 for out in logits:
                     out.fill_(torch.nan)
                 replay()

@@ -36,7 +36,7 @@ Route = Callable[[str, int, int, int], bool]
 
 def usual_route(kind: str, num_tokens: int, num_rows: int, num_columns: int) -> bool:
     """Returns True from the number of rows on at which many rows at once are faster."""
-    return num_tokens > FEW_AT_ONCE or (kind == "gated" and num_tokens > 2 * ROW_TILE)
+    return kind == "gated" or num_tokens > 2 * ROW_TILE
 
 
 class CanonicalProducts:
@@ -50,17 +50,13 @@ class CanonicalProducts:
         max_tokens: int,
         device: torch.device,
         *,
-        blocks: int = 2,
         route: Route = usual_route,
         overlap: bool = False,
     ) -> None:
-        """`max_tokens`: most rows. `blocks`: per multiprocessor, of products of few rows.
-
-        Raises KeyError for an unknown activation.
-        """
+        """`max_tokens`: most rows. Raises KeyError for an unknown activation."""
         choose = partial(GatedVariant.choose, num_multiprocessors())
         self.rows = CanonicalRows(eps, overlap=overlap)
-        self.few = SkinnyProducts(eps, activation, partial(SkinnyVariant.choose_canonical, blocks), overlap=overlap)
+        self.few = SkinnyProducts(eps, activation, SkinnyVariant.choose_canonical, overlap=overlap)
         self.many = ManyRows(eps, activation, choose, overlap=overlap)
         self._route = route
         row_tiles = -(-max_tokens // ROW_TILE)

@@ -17,6 +17,8 @@ _TOKENS = (8, 16, 32, 64, 128)
 _SPLITS = (1, 2, 4, 8)
 # About one for each multiprocessor.
 _ENOUGH_BLOCKS = 128
+# Bytes of a matrix from which on one block a multiprocessor is faster.
+_LARGE_BYTES = 16 << 20
 # Tiles from which on a product in one part keeps the memory busy.
 _ENOUGH_TILES = 128
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
@@ -49,8 +51,9 @@ class SkinnyVariant:
         return cls(tokens, next(enough, splits[-1]), blocks)
 
     @classmethod
-    def choose_canonical(cls, blocks: int, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
+    def choose_canonical(cls, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
         """Returns the variant for the same product in the canonical order; more rows are tiles of as many."""
+        blocks = 1 if 2 * num_rows * num_columns >= _LARGE_BYTES else 2
         tokens = next((tokens for tokens in _TOKENS if tokens >= num_tokens), _TOKENS[-1])
         return cls(tokens, canonical_parts(num_rows, num_columns), blocks, canonical=True)
 

@@ -114,12 +114,12 @@ def test_equal_values_are_ordered_by_id() -> None:
 def test_parts_depend_on_the_matrix_alone() -> None:
     assert [canonical_parts(*size) for size in ((28672, 4096), (6144, 4096), (4096, 14336), (4096, 64))] == [1, 2, 2, 1]
     for size in ((6144, 4096), (28672, 4096)):
-        assert {SkinnyVariant.choose_canonical(2, rows, *size).split for rows in (1, 9, 100, 4000)} == {
+        assert {SkinnyVariant.choose_canonical(rows, *size).split for rows in (1, 9, 100, 4000)} == {
             canonical_parts(*size)
         }
-    assert [SkinnyVariant.choose_canonical(2, rows, 28672, 4096).grid(28672, tiles, 132) for rows, tiles in (
+    assert [SkinnyVariant.choose_canonical(rows, 28672, 4096).grid(28672, tiles, 132) for rows, tiles in (
         (1, 1), (300, 3), (512, 4)
-    )] == [264, 264, 264]  # fmt: skip
+    )] == [132, 132, 132]  # fmt: skip
 
 
 def test_the_setting_reaches_a_gpu_only_once_it_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
