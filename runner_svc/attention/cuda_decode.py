@@ -73,7 +73,9 @@ class DecodeKernel:
 
     def _planner(self, batch: int, window: int | None) -> DecodePlanner:
         variant = self.variant
-        return DecodePlanner(batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window)
+        return DecodePlanner(
+            batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window, variant.whole_limit
+        )
 
     def words(self, batch: int) -> int:
         """Returns the int32 words of a plan for all windows."""
