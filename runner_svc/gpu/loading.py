@@ -143,7 +143,7 @@ def _own(
 def _refuse_undetermined(config: ModelConfig | None, raw: Mapping[str, Any], options: GpuOptions) -> None:
     formats = weight_formats(config, options.on_load) if config is not None else ""
     dtype = options.dtype or stored_dtype(raw)
-    if reason := refusal(config, formats, dtype, options.block_size):
+    if reason := refusal(config, formats, dtype, options.block_size, options.draft):
         raise UnusableSettings(f"deterministic is true, but {reason}, or set deterministic to false")
 
 

@@ -103,6 +103,7 @@ class CanonicalDecodeVariant:
             "WARPS": _WARPS,
             "STAGES": self.stages,
             "BLOCKS_PER_SM": self.blocks,
+            "CANONICAL": 1,
         }
 
 
@@ -113,6 +114,10 @@ class CanonicalPrefillVariant(PrefillVariant):
     @property
     def keys(self) -> int:
         return SUB_TILE
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return super(CanonicalPrefillVariant, self).defines | {"CANONICAL": 1}  # noqa: UP008 - slots make another class
 
 
 @dataclass(frozen=True, slots=True)

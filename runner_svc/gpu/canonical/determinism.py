@@ -23,16 +23,18 @@ _STEP = 64
 _CHUNK = 2**24
 
 
-def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_size: int) -> str:
+def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_size: int, draft: str = "") -> str:
     """Returns why a model can't be deterministic on this GPU and what to change; "" if nothing is in the way.
 
-    `config` None: transformers computes it. `formats`: of its matrices.
+    `config` None: transformers computes it. `formats`: of its matrices. `draft`: as the setting has it.
     """
     if config is None:
         return "transformers computes this model, whose bits depend on the batch: serve a model of Roster's own decoder"
     if not is_hopper():
         return "the products of a fixed order need a GPU of compute capability 9.0 (Hopper): use one, or the CPU"
-    return _of_model(config) or _of_settings(config, formats, dtype, block_size)
+    if draft not in ("", "ngram"):
+        return f"draft is {draft!r}, which was not tried with it on a GPU: set draft to 'ngram' or ''"
+    return _of_model(config) or _of_settings(formats, dtype, block_size)
 
 
 def _of_model(config: ModelConfig) -> str:
@@ -56,7 +58,7 @@ def _of_model(config: ModelConfig) -> str:
     return ""
 
 
-def _of_settings(config: ModelConfig, formats: str, dtype: torch.dtype, block_size: int) -> str:
+def _of_settings(formats: str, dtype: torch.dtype, block_size: int) -> str:
     if formats:
         return (
             f"the weights are quantized ({formats}), which a GPU doesn't compute in a fixed order yet: serve a plain "

@@ -73,6 +73,8 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "quantized (fp8)" in determinism.refusal(llama, "fp8", BF16, 16)
     assert "set dtype to 'bfloat16'" in determinism.refusal(llama, "", torch.float16, 16)
     assert "does not divide 256" in determinism.refusal(llama, "", BF16, 48)
+    assert "draft is 'medusa:x'" in determinism.refusal(llama, "", BF16, 16, "medusa:x")
+    assert determinism.refusal(llama, "", BF16, 16, "ngram") == ""
     monkeypatch.setattr(determinism, "is_hopper", lambda: False)
     assert "compute capability 9.0" in determinism.refusal(llama, "", BF16, 16)
 
