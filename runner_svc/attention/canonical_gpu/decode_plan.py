@@ -43,7 +43,7 @@ class CanonicalDecodePlanner(DecodePlanner):
     """Makes the plans for one bucket's batch size, for all layers with the same attention window."""
 
     # Segments that the workspace has room for.
-    slots: int
+    slots: int = 0
 
     def write(
         self,

@@ -50,7 +50,7 @@ class CanonicalDecodeKernel(DecodeKernel):
     def _planner(self, batch: int, window: int | None) -> CanonicalDecodePlanner:
         variant = self.variant
         return CanonicalDecodePlanner(
-            batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window, self.slots
+            batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window, slots=self.slots
         )
 
 

@@ -95,6 +95,11 @@ class CanonicalDecodeVariant:
         return 0
 
     @property
+    def whole_limit(self) -> float:
+        """Returns 0: these plans cut ranges in their own way."""
+        return 0.0
+
+    @property
     def defines(self) -> dict[str, int | str]:
         return self.shape.defines | {
             "POSITIONS": self.positions,
@@ -117,7 +122,7 @@ class CanonicalPrefillVariant(PrefillVariant):
 
     @property
     def defines(self) -> dict[str, int | str]:
-        return super(CanonicalPrefillVariant, self).defines | {"CANONICAL": 1}  # noqa: UP008 - slots make another class
+        return super(CanonicalPrefillVariant, self).defines | {"CANONICAL": 1}
 
 
 @dataclass(frozen=True, slots=True)
