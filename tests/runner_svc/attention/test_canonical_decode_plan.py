@@ -17,7 +17,7 @@ from tests.support.gpu_limits import SHARED_MEMORY
 
 
 def planner_of(batch: int, grid: int, units: int, window: int | None, slots: int) -> CanonicalDecodePlanner:
-    return CanonicalDecodePlanner(batch, grid, 1, units, 0, window, slots)
+    return CanonicalDecodePlanner(batch, grid, 1, units, 0, window, slots=slots)
 
 
 @st.composite
