@@ -55,6 +55,29 @@ CASES = (
     ProductCase(8, MatrixCase(4096, 4096), ADD, (1, 4, 1, 2)),
     ProductCase(32, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, (2, 2, 2, 1), by_warps=True),
 )
+STRIPS = (
+    *(ProductCase(tokens, MatrixCase(6144, 4096), STORE, strips=132) for tokens in (1, 8, 16)),
+    *(ProductCase(tokens, MatrixCase(28672, 4096), GATED, strips=132) for tokens in (1, 8, 16, 32)),
+    *(ProductCase(tokens, MatrixCase(4096, 14336), ADD, strips=132) for tokens in (1, 8, 16)),
+    *(ProductCase(tokens, MatrixCase(4096, 4096), ADD, strips=132) for tokens in (3, 9)),
+    ProductCase(5, MatrixCase(192, 576, 64, has_zeros=True, scale=F16), STORE, strips=7),
+    ProductCase(13, MatrixCase(28672, 4096, 64, has_zeros=True), GATED, strips=132),
+    ProductCase(8, MatrixCase(3072, 576, 32, has_order=True, scale=F32), GATED, strips=132),
+    ProductCase(24, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, strips=20),
+    ProductCase(16, MatrixCase(2112, 1536, 64), ADD, strips=5),
+)
+WIDE = (
+    *(ProductCase(tokens, MatrixCase(6144, 4096), STORE, wide=132) for tokens in (64, 128, 256)),
+    *(ProductCase(tokens, MatrixCase(28672, 4096), GATED, wide=132) for tokens in (50, 128, 300)),
+    *(ProductCase(tokens, MatrixCase(4096, 14336), STORE, wide=132) for tokens in (64, 256)),
+    *(ProductCase(tokens, MatrixCase(4096, 14336), ADD, wide=132) for tokens in (33, 64, 128)),
+    *(ProductCase(tokens, MatrixCase(4096, 4096), ADD, wide=132) for tokens in (64, 101)),
+    ProductCase(70, MatrixCase(192, 576, 64, has_zeros=True, scale=F16), STORE, wide=7),
+    ProductCase(90, MatrixCase(28672, 4096, 64, has_zeros=True), GATED, wide=132),
+    ProductCase(200, MatrixCase(3072, 576, 32, has_order=True, scale=F32), GATED, wide=132),
+    ProductCase(1, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, wide=20),
+    ProductCase(128, MatrixCase(2112, 4096, 64), ADD, wide=40),
+)
 
 
 def stream() -> int:
@@ -62,7 +85,7 @@ def stream() -> int:
 
 
 @needs_hopper
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", (*CASES, *STRIPS, *WIDE), ids=str)
 def test_few_rows(case: ProductCase) -> None:
     case.check("cuda", stream())
 
