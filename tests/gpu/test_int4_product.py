@@ -14,8 +14,10 @@ if not torch.cuda.is_available():
 
 from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Gated, Int4Linear  # imports CuPy
 from runner_svc.cuda.int4.dequantize import Workspace
-from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.strips_variant import StripsVariant
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -85,9 +87,38 @@ def stream() -> int:
 
 
 @needs_hopper
-@pytest.mark.parametrize("case", (*CASES, *STRIPS, *WIDE), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_few_rows(case: ProductCase) -> None:
     case.check("cuda", stream())
+
+
+@needs_hopper
+@pytest.mark.parametrize("case", STRIPS, ids=str)
+def test_strips(case: ProductCase) -> None:
+    case.check("cuda", stream())
+
+
+@needs_hopper
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_many_rows_at_once(case: ProductCase) -> None:
+    case.check("cuda", stream())
+
+
+@needs_hopper
+@pytest.mark.parametrize("epilogue", [STORE, GATED, ADD])
+def test_strips_have_the_bits_of_tiles(epilogue: str) -> None:
+    _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
+    x, found = torch.randn(8, 4096, device="cuda").to(BF16), []
+    strips = StripsVariant.choose(132, 8, *matrix.tiles.shape, epilogue)
+    for variant in (Int4Variant.choose(1, 8, *matrix.tiles.shape), strips):
+        out = torch.empty(8, 2048 if epilogue == GATED else 4096, device="cuda", dtype=BF16)
+        residual, norm = torch.ones(8, 4096, device="cuda", dtype=BF16), torch.ones(4096, device="cuda", dtype=BF16)
+        products = Int4Products(EPS, "silu", partial(_always, variant))
+        squares = torch.empty(4096 // 16, 128, device="cuda")
+        given = (None, residual, norm, squares) if epilogue == ADD else ()
+        products.launch(stream(), epilogue, ScaledRows(x, None), matrix, out, *given)
+        found.append(out)
+    assert torch.equal(*found)
 
 
 @needs_hopper
@@ -144,15 +175,18 @@ def test_any_number_of_rows_with_gates(rows: int) -> None:
 
 
 @needs_hopper
-def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
+@pytest.mark.parametrize(
+    ("rows", "kind"), [(33, Int4Variant), (9, StripsVariant), (33, WideVariant), (128, WideVariant)]
+)
+def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(rows: int, kind: type) -> None:
     """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
-    rows, hidden, inner = 33, 1024, 3072
+    choose, hidden, inner = partial(kind.choose, 2 if kind is Int4Variant else 132), 1024, 3072
     (_, gate_up), (_, down) = MatrixCase(2 * inner, hidden).packed("cuda"), MatrixCase(hidden, inner).packed("cuda")
     norm_weight = torch.randn(hidden, device="cuda").to(BF16)
     first = torch.randn(rows, hidden, device="cuda").to(BF16)
     residual, normed = torch.empty_like(first), torch.empty_like(first)
     activated = torch.empty(rows, inner, device="cuda", dtype=BF16)
-    squares = torch.zeros(hidden // 64, 128, device="cuda")
+    squares = torch.zeros(hidden // 32, 128, device="cuda")
 
     def run(products: Int4Products) -> None:
         residual.copy_(first)
@@ -163,8 +197,8 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
             products.launch(stream(), ADD, given, down, normed, None, residual, norm_weight, squares)
             x = ScaledRows(normed, squares)
 
-    run(Int4Products(EPS, "silu"))
-    expected, overlapping = residual.clone(), Int4Products(EPS, "silu", overlap=True)
+    run(Int4Products(EPS, "silu", choose))
+    expected, overlapping = residual.clone(), Int4Products(EPS, "silu", choose, overlap=True)
     assert expected.isfinite().all()
     run(overlapping)
     graph = torch.cuda.CUDAGraph()
@@ -189,7 +223,7 @@ def test_warps_and_warpgroups_give_the_same_bits() -> None:
     assert torch.equal(*found)
 
 
-def _always(variant: Int4Variant, *sizes: int) -> Int4Variant:
+def _always(variant: Variant, *sizes: int | str) -> Variant:
     return variant
 
 

@@ -15,7 +15,7 @@ _MOST_STRIPS = 16
 _MOST_WARPS = 16
 # With so many steps in the ring, a warp waits for memory only if all of them do.
 _ENOUGH_STAGES = 3
-_REGISTERS_OF_A_THREAD = 56
+_REGISTERS_OF_A_THREAD = {8: 56, 16: 64, MOST_TOKENS: 104}
 _REGISTERS = 65536
 
 
@@ -101,7 +101,7 @@ class StripsVariant:
             "SPLIT": 1,
             "AT_ONCE": self.at_once,
             "STAGES": self.stages,
-            "BLOCKS": 2 if 2 * self.threads * _REGISTERS_OF_A_THREAD <= _REGISTERS else 1,
+            "BLOCKS": 2 if 2 * self.threads * _REGISTERS_OF_A_THREAD[self.tokens] <= _REGISTERS else 1,
         }
 
     def grid(self, tiles: int, multiprocessors: int, num_tokens: int) -> int:

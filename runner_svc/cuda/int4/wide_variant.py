@@ -14,7 +14,9 @@ _ENOUGH_STRIPS = 8
 _MOST_STRIPS_OF_FOUR = 12
 _FEWEST_STEPS = 8
 _PLANE_BYTES = 128
-_MOST_INPUT_STAGES = 6
+_STAGES = ((4, 4), (3, 3), (2, 3))
+"""Of numbers and of codes, from the most on."""
+_ENOUGH_INPUT_STAGES, _MOST_INPUT_STAGES = 4, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,13 @@ class WideVariant:
     def _stages(self) -> tuple[int, int, int]:
         """Stages of x, of numbers and of codes."""
         numbers, codes = self.strips * STRIP_ROWS * _PLANE_BYTES, self.strips * self.tile_bytes // _TILE_STRIPS
-        of_numbers, of_codes = (3, 3) if self.strips > _ENOUGH_STRIPS else (4, 4)
-        left = SHARED_BYTES - of_numbers * numbers - of_codes * codes - self.tokens * 4 - 16 * 16
-        return min(_MOST_INPUT_STAGES, left // (self.tokens * _PLANE_BYTES)), of_numbers, of_codes
+        found = (0, 0, 0)
+        for stages in _STAGES:
+            left = SHARED_BYTES - stages[0] * numbers - stages[1] * codes - self.tokens * 4 - 16 * 16
+            found = (min(_MOST_INPUT_STAGES, left // (self.tokens * _PLANE_BYTES)), *stages)
+            if found[0] >= _ENOUGH_INPUT_STAGES:
+                break
+        return found
 
     @property
     def shared_bytes(self) -> int:

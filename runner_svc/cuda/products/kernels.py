@@ -18,6 +18,7 @@ from runner_svc.cuda.fp8.product import Fp8Products
 from runner_svc.cuda.fp8.product import fits as fits_fp8
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
+from runner_svc.cuda.int4.choice import lone_block
 from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products, fits_few_rows
 from runner_svc.cuda.int4.int4_variant import Int4Variant
@@ -119,7 +120,7 @@ def _int4_gated(settings: ProductSettings) -> GatedLauncher | None:
 def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
     if not is_hopper() or settings.dtype is not torch.bfloat16:
         return None
-    choose = partial(Int4Variant.timed, blocks)
+    choose = partial(lone_block, num_multiprocessors()) if blocks > 2 else partial(Int4Variant.timed, blocks)
     return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 
