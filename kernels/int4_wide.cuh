@@ -154,15 +154,38 @@ struct Converter {
     }
 
 private:
-    // 64 columns from `column` on of a step.
+    // What a lane needs of 64 columns of a strip; those of 32 columns are of one group.
+    struct Codes {
+        Vector<unsigned, 4> words;
+        Vector<SCALE, 2> scales[2];
+        Vector<unsigned char, 2> zeros[2];
+
+        __device__ __forceinline__ void load(const char* bytes, const LanePlaces& places, int column) {
+            words = load_codes<4>(bytes + places.codes, column);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                scales[i] = load_scales(bytes + places.scales, (column + 32 * i) / GROUP);
+                zeros[i] = load_zeros(bytes + places.zeros, (column + 32 * i) / GROUP);
+            }
+        }
+    };
+
+    // 64 columns from `column` on of a step. Everything is loaded first: stores would keep loads behind them.
     __device__ __forceinline__ void convert_half(int column) {
         const unsigned full = shared.number_full(number_ring.stage), numbers = shared.numbers(number_ring.stage);
-        const char* codes = shared.bytes + shared.codes(code_ring.stage);
+        Codes codes[kMost];
+#pragma unroll
+        for (int i = 0; i < kMost; i++) {
+            const int strip = warp + i * CONVERTERS;
+            if (strip < STRIPS) {
+                codes[i].load(shared.bytes + shared.codes(code_ring.stage), LanePlaces(strip, lane), column);
+            }
+        }
         barrier_wait(full + 8, number_ring.parity);
 #pragma unroll
         for (int i = 0; i < kMost; i++) {
             const int strip = warp + i * CONVERTERS;
-            if (strip < STRIPS) convert_strip(codes, numbers + strip * kStripRows * 128, strip, column);
+            if (strip < STRIPS) store_numbers(numbers + strip * kStripRows * 128, codes[i]);
         }
         fence_async_proxy();
         __syncwarp();
@@ -170,23 +193,18 @@ private:
         number_ring.advance();
     }
 
-    __device__ __forceinline__ void convert_strip(const char* codes, unsigned numbers, int strip, int column) const {
-        const LanePlaces places(strip, lane);
-        const auto words = load_codes<4>(codes + places.codes, column);
-        const unsigned own = numbers + lane / 4 * 128 + lane % 4 * 4;
+    __device__ __forceinline__ void store_numbers(unsigned strip, const Codes& codes) const {
+        const unsigned own = strip + lane / 4 * 128 + lane % 4 * 4;
 #pragma unroll
-        for (int begin = 0; begin < 64; begin += 32) {  // no group ends within
-            const auto scales = load_scales(codes + places.scales, (column + begin) / GROUP);
-            const auto zeros = load_zeros(codes + places.zeros, (column + begin) / GROUP);
+        for (int f = 0; f < 4; f++) {
+            const auto scales = codes.scales[f / 2];
+            const auto zeros = codes.zeros[f / 2];
             const unsigned zero[2] = {raised_twice<SCALAR>(zeros[0]), raised_twice<SCALAR>(zeros[1])};
 #pragma unroll
-            for (int f = begin / 16; f < begin / 16 + 2; f++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const unsigned pair = minus<SCALAR>(raised<SCALAR>(words[f] >> 4 * i), zero[i % 2]);
-                    const int chunk = (2 * f + i / 2) ^ lane / 4;
-                    store(own + i % 2 * 1024 + chunk * 16, times<SCALAR>(pair, scales[i % 2]));
-                }
+            for (int i = 0; i < 4; i++) {
+                const unsigned pair = minus<SCALAR>(raised<SCALAR>(codes.words[f] >> 4 * i), zero[i % 2]);
+                const int chunk = (2 * f + i / 2) ^ lane / 4;
+                store(own + i % 2 * 1024 + chunk * 16, times<SCALAR>(pair, scales[i % 2]));
             }
         }
     }
@@ -251,7 +269,8 @@ private:
         for (int j = 0; j < TILE_ROWS / 8; j++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                store_vector(own + i * 8 * kPitch + j * 8, Vector<float, 2>{{sums[4 * j + 2 * i], sums[4 * j + 2 * i + 1]}});
+                const Vector<float, 2> pair{{sums[4 * j + 2 * i], sums[4 * j + 2 * i + 1]}};
+                store_vector(own + i * 8 * kPitch + j * 8, pair);
             }
         }
     }

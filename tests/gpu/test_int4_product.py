@@ -13,11 +13,11 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Gated, Int4Linear  # imports CuPy
+from runner_svc.cuda.int4.choice import lone_block
 from runner_svc.cuda.int4.dequantize import Workspace
-from runner_svc.cuda.int4.few_rows import Int4Products, Variant
+from runner_svc.cuda.int4.few_rows import Choose, Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.strips_variant import StripsVariant
-from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -109,8 +109,10 @@ def test_many_rows_at_once(case: ProductCase) -> None:
 def test_strips_have_the_bits_of_tiles(epilogue: str) -> None:
     _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
     x, found = torch.randn(8, 4096, device="cuda").to(BF16), []
-    strips = StripsVariant.choose(132, 8, *matrix.tiles.shape, epilogue)
-    for variant in (Int4Variant.choose(1, 8, *matrix.tiles.shape), strips):
+    tiles, steps, tile_bytes = matrix.tiles.shape
+    strips = StripsVariant.choose(132, 8, tiles, steps, tile_bytes, epilogue)
+    assert strips is not None
+    for variant in (Int4Variant.choose(1, 8, tiles, steps, tile_bytes), strips):
         out = torch.empty(8, 2048 if epilogue == GATED else 4096, device="cuda", dtype=BF16)
         residual, norm = torch.ones(8, 4096, device="cuda", dtype=BF16), torch.ones(4096, device="cuda", dtype=BF16)
         products = Int4Products(EPS, "silu", partial(_always, variant))
@@ -176,11 +178,18 @@ def test_any_number_of_rows_with_gates(rows: int) -> None:
 
 @needs_hopper
 @pytest.mark.parametrize(
-    ("rows", "kind"), [(33, Int4Variant), (9, StripsVariant), (33, WideVariant), (128, WideVariant)]
+    ("rows", "choose"),
+    [
+        (33, partial(Int4Variant.choose, 2)),
+        (9, partial(lone_block, 132)),
+        (33, partial(lone_block, 132)),
+        (128, partial(lone_block, 132)),
+    ],
+    ids=["tiles", "strips", "wide", "most"],
 )
-def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(rows: int, kind: type) -> None:
+def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(rows: int, choose: Choose) -> None:
     """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
-    choose, hidden, inner = partial(kind.choose, 2 if kind is Int4Variant else 132), 1024, 3072
+    hidden, inner = 1024, 3072
     (_, gate_up), (_, down) = MatrixCase(2 * inner, hidden).packed("cuda"), MatrixCase(hidden, inner).packed("cuda")
     norm_weight = torch.randn(hidden, device="cuda").to(BF16)
     first = torch.randn(rows, hidden, device="cuda").to(BF16)

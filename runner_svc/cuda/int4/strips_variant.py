@@ -21,7 +21,10 @@ _REGISTERS = 65536
 
 @dataclass(frozen=True, slots=True)
 class StripsVariant:
-    """Products of up to `tokens` rows by blocks of `strips` times 16 rows of W, each with a warp for `at_once` parts."""
+    """Products of up to `tokens` rows by blocks of `strips` times 16 rows of W, with `at_once` warps for each strip.
+
+    Each of them multiplies one of `parts` of the columns at a time.
+    """
 
     tokens: int
     strips: int
