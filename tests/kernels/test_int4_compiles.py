@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runner_svc.cuda.int4.choice import lone_block
 from runner_svc.cuda.int4.dequantize import dequantize_defines
 from runner_svc.cuda.int4.few_rows import product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
@@ -57,6 +58,20 @@ def test_products_by_warps(tokens: int, group: int) -> None:
     variant = Int4Variant(tokens, 1, 4, 1, 1, 4096 + 128 // group * 192, by_warps=True)
     defines = product_defines(variant, ADD, "silu", BF16, BF16, group, F16, True)
     compiled("int4_product", "sm_90a", defines)
+
+
+LONE = [(tokens, form, tiles) for tokens in (8, 16, 64, 128) for form in FORMATS for tiles in (64, 96, 448)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "form", "tiles"), choice(LONE, in_ci=[(16, FORMATS[1], 64), (128, FORMATS[2], 448)])
+)
+def test_products_of_lone_blocks(tokens: int, form: tuple[str, int, torch.dtype, bool], tiles: int) -> None:
+    epilogue, group, scale, has_zeros = form
+    tile_bytes = 4096 + 128 // group * 64 * (scale.itemsize + has_zeros)
+    variant = lone_block(132, tokens, tiles, 32, tile_bytes, epilogue)
+    defines = product_defines(variant, epilogue, "silu", BF16, BF16, group, scale, has_zeros)
+    compiled(variant.kernel, "sm_90a", defines)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
