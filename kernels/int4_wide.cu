@@ -36,6 +36,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     if (warp < kConsumers / 32) {
         if (kMovesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         wait_for_predecessors();  // the residual stream is read at the end
+        read_pair_scales(shared.scales(), ends);
         Consumer{shared, problem, warp / 4}.consume();
         meet_all();
         end_tile(TileSums{shared.bytes}, shared.scales(), ends, problem.tile, threadIdx.x, kConsumers);
@@ -45,8 +46,6 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
             Converter{shared, problem, warp - kConsumers / 32}.convert();
         } else {
             Producer(shared, matrix, &inputs, problem).produce();
-            __syncwarp();
-            read_scales(shared.scales(), ends);
         }
         __syncwarp();
         meet_all();

@@ -214,6 +214,16 @@ private:
     }
 };
 
+// Called by the warps that multiply: computes 1 / rms of each token, by two lanes each.
+__device__ __forceinline__ void read_pair_scales(float* scales, const Ends& ends) {
+    const int token = threadIdx.x / 2;
+    float sum = 0.0f;
+#pragma unroll 16
+    for (int i = threadIdx.x % 2; i < ends.num_squares; i += 2) sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+    sum = lane_sum(sum, 2);
+    if (threadIdx.x % 2 == 0) scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
+}
+
 // One of the warpgroups that multiply 64 rows of x.
 struct Consumer {
     using Product = Wgmma<SCALAR, TILE_ROWS / 2>;
@@ -276,7 +286,7 @@ private:
     }
 };
 
-// Called by the whole block when its sums are in shared memory and, by the warp that copies, x's scales.
+// Called by the whole block when its sums and x's scales are in shared memory.
 __device__ __forceinline__ void meet_all() {
 #if SPLIT > 1
     cluster_sync();
