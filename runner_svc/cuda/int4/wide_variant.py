@@ -16,6 +16,7 @@ _FEWEST_STEPS = 8
 _PLANE_BYTES = 128
 _STAGES = ((4, 4), (3, 3), (2, 3))
 """Of numbers and of codes, from the most on."""
+_STAGES_OF_HALF = ((3, 3), (2, 3), (2, 2))
 _ENOUGH_INPUT_STAGES, _MOST_INPUT_STAGES = 4, 6
 
 
@@ -33,6 +34,8 @@ class WideVariant:
     converters: int
     tile_bytes: int
     gated: bool
+    half: bool = False
+    """Whether a block takes less than half of a multiprocessor, so that the next product's blocks start beside it."""
 
     kernel: ClassVar[str] = "int4_wide"
     planes: ClassVar[int] = 1
@@ -73,10 +76,10 @@ class WideVariant:
         """Stages of x, of numbers and of codes."""
         numbers, codes = self.strips * STRIP_ROWS * _PLANE_BYTES, self.strips * self.tile_bytes // _TILE_STRIPS
         found = (0, 0, 0)
-        for stages in _STAGES:
-            left = SHARED_BYTES - stages[0] * numbers - stages[1] * codes - self.tokens * 4 - 16 * 16
+        for stages in _STAGES_OF_HALF if self.half else _STAGES:
+            left = SHARED_BYTES // (1 + self.half) - stages[0] * numbers - stages[1] * codes - self.tokens * 4 - 16 * 16
             found = (min(_MOST_INPUT_STAGES, left // (self.tokens * _PLANE_BYTES)), *stages)
-            if found[0] >= _ENOUGH_INPUT_STAGES:
+            if found[0] >= _ENOUGH_INPUT_STAGES - self.half:
                 break
         return found
 
