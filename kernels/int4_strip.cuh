@@ -161,51 +161,58 @@ struct Consumer {
     }
 
 private:
-    // Multiplies a step's columns.
+    // Multiplies a step's columns: by codes that are added to a power, from which the sums of x times that are taken.
     __device__ __forceinline__ void multiply(Sums& total) const {
         const char* weights = shared.bytes + shared.weights(ring.stage, run);
         const unsigned x = shared.inputs(ring.stage, run) + lane % 8 * 128;
 #pragma unroll
         for (int group = 0; group < kGroups; group++) {
-            const auto stored = load_scales(weights + places.scales, group);
-            Sums sums = {};
+            const auto scales = load_scales(weights + places.scales, group);
+            const auto zeros = load_zeros(weights + places.zeros, group);
+            Sums sums = {}, x_sums = {};
 #pragma unroll
             for (int column = group * GROUP; column < (group + 1) * GROUP; column += kChunk) {
                 unsigned a[kFragments][4];
                 load(a, weights, column);
 #pragma unroll
-                for (int f = 0; f < kFragments; f += 2) multiply_pair(sums, a[f], a[f + 1], x, column + f * 16);
+                for (int f = 0; f < kFragments; f += 2) {
+                    multiply_pair(sums, x_sums, a[f], a[f + 1], x, column + f * 16);
+                }
             }
 #pragma unroll
             for (int j = 0; j < TOKENS / 8; j++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) total[j][i] = fmaf(sums[j][i], to_float(stored[i / 2]), total[j][i]);
+                for (int i = 0; i < 4; i++) {
+                    const float sum = fmaf(x_sums[j][i % 2], -(kBase<SCALAR> + zeros[i / 2]), sums[j][i]);
+                    total[j][i] = fmaf(sum, to_float(scales[i / 2]), total[j][i]);
+                }
             }
         }
     }
 
-    // The numbers of kChunk columns from `column` on: code - zero.
+    // The codes of kChunk columns from `column` on, added to the power.
     __device__ __forceinline__ void load(unsigned (&a)[kFragments][4], const char* weights, int column) const {
         const auto words = load_codes<kFragments>(weights + places.codes, column);
-        const auto zeros = load_zeros(weights + places.zeros, column / GROUP);
-        const unsigned zero[2] = {raised_twice<SCALAR>(zeros[0]), raised_twice<SCALAR>(zeros[1])};
 #pragma unroll
         for (int f = 0; f < kFragments; f++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) a[f][i] = minus<SCALAR>(raised<SCALAR>(words[f] >> 4 * i), zero[i % 2]);
+            for (int i = 0; i < 4; i++) a[f][i] = raised<SCALAR>(words[f] >> 4 * i);
         }
     }
 
     // 32 columns from `column` on. `x` is the place of a row of x for this lane.
-    __device__ __forceinline__ void multiply_pair(
-        Sums& sums, const unsigned (&first)[4], const unsigned (&second)[4], unsigned x, int column) const {
+    __device__ __forceinline__ void multiply_pair(Sums& sums, Sums& x_sums, const unsigned (&first)[4],
+                                                  const unsigned (&second)[4], unsigned x, int column) const {
+        constexpr unsigned kAll[4] = {kOnes<SCALAR>, kOnes<SCALAR>, kOnes<SCALAR>, kOnes<SCALAR>};
         const int chunk = (column % 64 / 8 + lane / 8) ^ lane % 8;
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++) {
             unsigned b[4];
             load_matrices(b, x + column / 64 * kPlaneBytes + j * 1024 + chunk * 16);
             Tensor16<SCALAR>::mma(sums[j], first, b[0], b[1]);
+            Tensor16<SCALAR>::mma(x_sums[j], kAll, b[0], b[1]);
             Tensor16<SCALAR>::mma(sums[j], second, b[2], b[3]);
+            Tensor16<SCALAR>::mma(x_sums[j], kAll, b[2], b[3]);
         }
     }
 

@@ -49,7 +49,7 @@ class WideVariant:
         tokens, gated = 64 if num_tokens <= 64 else 128, epilogue == "EPILOGUE_GATED"
         units, most = tiles * _TILE_STRIPS // (1 + gated), 8 if epilogue == "EPILOGUE_RESIDUAL" else 14
         strips, split = 1, 1
-        for split in (1, 2, 4):
+        for split in (1, 2):  # clusters of four don't fill an H200
             own = -(-units * split // multiprocessors) * (1 + gated)
             strips = next((one for one in _STRIPS if one >= own and one % (1 + gated) == 0), 14)
             if strips >= _ENOUGH_STRIPS or 2 * split * _FEWEST_STEPS > steps:
