@@ -17,7 +17,6 @@ from runner_svc.cuda.int4.choice import lone_block
 from runner_svc.cuda.int4.dequantize import Workspace
 from runner_svc.cuda.int4.few_rows import Choose, Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.int4.strips_variant import StripsVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -105,22 +104,18 @@ def test_many_rows_at_once(case: ProductCase) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("epilogue", [STORE, GATED, ADD])
-def test_strips_have_the_bits_of_tiles(epilogue: str) -> None:
+@pytest.mark.parametrize("numbers", [(1, 8, 9, 16), (17, 64, 65, 128, 200)], ids=["strips", "at_once"])
+def test_bits_of_lone_blocks_depend_neither_on_the_number_of_rows_nor_on_neighbours(numbers: tuple[int, ...]) -> None:
     _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
-    x, found = torch.randn(8, 4096, device="cuda").to(BF16), []
-    tiles, steps, tile_bytes = matrix.tiles.shape
-    strips = StripsVariant.choose(132, 8, tiles, steps, tile_bytes, epilogue)
-    assert strips is not None
-    for variant in (Int4Variant.choose(1, 8, tiles, steps, tile_bytes), strips):
-        out = torch.empty(8, 2048 if epilogue == GATED else 4096, device="cuda", dtype=BF16)
-        residual, norm = torch.ones(8, 4096, device="cuda", dtype=BF16), torch.ones(4096, device="cuda", dtype=BF16)
-        products = Int4Products(EPS, "silu", partial(_always, variant))
-        squares = torch.empty(4096 // 16, 128, device="cuda")
-        given = (None, residual, norm, squares) if epilogue == ADD else ()
-        products.launch(stream(), epilogue, ScaledRows(x, None), matrix, out, *given)
-        found.append(out)
-    assert torch.equal(*found)
+    x, products = torch.randn(200, 4096, device="cuda").to(BF16), Int4Products(EPS, "silu", partial(lone_block, 132))
+    found = []
+    for rows in numbers:
+        out = torch.empty(rows, 4096, device="cuda")
+        products.store(stream(), ScaledRows(x[:rows], None), matrix, out)
+        found.append(out[0])
+        x[1:] = torch.randn(199, 4096, device="cuda").to(BF16)
+        x[5:] = torch.nan
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @needs_hopper
