@@ -39,8 +39,7 @@ template <> constexpr float kBase<__half> = 1024.0f;
 template <typename Scalar> constexpr unsigned kOnes = 0x3f803f80;
 template <> constexpr unsigned kOnes<__half> = 0x3c003c00;
 
-// A pair of codes that are added to the power, as (code - zero) * scale, rounded once. In float32: arithmetic with pairs
-// of bfloat16 is slow.
+// A pair of codes that are added to the power, as (code - zero) * scale, rounded once.
 template <typename Scalar, typename Scale>
 __device__ __forceinline__ unsigned scaled(unsigned pair, unsigned char zero, Scale scale) {
     const auto codes = *reinterpret_cast<const Vector<Scalar, 2>*>(&pair);

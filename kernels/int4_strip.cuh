@@ -118,7 +118,8 @@ private:
             barrier_expect(shared.full(stage), runs * (kHalves * problem.present() * kStripBytes + kInputBytes));
         }
         __syncwarp();
-        if (step < length) copy_bytes(shared.base + shared.weights(stage, 0) + place, source, bytes, shared.full(stage));
+        const unsigned target = shared.base + shared.weights(stage, 0) + place;
+        if (step < length) copy_bytes(target, source, bytes, shared.full(stage));
         source += kTileBytes;
     }
     __device__ __forceinline__ void copy_inputs(int step, int stage) const {

@@ -1,12 +1,13 @@
 // Products of few rows with a matrix of 4-bit numbers, out = x W^T, for Hopper (sm_90a), by one block on each
 // multiprocessor: its share of W's rows is one tile, so that all blocks end together.
 //
-// A tile has STRIPS strips of 16 rows of W (where gated, half of them gate's and half up's). A warp multiplies a strip by
-// x's rows with mma.sync: codes become whole numbers, code - zero, in registers, and the sums of a group of columns are
-// multiplied by its scales in float32. AT_ONCE warps of a strip have different columns at the same time.
+// A tile has STRIPS strips of 16 rows of W (where gated, half of them gate's and half up's). A warp multiplies a strip
+// by x's rows with mma.sync. Codes are added to 128, which is exact in 16 bits and takes no arithmetic; a group's sums of
+// x, by a product with ones, are multiplied by 128 + zero and taken from its sums, which are then multiplied by its
+// scales, all in float32. AT_ONCE warps of a strip have different columns at the same time.
 //
-// Columns are added in PARTS parts that are given by the matrix alone, each ascending; parts are added in order. Bits are
-// those of kernels/int4_product.cu with as many parts, and do not depend on the number of rows.
+// Columns are added in PARTS parts that are given by the matrix alone, each ascending; parts are added in order. So bits
+// do not depend on the number of rows.
 //
 // The kernel is launched while its predecessor runs (programmatic dependent launch), and takes less than half of a
 // multiprocessor's shared memory: so its ring is filled with weights while the predecessor still multiplies.

@@ -2,15 +2,15 @@
 // becomes a 16-bit number once for TOKENS rows of x, code times scale rounded once, as in kernels/int4_dequantize.cu.
 //
 // A block has TOKENS rows of x and STRIPS times 16 rows of W (where gated, half of them gate's and half up's). One warp
-// copies x and codes through rings of stages, converting warps write numbers into a third ring, and a warpgroup for each
-// 64 rows of x multiplies: x is the 64-row operand, so that x is read once for many rows of W. With SPLIT > 1, the blocks
-// of a cluster have parts of W's columns. A part's sums are added ascending, and the parts in order.
+// copies x and codes through rings of stages, converting warps write numbers into a third ring, and a warpgroup for
+// each 64 rows of x multiplies: x is the 64-row operand, so that x is read once for many rows of W. With SPLIT > 1, the
+// blocks of a cluster have parts of W's columns. A part's sums are added ascending, and the parts in order.
 //
 // The kernel is launched while its predecessor runs (programmatic dependent launch): weights are converted before x is
 // there, as many as the rings have room for.
 //
-// Macros: those of int4_tile.cuh and product_ends.cuh, of which TILE_ROWS is 16 * STRIPS, and PARTS 1; TOKENS, 64 or 128;
-// STRIPS, 1 to 10, 12 or 14; SPLIT, 1, 2, 4 or 8; CONVERTERS, warps; INPUT_STAGES and NUMBER_STAGES, of 64 columns;
+// Macros: those of int4_tile.cuh and product_ends.cuh, of which TILE_ROWS is 16 * STRIPS, and PARTS 1; TOKENS, 64 or
+// 128; STRIPS, 1 to 10, 12 or 14; SPLIT, 1, 2, 4 or 8; CONVERTERS, warps; INPUT_STAGES and NUMBER_STAGES, of 64 columns;
 // CODE_STAGES, of 128.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
