@@ -1,7 +1,6 @@
 // Pairs of 4-bit codes as pairs of 16-bit numbers, exactly: a code is the last bits of a power of two plus the code.
 #pragma once
 
-#include "attention.cuh"
 #include "vector.cuh"
 
 // That power of two: 128 or 1024.
@@ -33,25 +32,25 @@ __device__ __forceinline__ unsigned minus(unsigned pair, unsigned other) {
     return difference;
 }
 
-// 128 or 1024, to which codes are added, and a pair of ones.
-template <typename Scalar> constexpr float kBase = 128.0f;
-template <> constexpr float kBase<__half> = 1024.0f;
-template <typename Scalar> constexpr unsigned kOnes = 0x3f803f80;
-template <> constexpr unsigned kOnes<__half> = 0x3c003c00;
+template <typename First, typename Second> constexpr bool kSame = false;
+template <typename Type> constexpr bool kSame<Type, Type> = true;
 
-// A pair of codes that are added to the power, as (code - zero) * scale, rounded once.
+// A pair of whole numbers times a scale, rounded once.
 template <typename Scalar, typename Scale>
-__device__ __forceinline__ unsigned scaled(unsigned pair, unsigned char zero, Scale scale) {
-    const auto codes = *reinterpret_cast<const Vector<Scalar, 2>*>(&pair);
-    const float offset = kBase<Scalar> + zero, factor = to_float(scale);
-    float numbers[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if constexpr (sizeof(Scale) == 2) {  // offset * factor has few bits, and is exact
-            numbers[i] = fmaf(to_float(codes[i]), factor, -offset * factor);
+__device__ __forceinline__ unsigned times(unsigned pair, Scale scale) {
+    unsigned product;
+    if constexpr (kSame<Scalar, Scale>) {
+        const unsigned twice = *reinterpret_cast<const unsigned short*>(&scale) * 0x10001u;
+        if constexpr (kSame<Scalar, __half>) {
+            asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(twice));
         } else {
-            numbers[i] = (to_float(codes[i]) - offset) * factor;
+            asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(twice));
         }
+    } else {
+        const auto numbers = *reinterpret_cast<const Vector<Scalar, 2>*>(&pair);
+        const Vector<Scalar, 2> rounded{{from_float<Scalar>(to_float(numbers[0]) * to_float(scale)),
+                                         from_float<Scalar>(to_float(numbers[1]) * to_float(scale))}};
+        product = *reinterpret_cast<const unsigned*>(&rounded);
     }
-    return Tensor16<Scalar>::pack(numbers[0], numbers[1]);
+    return product;
 }

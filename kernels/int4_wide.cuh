@@ -134,8 +134,7 @@ private:
 
 // One of the warps that turn codes into numbers, [row][64 columns] as products read them.
 struct Converter {
-    static constexpr int kUnits = STRIPS * 2;  // of 32 columns
-    static constexpr int kMost = (kUnits + CONVERTERS - 1) / CONVERTERS;
+    static constexpr int kMost = (STRIPS + CONVERTERS - 1) / CONVERTERS;  // strips of a warp
 
     Shared shared;
     Problem problem;
@@ -155,17 +154,19 @@ struct Converter {
     }
 
 private:
-    // What a lane needs of 32 columns of a strip, which are of one group.
+    // What a lane needs of 64 columns of a strip; those of 32 columns are of one group.
     struct Codes {
-        Vector<unsigned, 2> words;
-        Vector<SCALE, 2> scales;
-        Vector<unsigned char, 2> zeros;
+        Vector<unsigned, 4> words;
+        Vector<SCALE, 2> scales[2];
+        Vector<unsigned char, 2> zeros[2];
 
-        __device__ __forceinline__ void load(const char* bytes, int strip, int lane, int column) {
-            const LanePlaces places(strip, lane);
-            words = load_codes<2>(bytes + places.codes, column);
-            scales = load_scales(bytes + places.scales, column / GROUP);
-            zeros = load_zeros(bytes + places.zeros, column / GROUP);
+        __device__ __forceinline__ void load(const char* bytes, const LanePlaces& places, int column) {
+            words = load_codes<4>(bytes + places.codes, column);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                scales[i] = load_scales(bytes + places.scales, (column + 32 * i) / GROUP);
+                zeros[i] = load_zeros(bytes + places.zeros, (column + 32 * i) / GROUP);
+            }
         }
     };
 
@@ -175,15 +176,16 @@ private:
         Codes codes[kMost];
 #pragma unroll
         for (int i = 0; i < kMost; i++) {
-            const int unit = warp + i * CONVERTERS;
-            if (unit >= kUnits) continue;
-            codes[i].load(shared.bytes + shared.codes(code_ring.stage), unit / 2, lane, column + unit % 2 * 32);
+            const int strip = warp + i * CONVERTERS;
+            if (strip < STRIPS) {
+                codes[i].load(shared.bytes + shared.codes(code_ring.stage), LanePlaces(strip, lane), column);
+            }
         }
         barrier_wait(full + 8, number_ring.parity);
 #pragma unroll
         for (int i = 0; i < kMost; i++) {
-            const int unit = warp + i * CONVERTERS;
-            if (unit < kUnits) store_numbers(numbers + unit / 2 * kStripRows * 128, unit % 2, codes[i]);
+            const int strip = warp + i * CONVERTERS;
+            if (strip < STRIPS) store_numbers(numbers + strip * kStripRows * 128, codes[i]);
         }
         fence_async_proxy();
         __syncwarp();
@@ -191,16 +193,18 @@ private:
         number_ring.advance();
     }
 
-    // 32 columns, the first or the second of 64.
-    __device__ __forceinline__ void store_numbers(unsigned strip, int second, const Codes& codes) const {
+    __device__ __forceinline__ void store_numbers(unsigned strip, const Codes& codes) const {
         const unsigned own = strip + lane / 4 * 128 + lane % 4 * 4;
 #pragma unroll
-        for (int f = 0; f < 2; f++) {
+        for (int f = 0; f < 4; f++) {
+            const auto scales = codes.scales[f / 2];
+            const auto zeros = codes.zeros[f / 2];
+            const unsigned zero[2] = {raised_twice<SCALAR>(zeros[0]), raised_twice<SCALAR>(zeros[1])};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int chunk = (4 * second + 2 * f + i / 2) ^ lane / 4;
-                const unsigned pair = raised<SCALAR>(codes.words[f] >> 4 * i);
-                store(own + i % 2 * 1024 + chunk * 16, scaled<SCALAR>(pair, codes.zeros[i % 2], codes.scales[i % 2]));
+                const unsigned pair = minus<SCALAR>(raised<SCALAR>(codes.words[f] >> 4 * i), zero[i % 2]);
+                const int chunk = (2 * f + i / 2) ^ lane / 4;
+                store(own + i % 2 * 1024 + chunk * 16, times<SCALAR>(pair, scales[i % 2]));
             }
         }
     }

@@ -32,7 +32,6 @@ from runner_svc.cuda.int4.dequantize import Dequantize
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant, product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix, packed
-from runner_svc.cuda.int4.strips_variant import StripsVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
@@ -103,23 +102,14 @@ def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Variant]:
             variant = Int4Variant(tokens, form.row_groups, form.parts, split, form.blocks, tile_bytes, *form[3:])
             if variant.stages >= 2:
                 found.append(variant)
-    return [*found, *lone_blocks(shape, tokens, tile_bytes)]
-
-
-def lone_blocks(shape: Shape, tokens: int, tile_bytes: int) -> Iterator[Variant]:
-    """Yields the variants with one block on each multiprocessor."""
-    sizes = (module.num_multiprocessors(), tokens, shape.rows // TILE_ROWS, shape.columns // STEP, tile_bytes)
-    strips = StripsVariant.choose(*sizes, shape.epilogue)
-    if strips is not None:
-        yield strips
     if tokens >= 64:
-        yield WideVariant.choose(*sizes, shape.epilogue)
+        sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, tile_bytes, shape.epilogue)
+        found.append(WideVariant.choose(module.num_multiprocessors(), tokens, *sizes))
+    return found
 
 
 def label(variant: Variant) -> str:
     """Returns how a variant is named in the output."""
-    if isinstance(variant, StripsVariant):
-        return f"strips{variant.strips}.{variant.at_once}"
     if isinstance(variant, WideVariant):
         return f"wide{variant.strips}.{variant.split}"
     form = f"{variant.row_groups}.{variant.parts}.{variant.split}/{variant.blocks}.{variant.launched}"
@@ -285,8 +275,8 @@ def tune(rows: Sequence[int], layers: int) -> None:
                 except Exception as error:
                     print("FAILED", variant, str(error)[:200], flush=True)
             ordered = sorted(times, key=lambda variant: times[variant])
-            lone = [one for one in ordered if not isinstance(one, Int4Variant)]
-            for kind, present in (("any", ordered), ("lone", lone or ordered)):
+            wide = [one for one in ordered if isinstance(one, WideVariant)]
+            for kind, present in (("any", ordered), ("wide", wide or ordered)):
                 chosen.setdefault(kind, {})[shape.name] = present[0]
             shown = " ".join(
                 f"{label(one)} {us:.1f}" for one, us in sorted(times.items(), key=lambda item: item[1])[:10]

@@ -58,7 +58,7 @@ GROUPS = {
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
     "int4": Group(
-        ("int4_product", "int4_strips", "int4_wide", "int4_dequantize"),
+        ("int4_product", "int4_wide", "int4_dequantize"),
         ("test_int4_offsets", "test_int4_product"),
         shards=2,
         but_not="14336 or 28672",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runner_svc.cuda.int4.choice import lone_block
 from runner_svc.cuda.int4.dequantize import dequantize_defines
 from runner_svc.cuda.int4.few_rows import product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.int4_cases import ADD, GATED, STORE
 from tests.support.nvrtc import compile_kernel, toolkit_folder
@@ -60,18 +60,16 @@ def test_products_by_warps(tokens: int, group: int) -> None:
     compiled("int4_product", "sm_90a", defines)
 
 
-LONE = [(tokens, form, tiles) for tokens in (8, 16, 64, 128) for form in FORMATS for tiles in (64, 96, 448)]
+WIDE = [(tokens, form, tiles) for tokens in (64, 128) for form in FORMATS for tiles in (64, 96, 448)]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "form", "tiles"), choice(LONE, in_ci=[(16, FORMATS[1], 64), (128, FORMATS[2], 448)])
-)
-def test_products_of_lone_blocks(tokens: int, form: tuple[str, int, torch.dtype, bool], tiles: int) -> None:
+@pytest.mark.parametrize(("tokens", "form", "tiles"), choice(WIDE, in_ci=[(128, FORMATS[2], 448)]))
+def test_products_of_many_rows(tokens: int, form: tuple[str, int, torch.dtype, bool], tiles: int) -> None:
     epilogue, group, scale, has_zeros = form
     tile_bytes = 4096 + 128 // group * 64 * (scale.itemsize + has_zeros)
-    variant = lone_block(132, tokens, tiles, 32, tile_bytes, epilogue)
+    variant = WideVariant.choose(132, tokens, tiles, 32, tile_bytes, epilogue)
     defines = product_defines(variant, epilogue, "silu", BF16, BF16, group, scale, has_zeros)
-    compiled(variant.kernel, "sm_90a", defines)
+    compiled("int4_wide", "sm_90a", defines)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])

@@ -10,7 +10,6 @@ from torch import Tensor
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix, packed
-from runner_svc.cuda.int4.strips_variant import StripsVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
@@ -56,7 +55,7 @@ class MatrixCase:
 class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
-    With `strips` or `wide`, the variant is that of those kernels for so many multiprocessors.
+    With `wide`, the kernel is that of many rows, for so many multiprocessors.
     """
 
     tokens: int
@@ -66,7 +65,6 @@ class ProductCase:
     sharers: int = 1
     by_warps: bool = False
     prefetched: int = 0
-    strips: int = 0
     wide: int = 0
 
     @property
@@ -76,10 +74,6 @@ class ProductCase:
         sizes = (self.tokens, -(-self.case.rows // TILE_ROWS), -(-self.case.columns // STEP), tile_bytes, self.epilogue)
         if self.wide:
             return WideVariant.choose(self.wide, *sizes)
-        if self.strips:
-            found = StripsVariant.choose(self.strips, *sizes)
-            assert found is not None
-            return found
         tokens = next(tokens for tokens in (8, 16, 32, 64, 128) if tokens >= self.tokens)
         return Int4Variant(
             tokens,
@@ -120,8 +114,7 @@ class ProductCase:
         if self.tokens <= MAX_ROWS:
             squares = torch.rand(3, MAX_ROWS, device=x.device) * self.case.columns
             scale = torch.rsqrt(squares.sum(dim=0)[: self.tokens] / self.case.columns + EPS).double()
-        # Sums of a lone chain are longer than those of groups, and sums with 128 + code are larger than the result.
-        limit = 2e-5 if self.wide or self.strips else 2e-6
+        limit = 2e-5 if self.wide else 2e-6  # sums of all columns are longer chains than those of groups
         expected = product * scale.unsqueeze(1) + bias.double()
         if self.epilogue == GATED:
             gate, up = expected.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Launches the kernels that multiply up to 128 rows by a matrix of 4-bit numbers, by their variants. Only for Hopper.
+"""Launches the kernels that multiply rows by a matrix of 4-bit numbers, by their variants. Only for Hopper.
 
 Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
-from runner_svc.cuda.int4.strips_variant import StripsVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
@@ -22,7 +21,7 @@ from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 
-Variant = Int4Variant | StripsVariant | WideVariant
+Variant = Int4Variant | WideVariant
 
 Choose = Callable[[int, int, int, int, str], Variant]
 """Returns the variant for rows of x, tiles of W's rows and of its columns, bytes of a tile, and the epilogue."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runner_svc.cuda.int4.int4_variant import PITCH_PADDING, SHARED_BYTES
-from runner_svc.cuda.int4.strips_variant import STRIP_ROWS
+from runner_svc.cuda.int4.packed_matrix import STRIP_ROWS, TILE_ROWS
 
-_TILE_STRIPS = 4
+_TILE_STRIPS = TILE_ROWS // STRIP_ROWS
 _STRIPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # for which wgmma has a width
 _ENOUGH_STRIPS = 8
 _MOST_STRIPS_OF_FOUR = 12
@@ -16,7 +16,6 @@ _FEWEST_STEPS = 8
 _PLANE_BYTES = 128
 _STAGES = ((4, 4), (3, 3), (2, 3))
 """Of numbers and of codes, from the most on."""
-_STAGES_OF_HALF = ((3, 3), (2, 3), (2, 2))
 _ENOUGH_INPUT_STAGES, _MOST_INPUT_STAGES = 4, 6
 
 
@@ -34,8 +33,6 @@ class WideVariant:
     converters: int
     tile_bytes: int
     gated: bool
-    half: bool = False
-    """Whether a block takes less than half of a multiprocessor, so that the next product's blocks start beside it."""
 
     kernel: ClassVar[str] = "int4_wide"
     planes: ClassVar[int] = 1
@@ -49,7 +46,7 @@ class WideVariant:
         tokens, gated = 64 if num_tokens <= 64 else 128, epilogue == "EPILOGUE_GATED"
         units, most = tiles * _TILE_STRIPS // (1 + gated), 8 if epilogue == "EPILOGUE_RESIDUAL" else 14
         strips, split = 1, 1
-        for split in (1, 2):  # clusters of four don't fill an H200
+        for split in (1, 2):  # clusters of four do not fill an H200
             own = -(-units * split // multiprocessors) * (1 + gated)
             strips = next((one for one in _STRIPS if one >= own and one % (1 + gated) == 0), 14)
             if strips >= _ENOUGH_STRIPS or 2 * split * _FEWEST_STEPS > steps:
@@ -76,10 +73,10 @@ class WideVariant:
         """Stages of x, of numbers and of codes."""
         numbers, codes = self.strips * STRIP_ROWS * _PLANE_BYTES, self.strips * self.tile_bytes // _TILE_STRIPS
         found = (0, 0, 0)
-        for stages in _STAGES_OF_HALF if self.half else _STAGES:
-            left = SHARED_BYTES // (1 + self.half) - stages[0] * numbers - stages[1] * codes - self.tokens * 4 - 16 * 16
+        for stages in _STAGES:
+            left = SHARED_BYTES - stages[0] * numbers - stages[1] * codes - self.tokens * 4 - 16 * 16
             found = (min(_MOST_INPUT_STAGES, left // (self.tokens * _PLANE_BYTES)), *stages)
-            if found[0] >= _ENOUGH_INPUT_STAGES - self.half:
+            if found[0] >= _ENOUGH_INPUT_STAGES:
                 break
         return found
 
