@@ -14,6 +14,10 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.deterministic_cpu import pin_without_avx512, skip_where_refused
+
+pin_without_avx512()  # before torch is imported
+
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
@@ -88,6 +92,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def still_frozen() -> Iterator[None]:
+    """Checks that no test has thawed what was frozen: every later collection would visit a million objects."""
+    yield
+    assert gc.get_freeze_count() > 100_000, "a test has called gc.unfreeze()"
+
+
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
     """Resets the logs, which a command called in this process configures for a stderr that pytest closes afterwards."""
@@ -102,3 +113,9 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def deterministic_cpu() -> None:
+    """Skips the test, with the sentence of a runner's checks at its start, where they refuse to be deterministic."""
+    skip_where_refused()

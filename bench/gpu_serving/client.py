@@ -141,6 +141,19 @@ def arrival_times(count: int, rate: float, seed: int) -> list[float]:
     return [0.0, *accumulate(rng.expovariate(rate) for _ in range(count - 1))]
 
 
+def phase_times(rates: Sequence[float], phase_s: float, seed: int) -> list[float]:
+    """Returns seconds from the start: a Poisson process whose rate is each of `rates` for `phase_s` seconds.
+
+    A phase has as many arrivals as are expected, so that loads with different seeds are alike.
+    """
+    rng = random.Random(seed)
+    return [
+        (phase + place) * phase_s
+        for phase, rate in enumerate(rates)
+        for place in sorted(rng.random() for _ in range(round(rate * phase_s)))
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
@@ -150,8 +163,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=512, help="rows of the trace, used repeatedly")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of every prompt; with a trace, the maximum")
     parser.add_argument("--output", type=int, default=512, help="output tokens of every request")
-    parser.add_argument("--requests", type=int, required=True)
+    parser.add_argument("--requests", type=int, help="required without --rates")
     parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0: all at once")
+    parser.add_argument("--rates", type=float, nargs="+", help="requests per second of each phase")
+    parser.add_argument("--phase-s", type=float, default=2.0, help="seconds of a phase")
     parser.add_argument("--sessions", type=int, default=1)
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -161,9 +176,14 @@ def main() -> None:
     lengths = [(arguments.prompt, arguments.output)]
     if arguments.trace:
         lengths = trace_lengths(TRACES / arguments.trace, arguments.rows, arguments.prompt)
-    repeated = [lengths[number % len(lengths)] for number in range(arguments.requests)]
+    if arguments.rates:
+        arrivals = phase_times(arguments.rates, arguments.phase_s, arguments.seed)
+    elif arguments.requests is not None:
+        arrivals = arrival_times(arguments.requests, arguments.rate, arguments.seed)
+    else:
+        parser.error("--requests or --rates is required")
+    repeated = [lengths[number % len(lengths)] for number in range(len(arrivals))]
     clients = Clients(arguments.address, repeated, arguments.vocab_size, arguments.seed, speculate=arguments.speculate)
-    arrivals = arrival_times(arguments.requests, arguments.rate, arguments.seed)
     uvloop.run(clients.run(arrivals, arguments.sessions)).save(arguments.record)
 
 

@@ -59,12 +59,21 @@ class Heads(torch.nn.Module):
 
 
 def train(
-    heads: Heads, examples: Examples, head: Tensor, *, steps: int, batch: int, rate: float, seconds: float, rivals: int
+    heads: Heads,
+    examples: Examples,
+    head: Tensor,
+    *,
+    steps: int,
+    batch: int,
+    rate: float,
+    seconds: float,
+    rivals: int,
+    dropout: float = 0.0,
 ) -> None:
     """Trains `heads` for at most `steps` steps of `batch` examples, or until `seconds` have passed.
 
     `head`: the model's output matrix, [vocab_size, hidden_size]. With `rivals`, a step distinguishes only the ids of
-    its batch and as many random ones of the vocabulary.
+    its batch and as many random ones of the vocabulary. `dropout`: the share of a state's elements that are dropped.
     """
     began = time.monotonic()
     optimizer = torch.optim.AdamW(heads.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -81,7 +90,7 @@ def train(
             others = torch.randint(0, len(head), (rivals,), device=head.device)
             kept = torch.unique(torch.cat((wanted[wanted >= 0], others)))
             rows, wanted = head[kept], torch.where(wanted < 0, -1, torch.searchsorted(kept, wanted))
-        outputs = heads(examples.states[some].float()).to(head.dtype)
+        outputs = heads(functional.dropout(examples.states[some].float(), dropout)).to(head.dtype)
         losses = [
             functional.cross_entropy((output @ rows.T).float(), wanted[:, i], ignore_index=-1, reduction="sum")
             / (wanted[:, i] >= 0).sum().clamp(min=1)

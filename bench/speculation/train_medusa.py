@@ -1,8 +1,9 @@
 """Trains Medusa heads for a model on its own answers: `python -m bench.speculation.train_medusa --out FOLDER`.
 
 The model makes up prompts and answers them, in rounds of `--rows`; other rounds have tasks about its own texts. Then
-the heads are trained on the cached states of the answers, and tried on texts that were kept apart. The defaults are for
-a GPU, about a minute on an H200; on a CPU, lower `--rows` and `--batch`, and give it more time.
+the heads are trained on the cached states of the answers, and tried on texts that were kept apart. The number of
+answers decides how often heads are right: see docs/speculation.md. The defaults are for a GPU, about a minute on an
+H200; on a CPU, lower `--rows` and `--batch`, and give it more time.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the heads")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=1024, help="texts of a round")
+    parser.add_argument("--rows", type=int, default=2048, help="texts of a round")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--fresh", type=int, default=2, help="every round of this number has prompts that it makes up")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--answer-tokens", type=int, default=224)
-    parser.add_argument("--temperature", type=float, default=0.7, help="of every second pair of rounds")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of every second pair of rounds")
     parser.add_argument("--write-s", type=float, default=30, help="seconds after which no further round begins")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=2048)
@@ -75,6 +76,7 @@ def main() -> None:
         "--rivals", type=int, default=0, help="random ids beside those of a batch; 0: the whole vocabulary"
     )
     parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--dropout", type=float, default=0.1, help="share of a state's elements that are dropped")
     parser.add_argument("--train-s", type=float, default=20, help="most seconds of training")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -100,7 +102,7 @@ def main() -> None:
     heads = Heads(options.heads, config.hidden_size).to(options.device)
     head = model.get_output_embeddings().weight.detach()
     sizes = {"steps": options.steps, "batch": options.batch, "rivals": options.rivals}
-    train(heads, learnt, head, rate=options.rate, seconds=options.train_s, **sizes)
+    train(heads, learnt, head, rate=options.rate, seconds=options.train_s, dropout=options.dropout, **sizes)
     for name, shares in zip(("alone", "with all before"), accuracy(heads, tried, head), strict=True):
         print(f"right {name}: {' '.join(f'{share:.3f}' for share in shares)}")
     save(heads, options.out, options.base or options.model)

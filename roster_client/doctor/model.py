@@ -32,19 +32,13 @@ def model(name: str, device: str) -> Finding:
 
 
 def drafter(draft: str, device: str) -> Finding | None:
-    """Returns what is known of what the setting `draft` names by a path; None if it names no path.
-
-    `device`: as set; with 'auto' it is not known here whether the runner takes a GPU.
-    """
+    """Returns what is known of what the setting `draft` names by a path; None if it names no path."""
     from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 
     kind, name = draft_parts(draft)
     if not name or device in TEST_DEVICES:
         return None
     subject = {MODEL: "draft model", MEDUSA: "Medusa heads", EAGLE: "draft layer"}[kind]
-    if device == "cuda":
-        text = f"draft is {draft!r}, which a GPU can't compute yet"
-        return Finding(subject, State.PROBLEM, text, "set draft to 'ngram' or '', or device to 'cpu'")
     if kind == MODEL:
         return replace(model(name, device), subject=subject)
     folder = Path(name).expanduser()

@@ -65,6 +65,7 @@ def check_functions(widths: Iterable[int]) -> bytes:
             digest.update(whole[-1].numpy().tobytes())
             for _ in thread_counts():
                 _require(name, whole, function(rows))
+                _require(name, whole, function(rows.repeat_interleave(2, dim=-1)[:, ::2]))
                 for begin, end in ((0, 1), (1, 3), (2, 3)):
                     _require(name, whole[begin:end], function(rows[begin:end]))
     return digest.digest()

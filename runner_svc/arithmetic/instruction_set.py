@@ -36,7 +36,7 @@ def pin() -> str:
 
     A variable that is set already is left. Has no effect on a process that has imported torch.
     """
-    level = widest(_cpu_flags())
+    level = widest(cpu_flags())
     if level and "torch" not in sys.modules:
         for name, value in LEVELS[level].items():
             os.environ.setdefault(name, value)
@@ -48,7 +48,8 @@ def widest(flags: set[str]) -> str:
     return next((level for level in LEVELS if _FLAGS[level] <= flags), "")
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
+    """Returns the flags of /proc/cpuinfo, empty where there are none."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

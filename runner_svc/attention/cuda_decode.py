@@ -42,7 +42,9 @@ class DecodeKernel:
         if planners is None:
             variant = self.variant
             planners = [
-                DecodePlanner(batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window)
+                DecodePlanner(
+                    batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window, variant.whole_limit
+                )
                 for window in self._windows
             ]
             self._planners[batch] = planners

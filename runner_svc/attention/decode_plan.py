@@ -40,6 +40,9 @@ class DecodePlanner:
     # Cost of the end of a (row, unit), in tiles; less than `min_cost`.
     end_cost: int
     window: int | None
+    # How many times the mean cost a range may have if all ranges are whole (row, unit)s; 0: ranges of equal cost only.
+    # Whole ones need no merging between blocks.
+    whole_limit: float = 0.0
 
     @property
     def words(self) -> int:
@@ -102,8 +105,39 @@ class DecodePlanner:
         rows[:, ROW_INDEX] = self._indexes[:num_rows]
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
         blocks = blocks or self.grid
+        if self.whole_limit and (bounds := self._whole_bounds(starts, tiles, blocks)) is not None:
+            self._write_whole(bounds, rows, ranges)
+            return
         aligned = self._aligned_cost(tiles, blocks) if self.end_cost == 0 else None
         self._write_ranges(self._line(starts, tiles, aligned), rows, ranges, blocks, aligned)
+
+    def _whole_bounds(
+        self, starts: NDArray[np.int32], tiles: NDArray[np.int32], blocks: int
+    ) -> NDArray[np.int32] | None:
+        """Returns bounds of ranges with as many whole (row, unit)s each, [grid + 1], on the line of tiles.
+
+        Returns None if the longest of them would exceed the limit.
+        """
+        units = self.units * len(tiles)
+        bounds = np.minimum(self._bound_indexes * -(-units // blocks), units)
+        rows, inside = np.divmod(bounds, self.units)
+        rows = np.minimum(rows, len(tiles) - 1)
+        inside[bounds == units] = self.units
+        ends = inside * tiles[rows] + starts[rows] * self.units
+        costs = ends + bounds * self.end_cost
+        if (costs[1:] - costs[:-1]).max() * blocks > self.whole_limit * costs[-1]:
+            return None
+        return ends
+
+    def _write_whole(self, bounds: NDArray[np.int32], rows: NDArray[np.int32], ranges: NDArray[np.int32]) -> None:
+        """Fills `ranges` [grid, RANGE_WORDS]; of each range, both ends are its block's alone."""
+        begins, own = np.minimum(bounds[:-1], bounds[-1] - 1), self._bound_indexes[:-1]
+        row_of_begin = (rows[:, ROW_START] * self.units).searchsorted(begins, side="right") - 1
+        ranges[:, :ROW_WORDS] = rows.take(row_of_begin, axis=0)
+        ranges[:, RANGE_BEGIN] = bounds[:-1]
+        ranges[:, RANGE_END] = bounds[1:]
+        ranges[:, HEAD_FIRST_SLOT] = ranges[:, TAIL_FIRST_SLOT] = 2 * own
+        ranges[:, HEAD_LAST_BLOCK] = ranges[:, TAIL_LAST_BLOCK] = own
 
     def _aligned_cost(self, tiles: NDArray[np.int32], blocks: int) -> int | None:
         """Returns the cost of ranges of which each is in one (row, unit), or None if they would be much longer.

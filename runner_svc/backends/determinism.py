@@ -98,12 +98,13 @@ def _refusal(config: ModelConfig | None, formats: str, block_size: int) -> str:
         return f"block_size is {block_size}, which does not divide {SEGMENT}: set block_size to 16"
     if torch.get_float32_matmul_precision() != "highest":
         return "torch multiplies float32 in fewer bits: set its float32 matmul precision to 'highest'"
-    if not _level():
+    if not instruction_set():
         return "the CPU has neither AVX2 nor AVX-512: use another machine"
     return ""
 
 
-def _level() -> str:
+def instruction_set() -> str:
+    """Returns the instruction set that torch uses, "AVX2" or "AVX512"; "" for another."""
     capability = torch.backends.cpu.get_cpu_capability()
     return capability if capability in ("AVX2", "AVX512") else ""
 
@@ -111,7 +112,7 @@ def _level() -> str:
 def _libraries() -> list[str]:
     """Returns the versions of torch, oneDNN and MKL, the instruction set in use, and what pins it."""
     built = re.findall(r"(?:MKL-DNN|Math Kernel Library)[^\n]*", torch.__config__.show())
-    return [torch.__version__, _level(), *built, *(f"{name}={os.environ.get(name, '')}" for name in PINNED)]
+    return [torch.__version__, instruction_set(), *built, *(f"{name}={os.environ.get(name, '')}" for name in PINNED)]
 
 
 def _add_file(digest: hashlib.blake2b, path: Path) -> None:

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.batch_inputs import gather_inputs
+from runner_svc.batch.drafted_continuation import DraftedContinuation
 from runner_svc.batch.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.batch.plan_columns import PlanColumns
 from runner_svc.batch.plan_continuation import Appends, PlanContinuation
@@ -74,7 +75,7 @@ class BatchState:
         self._epochs = np.zeros(limits.num_slots, np.int64)  # number of sequences admitted to each slot
         self._all_rows = np.arange(limits.num_slots)
         # Set if the next plan may skip most of the check.
-        self._continuation: PlanContinuation | None = None
+        self._continuation: PlanContinuation | DraftedContinuation | None = None
         # The last row belongs to the dummy slot of padding rows.
         self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
         self._tables = np.zeros((limits.num_slots + 1, limits.max_table), np.int32)
@@ -115,6 +116,8 @@ class BatchState:
         epochs = self._epochs[columns.extent_slots[rows]]
         if batch is not None and self._gathers_inputs:
             self._continuation = PlanContinuation.after(plan, batch, epochs, counters, self._limits)
+            if self._continuation is None:
+                self._continuation = DraftedContinuation.after(plan, batch, epochs)
         return AppliedPlan(
             SlotChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks, forced),
             columns.copy_sources,
@@ -155,7 +158,7 @@ class BatchState:
             len(batch.slots),
             self._all_rows[: len(batch.slots)],
             batch,
-            False,
+            continuation.drafts,
             continuation.epochs,
         )
 

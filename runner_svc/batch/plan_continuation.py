@@ -60,6 +60,7 @@ class PlanContinuation:
     flags: bytes
     # Number of further positions for which every row has blocks and context.
     room: int
+    drafts = False
 
     @classmethod
     def after(

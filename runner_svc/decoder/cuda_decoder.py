@@ -101,6 +101,8 @@ class CudaDecoder:
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions, self.kv_scales = weights.positions, weights.kv_scales
+        self.taps: dict[int, Tensor] = {}
+        """By layer, where its input is kept in each pass, [max_tokens, hidden_size]; nothing is kept of others."""
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
         self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
 
@@ -184,6 +186,7 @@ class CudaDecoder:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
+            self.tap(index, hidden.residual)
             sums = self._qkv_sums(stream, index, normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
@@ -231,6 +234,12 @@ class CudaDecoder:
         mlp.enter_and_norm(stream, hidden.last, hidden.residual, weight, normed, next_weight, self.config.norm_eps)
         return True
 
+    def tap(self, index: int, residual: Tensor) -> None:
+        """Keeps the input of a layer, [T, hidden_size], if it is in `taps`."""
+        kept = self.taps.get(index)
+        if kept is not None:
+            kept[: len(residual)].copy_(residual)
+
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
         space = self.workspace
@@ -239,9 +248,17 @@ class CudaDecoder:
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
+        self.head_logits(stream, self.normed(stream, hidden), out)
+
+    def normed(self, stream: int, hidden: Hidden) -> Tensor:
+        """Returns the final norm's output [L, hidden_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
         self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
-        self._linear_head.multiply(stream, normed, out)
+        return normed
+
+    def head_logits(self, stream: int, states: Tensor, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size], from outputs of the final norm [L, hidden_size]."""
+        self._linear_head.multiply(stream, states, out)
         finish_logits(out, self.config.model)
 
     def _embed(self, inputs: DeviceInputs, out: Tensor) -> None:

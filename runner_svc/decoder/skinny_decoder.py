@@ -52,6 +52,7 @@ class SkinnyDecoder:
         for index, (layer, mlp, (mlp_norm, next_norm)) in enumerate(
             zip(decoder.layers, decoder.mlps, norms, strict=True)
         ):
+            decoder.tap(index, residual)
             products.store(stream, x, layer.qkv.matrix, qkv)
             decoder.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
             x, ends = ScaledRows(attended, None), (layer.output.matrix, residual, mlp_norm, normed, sums)

@@ -206,8 +206,12 @@ class CudaSteps:
         num_sampled = len(step.rows.sample_rows)
         if num_sampled:
             last_positions = self._section(self.layout.last_positions, num_sampled)
-            self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
+            self._sampled_logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
         return hidden
+
+    def _sampled_logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
+        """Fills the logits of a mixed step's sampling rows, from a copy of their hidden states."""
+        self._decoder.logits(stream, hidden, out)
 
     def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
         """Launches the layers of a mixed step of up to `bucket` positions; `fusions` None: the fastest measured."""

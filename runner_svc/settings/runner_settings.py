@@ -106,9 +106,9 @@ class RunnerSettings(ServiceSettings):
     draft: str = Field(
         "",
         description="What drafts tokens that the model then verifies, several in one step; '': nothing does. ngram: "
-        "what followed the longest recent match of a sequence's last tokens. On the CPU only so far: model:PATH, what "
-        "a small model with the same tokens draws, PATH as of the setting model; medusa:PATH, Medusa's heads; "
-        "eagle:PATH, EAGLE's draft layer. Texts do not depend on it (docs/speculation.md).",
+        "what followed the longest recent match of a sequence's last tokens. model:PATH: what a small model with the "
+        "same tokens draws, PATH as of the setting model. medusa:PATH: Medusa's heads. eagle:PATH: EAGLE's draft layer "
+        "(a GPU takes EAGLE-1). Texts do not depend on it (docs/speculation.md).",
         json_schema_extra=tuning(
             "answers quote their prompts, as edits, extractions and code do, or a much smaller "
             "model of the same family mostly agrees"

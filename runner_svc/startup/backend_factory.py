@@ -16,14 +16,12 @@ from runner_svc.interface.progress import Progress
 from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
-from runner_svc.startup.drafters import cpu_drafter, gpu_draft_model, hash_drafter
+from runner_svc.startup.drafters import cpu_drafter, gpu_drafter, hash_drafter
 from runner_svc.startup.kernel_cache import choose_kernel_cache
 
 if TYPE_CHECKING:
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
-DRAFT_MODEL_ON_GPU = False
-"""Whether a GPU computes a draft model: not before its passes have run on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -221,14 +219,7 @@ def _gpu_backend_kind(settings: RunnerSettings, progress: Progress) -> MakeBacke
 
     if not settings.draft:
         return CudaBackend
-    kind, path = draft_parts(settings.draft)
-    computed = {MODEL: "a draft model", MEDUSA: "Medusa's heads", EAGLE: "EAGLE's draft layer"}
-    is_model = kind == MODEL and DRAFT_MODEL_ON_GPU
-    if not is_model and (what := computed.get(kind)) is not None:
-        raise UnusableSettings(
-            f"draft is {settings.draft!r}, but a GPU can't compute {what} yet: set draft to 'ngram' or '', or device "
-            "to 'cpu'"
-        )
+    kind, _ = draft_parts(settings.draft)
     from runner_svc.gpu.drafts.draft_options import STRIDES, DraftOptions
     from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 
@@ -238,8 +229,8 @@ def _gpu_backend_kind(settings: RunnerSettings, progress: Progress) -> MakeBacke
             f"in a step: set max_drafts to {STRIDES[-1] - 1} or less"
         )
     drafts = DraftOptions(settings.draft, settings.max_drafts)
-    if is_model:
-        return gpu_draft_model(settings, path, progress, drafts)
+    if kind in (MODEL, MEDUSA, EAGLE):
+        return gpu_drafter(settings, progress, drafts)
     return partial(DraftingCudaBackend, drafts=drafts)
 
 

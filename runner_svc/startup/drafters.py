@@ -81,17 +81,22 @@ def cpu_drafter(settings: RunnerSettings, progress: Progress) -> MakeDrafter | N
     return make
 
 
-def gpu_draft_model(settings: RunnerSettings, path: str, progress: Progress, drafts: DraftOptions) -> MakeBackend:
-    """Returns what makes a GPU backend with the draft model at `path`; errors as of `cpu_drafter`."""
+def gpu_drafter(settings: RunnerSettings, progress: Progress, drafts: DraftOptions) -> MakeBackend:
+    """Returns what makes a GPU backend with the model, heads or layer of `draft`; errors as of `cpu_drafter`."""
     import torch
 
     from runner_svc.catalog.source import model_folder
-    from runner_svc.gpu.drafts.draft_loading import drafting_with
+    from runner_svc.gpu.drafts.draft_loading import drafting_with, drafting_with_heads, drafting_with_layer
 
-    dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    with _told_of(settings):
-        folder = model_folder(path, settings.cache_dir, progress)
-    make = drafting_with(path, folder, dtype, settings.cache_dir, progress, drafts)
+    kind, path = draft_parts(settings.draft)
+    if kind == MODEL:
+        dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        with _told_of(settings):
+            folder = model_folder(path, settings.cache_dir, progress)
+        make = drafting_with(path, folder, dtype, settings.cache_dir, progress, drafts)
+    else:
+        drafting = drafting_with_heads if kind == MEDUSA else drafting_with_layer
+        make = drafting(Path(path).expanduser(), drafts)
 
     def told(*arguments: Any) -> CudaBackend:
         with _told_of(settings):

@@ -23,14 +23,18 @@ class LookAhead:
     def __init__(self) -> None:
         self._wait_s, self._step_s = 2e-4, 0.0
         self._asked_at = 0.0
+        self.run = 8.0
+        """Tokens of a run."""
 
     def stepped(self, step_s: float) -> None:
         """Notes the time of a step with constrained rows."""
         self._step_s += (step_s - self._step_s) * (_NEW if self._step_s else 1.0)
 
-    def note(self, sequence: Sequence, begins: bool) -> None:
-        """Notes whether forced tokens began after a token of the sequence."""
-        sequence.forced_share += (begins - sequence.forced_share) * _NEW
+    def note(self, sequence: Sequence, run: int) -> None:
+        """Notes how many forced tokens began after a token of the sequence."""
+        sequence.forced_share += ((run > 0) - sequence.forced_share) * _NEW
+        if run:
+            self.run += (run - self.run) * _NEW
 
     def pays(self, sequences: list[Sequence], running: int) -> bool:
         """Returns whether to look ahead for these of the `running` sequences of a runner."""

@@ -23,7 +23,7 @@ from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk, first_places
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
 from scheduler_svc.constrained.open_matchers import OpenMatchers, open_request
-from scheduler_svc.constrained.packed_rows import PackedRows
+from scheduler_svc.constrained.packed_rows import PackedRows, every_token, mask_bytes
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.model.output_state import OutputState
 
@@ -100,7 +100,8 @@ class MaskClient:
     def __init__(self, vocab_size: int, grammars: Handle, masks: Handle, server: ForkServer | None = None) -> None:
         """`grammars` and `masks`: the two processes, not started yet. `server` forks them."""
         self._server = server
-        self._mask_bytes = -(-vocab_size // 32) * 4
+        self._mask_bytes = mask_bytes(vocab_size)
+        self._every_token = every_token(vocab_size)
         self._packed = PackedRows(self._mask_bytes)
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
@@ -297,7 +298,7 @@ class MaskClient:
 
     def _fail(self, index: int, rows: list[AwaitedRow], problem: str, made: MadeMasks) -> None:
         """Records the failure of a row's sequence, and gives its runner a mask that allows every token."""
-        made.masks.rows.add(row=rows[index].row, bits=b"\xff" * self._mask_bytes)
+        made.masks.rows.add(row=rows[index].row, bits=self._every_token)
         made.failures.append((index, problem))
 
 

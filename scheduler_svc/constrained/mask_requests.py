@@ -12,17 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import structlog
 
 from roster_protos import plan_pb2
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.look_ahead import LookAhead
 from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
+from scheduler_svc.constrained.packed_rows import every_token, only_token
 from scheduler_svc.link.links import Runners
 from scheduler_svc.model.output_state import OutputState
 from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.forced_rows import may_pay
 
 if TYPE_CHECKING:
     from scheduler_svc.plan.applied_result import AppliedResult
@@ -94,6 +95,9 @@ class MaskRequests:
                 rows.append(_Row(session, NO_PLAN, row, sequence, position))
         if not rows or not self.looking_ahead.pays([row.sequence for row in rows], scheduler.table.num_running):
             return
+        slots = [row.sequence.slot for row in rows]
+        if not may_pay(scheduler.table, slots, self.looking_ahead.run, scheduler.step_times):
+            return
         scheduler.hold_until_s = self.looking_ahead.asked(now_s)
         self._request(rows)
 
@@ -110,14 +114,15 @@ class MaskRequests:
         requested for a look ahead or a lost runner, are put off.
         """
         asked, ready = list[_Row](), plan_pb2.Masks()
+        vocab_size = self._pool.model.vocab_size if self._pool.model is not None else 0
         for row in rows:
             sequence = row.sequence
             if sequence.asked:
                 self._deferred.append(row)
             elif sequence.phase is Phase.FINISHED:
-                ready.rows.add(row=row.row, bits=self._mask_of([]))
+                ready.rows.add(row=row.row, bits=every_token(vocab_size))
             elif forced := sequence.forced_from(row.position):
-                ready.rows.add(row=row.row, bits=self._mask_of(forced[:1]))
+                ready.rows.add(row=row.row, bits=only_token(vocab_size, forced[0]))
             else:
                 asked.append(row)
         if ready.rows:
@@ -148,7 +153,7 @@ class MaskRequests:
             sequence, tokens = row.sequence, made.forced.get(index, [])
             sequence.asked = False
             if has_news[index]:
-                self.looking_ahead.note(sequence, bool(tokens))
+                self.looking_ahead.note(sequence, len(tokens))
             if tokens and sequence.phase is not Phase.FINISHED:  # a plan with those before them may fail
                 sequence.forced = sequence.forced_from(len(sequence.tokens)) + tokens
                 sequence.num_matched += len(tokens)
@@ -158,14 +163,6 @@ class MaskRequests:
             deferred, self._deferred = self._deferred, []
             for row in deferred:
                 self._ask([row])
-
-    def _mask_of(self, tokens: list[int]) -> bytes:
-        """Returns the mask that allows these tokens, or every token if there are none."""
-        model = self._pool.model
-        words = np.zeros(-(-(model.vocab_size if model is not None else 0) // 32), "<u4")
-        for token in tokens:
-            words[token // 32] |= np.uint32(1 << token % 32)
-        return words.tobytes() if tokens else (~words).tobytes()
 
 
 def _awaited(row: _Row) -> AwaitedRow:

@@ -25,6 +25,21 @@ _MORE = np.array([0x80] * 4 + [0], np.uint8)
 """Continuation bits: a row's number always takes five bytes, which every protobuf parser accepts."""
 
 
+def mask_bytes(vocab_size: int) -> int:
+    """Returns the size of a mask: a bit for each id, in words of 32."""
+    return -(-vocab_size // 32) * 4
+
+
+def every_token(vocab_size: int) -> bytes:
+    """Returns the mask that allows every token."""
+    return b"\xff" * mask_bytes(vocab_size)
+
+
+def only_token(vocab_size: int, token: int) -> bytes:
+    """Returns the mask that allows one token."""
+    return (1 << token).to_bytes(mask_bytes(vocab_size), "little")
+
+
 class PackedRows:
     """Packs masks of one size, in bytes."""
 

@@ -36,7 +36,7 @@ def add_forced_rows(plans: PlanBuilder, draft: PlanDraft, max_step_tokens: int, 
     """
     table, taken = plans.table, []
     runs = _forced_runs(table, draft.decode, max_step_tokens)
-    if not runs or not _pays(table, draft.decode, runs, times):
+    if not runs or not _pays(table, draft.decode, list(runs), sum(map(len, runs.values())), times):
         return
     for index, tokens in runs.items():
         slot = int(draft.decode[index])
@@ -62,12 +62,19 @@ def _forced_runs(table: SlotTable, decode: IntColumn, max_step_tokens: int) -> d
     return runs
 
 
-def _pays(table: SlotTable, decode: IntColumn, runs: dict[int, list[int]], times: StepSeconds) -> bool:
-    """Returns whether a step with the runs makes more tokens a second than one without; so it does beside a prompt."""
-    if not times.known or (table.lag > 1).any():
+def may_pay(table: SlotTable, slots: list[int], run: float, times: StepSeconds) -> bool:
+    """Returns whether a plan would take runs of `run` forced tokens at all of these slots, one or more."""
+    decode = (table.lag == 1).nonzero()[0]
+    return _pays(table, decode, np.isin(decode, slots).nonzero()[0].tolist(), run * len(slots), times)
+
+
+def _pays(table: SlotTable, decode: IntColumn, runs: list[int], extra: float, times: StepSeconds) -> bool:
+    """Returns whether a step with runs at these indexes of `decode`, of `extra` tokens in all, makes more tokens a
+    second than one without; so it does beside a prompt."""
+    if not runs or not times.known or (table.lag > 1).any():
         return True
-    rows, extra, positions = len(decode), sum(map(len, runs.values())), table.planned[decode]
-    context, own = int(positions.sum()), int(positions[list(runs)].sum())
+    rows, positions = len(decode), table.planned[decode]
+    context, own = int(positions.sum()), int(positions[runs].sum())
     plain_s = times.seconds(0, rows, context)
     with_runs_s = times.seconds(len(runs) + extra, rows - len(runs), context - own, own // len(runs))
     return with_runs_s * rows <= plain_s * (rows + extra)

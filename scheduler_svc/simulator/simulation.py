@@ -263,13 +263,19 @@ def simulate(
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Context with garbage collection set as in the engine's loop; existing objects are not collected."""
-    threshold = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    """Context with garbage collection set as in the engine's loop; existing objects are not collected.
+
+    A caller that has frozen its objects keeps them frozen: they may be a million, of which each simulation would
+    otherwise make a collection.
+    """
+    threshold, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     try:
         yield
     finally:
         gc.set_threshold(*threshold)
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()

@@ -99,6 +99,7 @@ def test_a_module_that_uses_a_gpu_checks_for_it(name: str) -> None:
 ARGUMENTS = {
     "bench.steps.profile": ["qwen3-0.6b", "8"],
     "bench.steps.mixed": ["qwen3-0.6b"],
+    "bench.speculation.peer": ["--site=s"],
     "bench.speculation.train_medusa": ["--out=o", "--device=cuda"],
     "bench.baselines.__main__": ["padded", "--workload=w", "--out=o", "--device=cuda"],
 }

@@ -13,8 +13,9 @@ import pytest
 from bench.common.traces import TRACES, trace_lengths
 from bench.gpu_serving import report
 from bench.gpu_serving.__main__ import parse_arguments
-from bench.gpu_serving.client import ClientRecord, arrival_times
+from bench.gpu_serving.client import ClientRecord, arrival_times, phase_times
 from bench.gpu_serving.loads import loads_of, split_spec
+from bench.gpu_serving.pairs import verdict
 from bench.gpu_serving.service import Scheduling
 from bench.gpu_serving.step_record import StepRecord
 
@@ -37,6 +38,23 @@ def test_arrivals() -> None:
     times = arrival_times(2000, 8.0, seed=1)
     assert times[0] == 0.0 and times == sorted(times)
     assert 2000 / times[-1] == pytest.approx(8.0, rel=0.1)
+
+
+def test_arrivals_whose_rate_rises() -> None:
+    times = phase_times([2, 8, 22], 1.5, seed=3)
+    assert times == sorted(times) == phase_times([2, 8, 22], 1.5, seed=3) != phase_times([2, 8, 22], 1.5, seed=4)
+    assert np.histogram(times, [0, 1.5, 3, 4.5])[0].tolist() == [3, 12, 33]
+
+
+def test_pairs_are_compared_one_by_one() -> None:
+    def side(ttft: float, tpot: float, tail: float) -> dict[str, dict[str, float]]:
+        return {"ttft_ms": {"p50": ttft}, "tpot_ms": {"p50": tpot, "p99": tail}}
+
+    both = [{True: side(20.2, 2.0, 12.0), False: side(20.0, 4.0, 10.0)} for _ in range(2)]
+    both.append({True: side(90.0, 8.0, 10.0), False: side(10.0, 4.0, 10.0)})
+    ttft, tpot, tail = verdict(both)
+    assert ttft == "ttft_ms p50  1.010 1.010 9.000   median 1.010, bar 1.03 met"
+    assert tpot.endswith("median 0.500, bar 1.03 met") and tail.endswith("median 1.200, bar 1.10 MISSED")
 
 
 def test_what_a_client_sees(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""A real forward pass under chaos: runners die and the scheduler restarts, and every answer is still its solo answer.
+"""A real forward pass under chaos: services die or drain and the policy changes, and every answer is its solo answer.
 
     ROSTER_CHAOS_MODEL=smollm2 ROSTER_TEST_REQUESTS=60 ROSTER_CHAOS_KILLS=8 ROSTER_CHAOS_RESULT=FILE pytest ...
 
-uses a real model. The default is a tiny random one, whose tokens are also compared with transformers'. Greedy answers
-are compared exactly, up to ties of logits (see tests/support/ties.py). ROSTER_TEST_DEVICE=cuda serves from a GPU.
+uses a real model. The default is a tiny random one, whose tokens are also compared with transformers'. The runner's
+pool is so small that answers are preempted. Greedy answers are compared exactly, up to ties of logits (see
+tests/support/ties.py). ROSTER_TEST_DEVICE=cuda serves from a GPU.
 
 On a CPU the runner is deterministic and drafts: then no tie is excused, log-probabilities are compared bit for bit, and
 every other answer is drawn at temperature 1. ROSTER_CHAOS_DETERMINISTIC=0 compares without the promise.
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +26,11 @@ import pytest
 
 from bench.common.provenance import provenance, write_results
 from roster_client.client import RosterClient
-from roster_client.client.errors import UnavailableError
-from roster_client.client.events import Choice, Delta
+from roster_client.client.admin import AdminClient
+from roster_client.client.errors import RosterError, UnavailableError
+from roster_client.client.events import Choice, Delta, FinishReason
 from tests.support.chaos import settled
-from tests.support.deterministic_cpu import TRIED_CPU
+from tests.support.deterministic_cpu import refusal
 from tests.support.processes import RosterProcesses
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE, PROCESS_DTYPE
 from tests.support.thoroughness import count
@@ -36,15 +39,20 @@ from tests.support.ties import BFLOAT16_TIE_GAP, FLOAT16_TIE_GAP, TIE_GAP, Parti
 MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
 NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(12, in_ci=5)))
 RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
+SCHEDULER_ENDS = max(1, RUNNER_KILLS // 3)
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
-MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))
+MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else count(160, in_ci=96)))
 GAP = TIE_GAP if PROCESS_DEVICE == "cpu" else BFLOAT16_TIE_GAP if MODEL else FLOAT16_TIE_GAP
-DETERMINISTIC = PROCESS_DEVICE == "cpu" and TRIED_CPU and os.environ.get("ROSTER_CHAOS_DETERMINISTIC", "1") != "0"
+DETERMINISTIC = PROCESS_DEVICE == "cpu" and os.environ.get("ROSTER_CHAOS_DETERMINISTIC", "1") != "0"
+"""Unless the CPU can not be."""
+KV_TOKENS = -(-(5 * MAX_TOKENS // 2 + (20 if MODEL else 80)) // 32) * 32
+"""Room for two or three of the four slots' whole texts; prompts are longer in bytes than in tokens of a real model."""
 RUNNER = {
-    "device": PROCESS_DEVICE, "dtype": "auto" if MODEL else PROCESS_DTYPE, "slots": 4, "threads": 1, "kv_tokens": 4096,
-    "max_step_tokens": 512, "silence_s": 1.0,
-    **({"deterministic": True, "draft": "ngram"} if DETERMINISTIC else {}),
+    "device": PROCESS_DEVICE, "dtype": "auto" if MODEL else PROCESS_DTYPE, "slots": 4, "threads": 1,
+    "kv_tokens": KV_TOKENS, "max_step_tokens": 512, "silence_s": 1.0,
 }  # fmt: skip
+SCHEDULER = {"flush_ms": 0, "drain_s": 2}
+POLICIES = ("fcfs", "fair", "sjf", "orca", "auto")
 CONCURRENCY = 8
 READY_S = 240.0
 WORDS = ["the", "of", "river", "stone", "lamp", "seven", "green", "never", "under", "writes", "gives", "king", "salt"]
@@ -64,53 +72,91 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @dataclass
 class Trouble:
-    """Kills at given numbers of received tokens: thresholds in order, each with the service to kill."""
+    """Failures at given numbers of received tokens: thresholds in order, each with what happens."""
 
     roster: RosterProcesses
     plan: list[tuple[int, str]]
     tokens: int = 0
     done: list[str] = field(default_factory=list)
-    _killing: set[asyncio.Task[None]] = field(default_factory=set)
+    cut_short: int = 0
+    """Answers that a scheduler's drain ended; each request was sent once more."""
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def count(self, tokens: int) -> None:
-        """Counts received tokens, and kills the next service at its threshold."""
+        """Counts received tokens, and causes the next failure at its threshold."""
         self.tokens += tokens
         if self.plan and self.tokens >= self.plan[0][0]:
-            _, name = self.plan.pop(0)
-            self.done.append(name)
-            task = asyncio.create_task(asyncio.to_thread(self._restart, name))
-            self._killing.add(task)
+            _, what = self.plan.pop(0)
+            self.done.append(what)
+            self._running.add(asyncio.create_task(self._cause(what)))
 
-    def _restart(self, name: str) -> None:
-        self.roster.end(name, signal.SIGKILL)
+    async def _cause(self, what: str) -> None:
+        name, _, event = what.partition(" ")
+        if name == "policy":
+            await self._set_policy(POLICIES[len(self.done) % len(POLICIES)])
+        else:
+            await asyncio.to_thread(self._restart, name, signal.SIGKILL if event == "killed" else signal.SIGTERM)
+
+    def _restart(self, name: str, number: signal.Signals) -> None:
+        self.roster.end(name, number)
         self.roster.start_one(name)
 
+    async def _set_policy(self, policy: str) -> None:
+        async with AdminClient(self.roster.admin_address) as admin:
+            while True:
+                try:
+                    await admin.set_policy(policy, deadline_s=2)
+                    return
+                except RosterError:  # the scheduler starts
+                    await asyncio.sleep(0.1)
+
     async def over(self) -> None:
-        """Returns once all killed services have been restarted."""
-        await asyncio.gather(*self._killing)
+        """Returns once all services have been restarted."""
+        await asyncio.gather(*self._running)
 
 
-def trouble(roster: RosterProcesses, total: int) -> Trouble:
-    """Returns evenly spread kills of the runner, with one of the scheduler in the middle."""
-    names = ["runner"] * RUNNER_KILLS
-    names.insert(len(names) // 2, "scheduler")
-    return Trouble(roster, [(total * (place + 1) // (len(names) + 1), name) for place, name in enumerate(names)])
+def trouble(roster: RosterProcesses, total: int, rng: random.Random) -> Trouble:
+    """Returns evenly spread ends of the runner and of the scheduler, by turns kills and drains, and policy changes."""
+    ends = ["killed", "drained"] if rng.random() < 0.5 else ["drained", "killed"]
+    events = [f"runner {ends[index % 2]}" for index in range(RUNNER_KILLS)]
+    for index in range(SCHEDULER_ENDS):
+        events.insert((2 * index + 1) * len(events) // (2 * SCHEDULER_ENDS), f"scheduler {ends[1 - index % 2]}")
+    for index in range(SCHEDULER_ENDS):
+        events.insert((2 * index + 1) * len(events) // (2 * SCHEDULER_ENDS) + 1, "policy changed")
+    return Trouble(roster, [(total * (place + 1) // (len(events) + 1), what) for place, what in enumerate(events)])
 
 
-def is_drawn(index: int) -> bool:
-    """Returns whether the answer to a prompt is drawn at temperature 1; others are greedy."""
-    return DETERMINISTIC and index % 2 == 1
+def is_deterministic() -> bool:
+    """Returns whether the runner is; see `deterministic_cpu` for why it may not be."""
+    return DETERMINISTIC and not refusal()
 
 
-async def answer(client: RosterClient, index: int, prompt: str, watch: Trouble | None = None) -> Choice:
+async def answer(
+    client: RosterClient, index: int, prompt: str, watch: Trouble | None = None, *, deterministic: bool
+) -> Choice:
     """Returns the answer to a prompt, with the two likeliest tokens at each position where they are compared."""
-    more: dict[str, float] = {"logprobs": 2} if watch is None or DETERMINISTIC else {}
-    more |= {"temperature": 1.0, "seed": index} if is_drawn(index) else {"temperature": 0.0}
+    more: dict[str, float] = {"logprobs": 2} if watch is None or deterministic else {}
+    more |= {"temperature": 1.0, "seed": index} if deterministic and index % 2 else {"temperature": 0.0}
     stream = client.generate(prompt, raw=True, max_tokens=MAX_TOKENS, ignore_eos=True, **more)  # type: ignore[arg-type]
     async for event in stream:
         if watch is not None and isinstance(event, Delta):
             watch.count(len(event.token_ids))
     return (await stream.completion()).choices[0]
+
+
+async def answer_in_trouble(
+    client: RosterClient, index: int, prompt: str, watch: Trouble, *, deterministic: bool
+) -> Choice:
+    """Returns the answer, asked for until no shutdown comes between."""
+    while True:
+        try:
+            choice = await answer(client, index, prompt, watch, deterministic=deterministic)
+        except UnavailableError:  # it had not begun, so the caller must send it again
+            await asyncio.sleep(0.2)
+            continue
+        if choice.finish is None or choice.finish.reason is not FinishReason.UNAVAILABLE:
+            return choice
+        watch.cut_short += 1
 
 
 @pytest.mark.timeout(3600)
@@ -119,38 +165,37 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
     print(f"seed {seed}")
     rng = random.Random(seed)
     prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(2, 14))) for _ in range(NUM_REQUESTS)]
-    runner = {"model": model, **RUNNER}
-    with RosterProcesses(tmp_path, scheduler={"flush_ms": 0}, runner=runner, ready_s=READY_S) as roster:
+    deterministic = is_deterministic()
+    runner = {"model": model, **RUNNER, **({"deterministic": True, "draft": "ngram"} if deterministic else {})}
+    with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=runner, ready_s=READY_S) as roster:
         async with RosterClient(roster.address, reconnect_s=READY_S) as client:
             tokenized = [await client.tokenize(prompt) for prompt in prompts]
-            solo = [await answer(client, index, prompt) for index, prompt in enumerate(prompts)]
-            watch = trouble(roster, NUM_REQUESTS * MAX_TOKENS)
+            solo = [
+                await answer(client, index, prompt, deterministic=deterministic) for index, prompt in enumerate(prompts)
+            ]
+            watch = trouble(roster, NUM_REQUESTS * MAX_TOKENS, rng)
             gate = asyncio.Semaphore(CONCURRENCY)
 
             async def one(index: int, prompt: str) -> Choice:
                 async with gate:
-                    while True:
-                        try:
-                            return await answer(client, index, prompt, watch)
-                        except UnavailableError:  # it had not begun, so the caller must send it again
-                            await asyncio.sleep(0.2)
+                    return await answer_in_trouble(client, index, prompt, watch, deterministic=deterministic)
 
             answers = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
             await watch.over()
-        await settled(roster, 1, within_s=READY_S)
-    assert len(watch.done) == RUNNER_KILLS + 1, "the load ended before all kills"
+        status = await settled(roster, 1, within_s=READY_S)
+    assert len(watch.done) == RUNNER_KILLS + 2 * SCHEDULER_ENDS, "the load ended before all failures"
     partings = []
     for prompt, alone, other in zip(prompts, solo, answers, strict=True):
         parted = parting(alone.token_ids, alone.logprobs, other.token_ids)
         if parted is None:
             assert alone.text == other.text, prompt
-            assert not DETERMINISTIC or alone.logprobs == other.logprobs, prompt
+            assert not deterministic or alone.logprobs == other.logprobs, prompt
         else:
-            assert not DETERMINISTIC and parted.is_tie(GAP), (prompt, parted)
+            assert not deterministic and parted.is_tie(GAP), (prompt, parted)
             partings.append(parted)
-    report(partings)
+    report(partings, watch, status.totals.preemptions, deterministic=deterministic)
     if not MODEL:
-        greedy = [index for index in range(NUM_REQUESTS) if not is_drawn(index)]
+        greedy = [index for index in range(NUM_REQUESTS) if not (deterministic and index % 2)]
         texts = [answers[index].token_ids for index in greedy]
         compare_with_transformers(Path(model), [tokenized[index] for index in greedy], texts)
 
@@ -164,15 +209,16 @@ def compare_with_transformers(folder: Path, prompts: Sequence[Sequence[int]], an
     parity.assert_few_ties()
 
 
-def report(partings: list[Parting]) -> None:
+def report(partings: list[Parting], watch: Trouble, preemptions: int, *, deterministic: bool) -> None:
     result = {
         "model": MODEL or "tiny random llama",
         "device": PROCESS_DEVICE,
-        "deterministic": DETERMINISTIC,
+        "deterministic": deterministic,
         "requests": NUM_REQUESTS,
         "tokens_each": MAX_TOKENS,
-        "runner_kills": RUNNER_KILLS,
-        "scheduler_restarts": 1,
+        "troubles": dict(Counter(watch.done)),
+        "cut_short_by_a_drain": watch.cut_short,
+        "preemptions_since_the_last_scheduler": preemptions,
         "equal_to_solo": NUM_REQUESTS - len(partings),
         "parted_at_a_tie": len(partings),
         "largest_gap": max((parted.gap for parted in partings), default=0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -61,9 +62,16 @@ def test_exit_statuses_are_reported(fresh: bool, tmp_path: Path) -> None:
     runner.send_signal(signal.SIGTERM)  # has no effect: the process has ended
 
 
-def test_nothing_of_rosters_is_imported_beforehand() -> None:
-    """Otherwise processes would share state of an earlier one, for example the secret of its block hashes."""
-    code = f"import sys, importlib\nfor name in {fork_server.LIBRARIES}: importlib.import_module(name)\n"
-    ours = "[name for name in sys.modules if name.startswith(('scheduler_svc', 'runner_svc', 'roster_'))]"
-    done = subprocess.run([sys.executable, "-c", f"{code}print({ours})"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_what_processes_draw_at_import_is_drawn_again(tmp_path: Path) -> None:
+    """Otherwise they would share state of an earlier one, for example the secret of its block hashes."""
+
+    def constants(name: str, fresh: bool) -> dict[str, str]:
+        log = tmp_path / name
+        assert fork_server.start("tests.support.constants", [], os.environ, log, fresh=fresh).wait(60) == 0
+        return json.loads(log.read_text())
+
+    own, one, other = constants("own", True), constants("one", False), constants("other", False)
+    drawn = {f"{module}.{name}" for module, name, _ in fork_server.PER_PROCESS}
+    assert own.keys() == one.keys() == other.keys() and len(own) > 400
+    assert {name for name in own if own[name] != one[name]} == drawn
+    assert {name for name in own if one[name] != other[name]} == drawn

@@ -33,7 +33,7 @@ def test_streams_are_those_without_drafts_up_to_near_ties(
     draft = folder
     if other != family:
         draft = make_tiny_model(other, tmp_path / "draft", 8, torch.bfloat16, **FAMILIES[other])
-    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 40))] for _ in range(8)]
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 15))] for _ in range(8)]
     plain = Drafted(load(folder, num_slots=8), prompts, temperature)
     plain.run(rng, 0)
     backend = load(folder, num_slots=8, drafts=DraftOptions("", 7), draft_folder=draft)

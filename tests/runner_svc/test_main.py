@@ -126,10 +126,8 @@ def test_unusable_settings_are_reported_in_one_sentence(flags: list[str], senten
     assert_refused(run_runner(*flags), sentence)
 
 
-def test_a_gpu_computes_no_draft_model_yet() -> None:
-    with pytest.raises(UnusableSettings, match="a GPU can't compute Medusa's heads yet: set draft to 'ngram' or ''"):
-        build_backend(RunnerSettings.read(draft="medusa:/heads"), "cuda", no_progress)
-    with pytest.raises(UnusableSettings, match="a GPU can't compute a draft model yet: set draft to 'ngram' or ''"):
+def test_a_gpu_needs_the_draft_model_that_is_named() -> None:
+    with pytest.raises(UnusableSettings, match="draft is 'model:/tiny': There is no model '/tiny'"):
         build_backend(RunnerSettings.read(draft="model:/tiny"), "cuda", no_progress)
 
 

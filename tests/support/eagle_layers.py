@@ -41,39 +41,40 @@ CONFIG: dict[str, Any] = {
 """As the first checkpoints have it."""
 
 
-def random_layer(third: bool, *, own_embeddings: bool = False) -> dict[str, Tensor]:
+def random_layer(third: bool, *, own_embeddings: bool = False, hidden: int = HIDDEN) -> dict[str, Tensor]:
     """Returns a random layer of EAGLE-3 (`third`) or EAGLE-1."""
-    layer, read = ("midlayer", 2 * HIDDEN) if third else ("layers.0", HIDDEN)
+    head_dim = hidden // HEADS
+    layer, read = ("midlayer", 2 * hidden) if third else ("layers.0", hidden)
     shapes = {
-        "fc.weight": (HIDDEN, (3 if third else 2) * HIDDEN),
-        f"{layer}.self_attn.q_proj.weight": (HIDDEN, read),
-        f"{layer}.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, read),
-        f"{layer}.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, read),
-        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        f"{layer}.mlp.gate_proj.weight": (WIDTH, HIDDEN),
-        f"{layer}.mlp.up_proj.weight": (WIDTH, HIDDEN),
-        f"{layer}.mlp.down_proj.weight": (HIDDEN, WIDTH),
+        "fc.weight": (hidden, (3 if third else 2) * hidden),
+        f"{layer}.self_attn.q_proj.weight": (hidden, read),
+        f"{layer}.self_attn.k_proj.weight": (KV_HEADS * head_dim, read),
+        f"{layer}.self_attn.v_proj.weight": (KV_HEADS * head_dim, read),
+        f"{layer}.self_attn.o_proj.weight": (hidden, hidden),
+        f"{layer}.mlp.gate_proj.weight": (WIDTH, hidden),
+        f"{layer}.mlp.up_proj.weight": (WIDTH, hidden),
+        f"{layer}.mlp.down_proj.weight": (hidden, WIDTH),
     }
     tensors = {name: torch.randn(shape) * 1.5 / shape[1] ** 0.5 for name, shape in shapes.items()}
     norms = [f"{layer}.post_attention_layernorm.weight"]
     if third:
         norms += [f"{layer}.hidden_norm.weight", f"{layer}.input_layernorm.weight", "norm.weight"]
         ids = torch.randperm(NUM_TOKENS)[:DRAFT_IDS].sort().values
-        tensors["lm_head.weight"] = torch.randn(DRAFT_IDS, HIDDEN) / 4
+        tensors["lm_head.weight"] = torch.randn(DRAFT_IDS, hidden) / 4
         tensors["d2t"] = ids - torch.arange(DRAFT_IDS)
         tensors["t2d"] = torch.zeros(NUM_TOKENS, dtype=torch.bool).index_fill(0, ids, True)
     else:
-        tensors["fc.bias"] = torch.randn(HIDDEN) / 4
+        tensors["fc.bias"] = torch.randn(hidden) / 4
     if own_embeddings:
-        tensors["embed_tokens.weight"] = torch.randn(NUM_TOKENS, HIDDEN)
-    return tensors | {name: 1 + torch.randn(HIDDEN) / 5 for name in norms}
+        tensors["embed_tokens.weight"] = torch.randn(NUM_TOKENS, hidden)
+    return tensors | {name: 1 + torch.randn(hidden) / 5 for name in norms}
 
 
-def cycle_layer() -> dict[str, Tensor]:
+def cycle_layer(hidden: int = HIDDEN) -> dict[str, Tensor]:
     """Returns a layer of EAGLE-1 that is right for `medusa_models.make_cycle_model`, by the model's states alone."""
-    tensors = random_layer(False)
+    tensors = random_layer(False, hidden=hidden)
     tensors["fc.bias"].zero_()
-    tensors["fc.weight"] = torch.cat((torch.zeros(HIDDEN, HIDDEN), torch.eye(HIDDEN).roll(1, dims=0)), dim=1)
+    tensors["fc.weight"] = torch.cat((torch.zeros(hidden, hidden), torch.eye(hidden).roll(1, dims=0)), dim=1)
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         tensors[f"layers.0.{name}.weight"].zero_()
     return tensors

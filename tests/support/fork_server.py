@@ -1,14 +1,17 @@
 """Starts service processes by forking one that has already imported the libraries.
 
 A scheduler's or runner's imports take more than a second of processor time, and tests start hundreds of them. Here each
-is a fork of a process that has imported third-party code (LIBRARIES) but none of Roster's. Roster's modules are
-imported, and `python -m MODULE` is run, in every process as usual. A scheduler's first worker is forked before the
-scheduler's own code runs; it starts later workers itself. All processes started here end with the process that asked
-for them, even if that process is killed.
+is a fork of a process that has imported MODULES, and `python -m MODULE` is run in it. What a process of its own would
+have drawn at import, PER_PROCESS, is drawn again. A scheduler's first worker is forked before the scheduler's own code
+runs; it starts later workers itself. All processes started here end with the process that asked for them, even if that
+process is killed.
 
     process = start("runner_svc.main", ["--device=hash"], environment, log)
 
 With `fresh`, a new interpreter replaces the fork, as with `python -m`; ROSTER_TEST_FULL=1 does so everywhere.
+
+The server is a new interpreter, or a fork of the process that `start_zygote` leaves behind: then all processes that
+were forked from the caller share one import of MODULES.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
 import signal
 import socket
@@ -33,29 +37,25 @@ from pathlib import Path
 
 from tests.support.thoroughness import FULL
 
-LIBRARIES = (
-    "asyncio",
+MODULES = (
     "google.protobuf.json_format",
     "google.rpc.error_details_pb2",
-    "grpc.aio",
-    "grpc_health.v1.health_pb2_grpc",
-    "grpc_reflection.v1alpha.reflection",
     "grpc_status.rpc_status",
     "jinja2.sandbox",
-    "numpy",
-    "prometheus_client",
-    "pydantic_settings",
     "rich.progress",
-    "structlog",
-    "tokenizers",
-    "uvloop",
-    "zmq",
+    "runner_svc.service",
+    "scheduler_svc.front.worker",
+    "scheduler_svc.operation.service",
 )
-"""Libraries that a scheduler and a hash runner import at startup."""
+"""What a scheduler and a hash runner import at startup. Not torch, before which a runner pins its instruction set."""
+
+PER_PROCESS = (("scheduler_svc.kv.block_hashes", "_SECRET", lambda: secrets.token_bytes(16)),)
+"""Modules' constants that differ between processes, and how each process draws its own."""
 
 _OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
 """Prefixes of variables that are read before a program's first statement runs."""
 
+ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
 _PACKET = 1 << 17
 
@@ -131,15 +131,19 @@ class _Client:
         self.ended: dict[int, int] = {}
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
         with theirs:
+            if _zygotes:
+                self._environment = _zygotes[0].environment
+                _zygotes[0].fork_server(theirs)
+                return
+            command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
             self._environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(
+            subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
                 start_new_session=True,
             )
 
@@ -180,8 +184,72 @@ class _Client:
 
     def close(self) -> None:
         """Ends the server and with it all processes that it started."""
+        self._socket.shutdown(socket.SHUT_WR)
+        while self._socket.recv(_PACKET):
+            pass
         self._socket.close()
-        self.process.wait()
+
+
+class Zygote:
+    """A process that has imported MODULES, of which servers are forked; it ends with the last process that knows it."""
+
+    def __init__(self) -> None:
+        self.environment = dict(os.environ)
+        """The environment in which MODULES were imported."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        import_modules()
+        self._pid = os.fork()
+        if not self._pid:
+            self._socket.close()
+            self._wait(theirs)
+        theirs.close()
+
+    def fork_server(self, control: socket.socket) -> None:
+        """Starts a server at this end of its control socket."""
+        socket.send_fds(self._socket, [b"."], [control.fileno()])
+
+    def wait(self) -> None:
+        """Waits for the end of all other processes that know it, and of it."""
+        self._socket.close()
+        os.waitpid(self._pid, 0)
+
+    @staticmethod
+    def _wait(requests: socket.socket) -> None:
+        """Forks a server for each socket received; does not return."""
+        os.setsid()
+        os.chdir(ROOT)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        servers = []
+        while ends := socket.recv_fds(requests, 1, 1)[1]:
+            server = os.fork()
+            if not server:
+                requests.close()
+                _serve(socket.socket(fileno=ends[0]))
+                sys.exit()
+            os.close(ends[0])
+            servers.append(server)
+        for server in servers:
+            os.waitpid(server, 0)
+        os._exit(0)
+
+
+_zygotes: list[Zygote] = []
+
+
+def start_zygote() -> Zygote:
+    """Starts a zygote, which serves this process and those that are forked from it afterwards."""
+    _zygotes.append(Zygote())
+    return _zygotes[0]
+
+
+def import_modules() -> None:
+    """Imports MODULES, and leaves them to no collection of garbage."""
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 _clients: list[_Client] = []
@@ -295,17 +363,21 @@ def _fork_first_worker(asked: dict) -> None:
     worker_process.spawn_worker = lambda: first.pop() if first else spawn_worker()
 
 
-def _main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+def _serve(control: socket.socket) -> None:
+    """Serves until the other end is closed; in each child, runs what it is to run."""
     control.set_inheritable(False)
-    for name in LIBRARIES:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
     asked = _Server(control).run()
     if asked is not None:
+        for module, name, draw in PER_PROCESS:
+            setattr(sys.modules[module], name, draw())
         sys.argv[1:] = asked["arguments"]
+        sys.modules.pop(asked["module"], None)
         runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+
+
+def _main() -> None:
+    import_modules()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,17 @@ import sys
 import types
 from collections.abc import Sequence
 
+from tests.support import fork_server
+
 
 def _template(control: socket.socket, arguments: Sequence[str]) -> None:
-    """Collects the tests, then forks a worker for each pair of pipes received, until the other end is closed.
+    """Imports the services and the tests, then forks a worker for each pair of pipes received, until the end of file.
 
     Returns in a worker, whose stdin and stdout are the pipes.
     """
     import pytest
 
+    zygote = fork_server.start_zygote()
     output = os.dup(1)
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -42,6 +45,7 @@ def _template(control: socket.socket, arguments: Sequence[str]) -> None:
         if not pipes:
             for pid in workers:
                 os.waitpid(pid, 0)
+            zygote.wait()
             os._exit(0)
         pid = os.fork()
         if not pid:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from runner_svc.gpu.backend import CudaBackend
-from runner_svc.gpu.drafts.draft_loading import drafting_with
+from runner_svc.gpu.drafts.draft_loading import drafting_with, drafting_with_heads, drafting_with_layer
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.gpu.loading import GpuOptions, MakeBackend, load_cuda_backend
@@ -35,10 +35,12 @@ def load(
     on_load: OnLoad = NOTHING,
     drafts: DraftOptions | None = None,
     draft_folder: Path | None = None,
+    medusa: Path | None = None,
+    eagle: Path | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured.
 
-    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says.
+    `draft_folder`, `medusa`, `eagle`: a draft model, heads, or a layer, which draft as many tokens as `drafts` says.
     """
     options = GpuOptions(
         dtype=dtype,
@@ -56,6 +58,10 @@ def load(
     make: MakeBackend = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
     if draft_folder is not None and drafts is not None:
         make = drafting_with(str(draft_folder), draft_folder, dtype, folder / "unused", no_progress, drafts)
+    if medusa is not None and drafts is not None:
+        make = drafting_with_heads(medusa, drafts)
+    if eagle is not None and drafts is not None:
+        make = drafting_with_layer(eagle, drafts)
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress, make)
     if num_blocks is not None:
         backend.cache.data.view(torch.uint8).fill_(0x7F if fp8_cache else 0xFF)  # NaN

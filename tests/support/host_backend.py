@@ -9,10 +9,14 @@ from pathlib import Path
 import torch
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.drafting.eagle.checkpoint import Target, read_eagle
+from runner_svc.drafting.medusa.checkpoint import read_heads
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.drafts.draft_model import DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
+from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
+from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
 from runner_svc.gpu.drafts.model_backend import ModelDraftingCudaBackend
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
@@ -51,10 +55,12 @@ def host_backend(
     on_load: OnLoad = NOTHING,
     drafts: DraftOptions | None = None,
     draft_folder: Path | None = None,
+    medusa: Path | None = None,
+    eagle: Path | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes.
 
-    `draft_folder`: a draft model, which drafts as many tokens as `drafts` says.
+    `draft_folder`, `medusa`, `eagle`: a draft model, heads, or a layer, which draft as many tokens as `drafts` says.
     """
     config = ModelConfig.from_hugging_face(read_config(folder))
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
@@ -62,6 +68,12 @@ def host_backend(
     make: Callable[..., CudaBackend] = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
     if draft_folder is not None and drafts is not None:
         make = partial(ModelDraftingCudaBackend, parts=host_draft(draft_folder, dtype), drafts=drafts)
+    if eagle is not None and drafts is not None:
+        layer = read_eagle(eagle, Target(config.hidden_size, config.vocab_size, config.num_layers))
+        make = partial(EagleDraftingCudaBackend, weights=layer, drafts=drafts)
+    if medusa is not None and drafts is not None:
+        heads = read_heads(medusa, config.hidden_size, config.vocab_size)
+        make = partial(MedusaDraftingCudaBackend, heads=heads, drafts=drafts)
     return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,

@@ -13,34 +13,33 @@ from runner_svc.drafting.medusa.checkpoint import HEADS_FILE
 from tests.support.tiny_models import NUM_TOKENS, SIZES, make_tiny_model
 
 HIDDEN = SIZES["hidden_size"]
-_CYCLES = NUM_TOKENS // HIDDEN * HIDDEN
-"""Tokens in whole cycles; each of the others is embedded like one of them, and is never drawn."""
+"""Of the models, by default."""
 
 
-def make_cycle_model(folder: Path, margin: float = 1.0) -> Path:
+def make_cycle_model(folder: Path, margin: float = 1.0, hidden: int = HIDDEN) -> Path:
     """Creates a model that follows each token of a cycle by the next: a token's code is the last one's, rolled by one.
 
-    `margin`: size of the logits.
+    `margin`: size of the logits. Tokens beyond whole cycles are embedded like others, and never drawn.
     """
-    make_tiny_model("llama", folder)
+    make_tiny_model("llama", folder, hidden_size=hidden)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name].zero_()
     tensors["model.norm.weight"].fill_(1.0)
-    known = codes()
+    known = codes(hidden)
     tensors["model.embed_tokens.weight"] = torch.cat((known, known))[:NUM_TOKENS].contiguous()
     head = torch.zeros_like(tensors["lm_head.weight"])
-    head[following(1)] = known * margin
+    head[following(1, hidden)] = known * margin
     tensors["lm_head.weight"] = head
     save_file(tensors, path, {"format": "pt"})
     return folder
 
 
-def make_constant_model(folder: Path) -> Path:
+def make_constant_model(folder: Path, hidden: int = HIDDEN) -> Path:
     """Creates a model whose logits are the same behind any text."""
-    make_tiny_model("llama", folder)
+    make_tiny_model("llama", folder, hidden_size=hidden)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     for name in tensors:
@@ -52,36 +51,36 @@ def make_constant_model(folder: Path) -> Path:
     return folder
 
 
-def cycle_heads(num_heads: int, *, own_outputs: bool) -> dict[str, Tensor]:
+def cycle_heads(num_heads: int, *, own_outputs: bool, hidden: int = HIDDEN) -> dict[str, Tensor]:
     """Returns heads that are right for `make_cycle_model`: with output matrices of their own, or over the model's."""
-    tensors = zero_heads(num_heads)
+    tensors = zero_heads(num_heads, hidden)
     for head in range(num_heads):
         if own_outputs:
-            output = torch.zeros(NUM_TOKENS, HIDDEN)
-            output[following(2 + head)] = codes()
+            output = torch.zeros(NUM_TOKENS, hidden)
+            output[following(2 + head, hidden)] = codes(hidden)
             tensors[f"{head}.1.weight"] = output
         else:  # SiLU of 50 x keeps the positive elements of a code, which say as much
-            tensors[f"{head}.0.linear.weight"] = 50 * torch.eye(HIDDEN).roll(1 + head, dims=0)
+            tensors[f"{head}.0.linear.weight"] = 50 * torch.eye(hidden).roll(1 + head, dims=0)
     return tensors
 
 
-def zero_heads(num_heads: int) -> dict[str, Tensor]:
+def zero_heads(num_heads: int, hidden: int = HIDDEN) -> dict[str, Tensor]:
     """Returns heads that draw what the model draws from the same state."""
     tensors = {}
     for head in range(num_heads):
-        tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
-        tensors[f"{head}.0.linear.bias"] = torch.zeros(HIDDEN)
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(hidden, hidden)
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(hidden)
     return tensors
 
 
-def random_heads(num_heads: int, num_blocks: int) -> dict[str, Tensor]:
+def random_heads(num_heads: int, num_blocks: int, hidden: int = HIDDEN) -> dict[str, Tensor]:
     """Returns heads with several blocks and output matrices."""
     tensors = {}
     for head in range(num_heads):
         for block in range(num_blocks):
-            tensors[f"{head}.{block}.linear.weight"] = torch.randn(HIDDEN, HIDDEN) / 8
-            tensors[f"{head}.{block}.linear.bias"] = torch.randn(HIDDEN)
-        tensors[f"{head}.{num_blocks}.weight"] = torch.randn(NUM_TOKENS, HIDDEN)
+            tensors[f"{head}.{block}.linear.weight"] = torch.randn(hidden, hidden) / 8
+            tensors[f"{head}.{block}.linear.bias"] = torch.randn(hidden)
+        tensors[f"{head}.{num_blocks}.weight"] = torch.randn(NUM_TOKENS, hidden)
     return tensors
 
 
@@ -96,14 +95,14 @@ def save_heads(folder: Path, tensors: dict[str, Tensor], **config: object) -> Pa
     return folder
 
 
-def codes() -> Tensor:
-    """Returns [_CYCLES, HIDDEN] of -1 and 1, of which those of a cycle are rolled copies of the first."""
+def codes(hidden: int = HIDDEN) -> Tensor:
+    """Returns -1 and 1 for the tokens of whole cycles, [T, hidden]; those of a cycle are rolled copies of the first."""
     random = torch.Generator().manual_seed(3)
-    firsts = torch.randint(0, 2, (_CYCLES // HIDDEN, HIDDEN), generator=random).float() * 2 - 1
-    return torch.cat([torch.stack([first.roll(place) for place in range(HIDDEN)]) for first in firsts])
+    firsts = torch.randint(0, 2, (NUM_TOKENS // hidden, hidden), generator=random).float() * 2 - 1
+    return torch.cat([torch.stack([first.roll(place) for place in range(hidden)]) for first in firsts])
 
 
-def following(distance: int) -> Tensor:
-    """Returns the token that is `distance` behind each token of the cycles, int64 [_CYCLES]."""
-    tokens = torch.arange(_CYCLES)
-    return tokens // HIDDEN * HIDDEN + (tokens + distance) % HIDDEN
+def following(distance: int, hidden: int = HIDDEN) -> Tensor:
+    """Returns the token that is `distance` behind each token of the cycles, int64 [T]."""
+    tokens = torch.arange(NUM_TOKENS // hidden * hidden)
+    return tokens // hidden * hidden + (tokens + distance) % hidden

@@ -56,6 +56,8 @@ class Precision:
 
 
 FLOAT32 = Precision(torch.float32, 1e-3, 1e-4, relative=False, few=1, rate=0.0)
+# Of two runs of a deterministic backend.
+EXACT = Precision(torch.float32, 0.0, 0.0, relative=False, few=0, rate=0.0)
 FLOAT16 = Precision(torch.float16, 0.04, 0.08, relative=True, few=3, rate=0.02)
 BFLOAT16 = Precision(torch.bfloat16, 0.1, 1.4, relative=True, few=4, rate=0.1)
 # Activations that lie between two numbers of e4m3 may be rounded either way, by the last bit of a sum. The CPU's

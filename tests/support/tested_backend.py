@@ -18,8 +18,10 @@ import transformers
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.gpu.backend import CudaBackend
 from tests.support import thoroughness
+from tests.support.deterministic_cpu import skip_where_refused
+from tests.support.exact_parity import ExactParity
 from tests.support.host_backend import host_backend, no_progress
-from tests.support.parity import BFLOAT16, FLOAT16, FLOAT32, Precision
+from tests.support.parity import BFLOAT16, EXACT, FLOAT16, FLOAT32, Parity, Precision
 from tests.support.tested_device import DEVICE
 from tests.support.tiny_models import KERNEL_SIZES, make_tiny_model
 
@@ -32,6 +34,11 @@ ModelBackend = TorchBackend | CudaBackend
 
 def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
     return TorchBackend.load(str(folder), cache_folder=folder / "unused", progress=no_progress, **sizes)
+
+
+def _load_deterministic(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
+    skip_where_refused()
+    return _load_cpu(folder, dtype=dtype, deterministic=True, **sizes)
 
 
 def _load_transformers(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
@@ -60,6 +67,8 @@ class TestedBackend:
     """Precision for SmolLM2: its dtype is the one that SmolLM2 is served in and its weights are rounded to."""
     share: int = 1
     """It runs one in this many of a test's cases."""
+    refused: tuple[str, ...] = ()
+    """Families of tiny models that it refuses."""
 
     def __str__(self) -> str:
         return self.name
@@ -75,7 +84,9 @@ class TestedBackend:
         return min(size for size in KERNEL_BLOCK_SIZES if size >= min(wanted, max(KERNEL_BLOCK_SIZES)))
 
     def make_model(self, family: str, folder: Path, seed: int = 0) -> Path:
-        """Returns a tiny model that the device can serve; skips the test if the kernels do not support its sizes."""
+        """Returns a tiny model that the device can serve; skips the test if there is none."""
+        if family in self.refused:
+            pytest.skip(f"{self.name} refuses {family}")
         if not self.has_kernel_sizes:
             return make_tiny_model(family, folder, seed)
         if family not in KERNEL_SIZES:
@@ -111,6 +122,8 @@ class TestedBackend:
 
 CPU = TestedBackend("cpu", _load_cpu, False, FLOAT32, FLOAT32)
 HOST = TestedBackend("host", host_backend, True, FLOAT32, FLOAT32)
+DETERMINISTIC = TestedBackend("deterministic", _load_deterministic, False, EXACT, EXACT, HOST_SHARE, ("llama-dynamic",))
+"""The CPU's with `deterministic`: two runs are compared without near ties. See `parity_of`."""
 CUDA = TestedBackend("cuda", _load_cuda, True, FLOAT16, BFLOAT16)
 
 TESTED = {"cpu": CPU, "host": HOST, "cuda": CUDA}[DEVICE]
@@ -125,6 +138,16 @@ TESTED_AND_HOST = (
     else [TESTED]
 )
 """`TESTED` and, on the CPU, part of the cases on the CUDA backend's host code, and on transformers' decoder."""
+
+
+def parity_of(device: TestedBackend, folder: Path, precision: Precision | None = None) -> Parity | ExactParity:
+    """Returns what compares greedy streams with transformers', or, of `DETERMINISTIC`, with its own logits."""
+    if device is DETERMINISTIC:
+        alone = device.load(folder, num_blocks=16, block_size=16, num_slots=1, max_step_tokens=256)
+        assert isinstance(alone, TorchBackend)
+        return ExactParity(alone)
+    precision = precision or device.tiny
+    return Parity(reference(folder, precision), precision)
 
 
 def reference(folder: Path, precision: Precision) -> Any:

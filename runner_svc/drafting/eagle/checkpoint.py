@@ -8,7 +8,7 @@ distance of each of its ids to the model's id. (SafeAILab/EAGLE on GitHub: `cnet
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EagleWeights:
-    """The draft layer, in float32; matrices are [out, in]. H is its hidden size."""
+    """The draft layer, in float32 where `read_eagle` returns it; matrices are [out, in]. H is its hidden size."""
 
     config: ModelConfig
     """Sizes and RoPE of the layer."""
@@ -77,6 +77,15 @@ class EagleWeights:
     def is_third(self) -> bool:
         """Whether it is of EAGLE-3."""
         return self.head is not None
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> EagleWeights:
+        """Returns the layer on a device, its numbers in `dtype`."""
+        moved: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Tensor):
+                moved[each.name] = value.to(device, dtype if value.is_floating_point() else value.dtype)
+        return replace(self, **moved)
 
 
 def read_eagle(folder: Path, target: Target) -> EagleWeights:

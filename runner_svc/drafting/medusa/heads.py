@@ -40,6 +40,11 @@ class MedusaHead:
             states = block(states)
         return states
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> MedusaHead:
+        """Returns the head on a device."""
+        blocks = [Block(block.weight.to(device, dtype), block.bias.to(device, dtype)) for block in self.blocks]
+        return MedusaHead(blocks, self.output.to(device, dtype) if self.output is not None else None)
+
 
 def logits_of(heads: Sequence[MedusaHead], states: Tensor, model_head: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Returns each head's logits, float32 [L, vocab_size], for final states [L, hidden_size] of the model.

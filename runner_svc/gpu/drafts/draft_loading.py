@@ -1,4 +1,4 @@
-"""Loads a draft model onto the GPU of its target."""
+"""Loads what drafts onto the GPU of its target: a draft model, Medusa's heads or EAGLE's layer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import torch
 
 from roster_protos import plan_pb2
 from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.drafting.eagle.checkpoint import Target, read_eagle
+from runner_svc.drafting.medusa.checkpoint import read_heads
 from runner_svc.gpu.drafts.draft_model import DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
+from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
+from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
 from runner_svc.gpu.drafts.model_backend import ModelDraftingCudaBackend
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.gpu.loading import MakeBackend, stored_dtype
 from runner_svc.interface.device import Device
 from runner_svc.interface.progress import Progress
 from runner_svc.model.checkpoint.weights import load_weights
+from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder_choice import choose_decoder
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.tokenizer.same_tokens import different_tokens
+
+THIRD_ON_GPU = False
+"""Whether a GPU drafts with EAGLE-3: not before it has run on one."""
 
 
 def drafting_with(
@@ -66,3 +74,31 @@ def load_draft(
         return CudaDecoder(config, weights, launchers.decoder(False), most)
 
     return DraftParts(f"model:{name}", launchers, make_decoder)
+
+
+def drafting_with_heads(folder: Path, drafts: DraftOptions) -> MakeBackend:
+    """Returns what makes a backend with Medusa's heads of `folder`; it raises as `read_heads`."""
+
+    def make(model: plan_pb2.Model, config: ModelConfig, *arguments: Any) -> MedusaDraftingCudaBackend:
+        heads = read_heads(folder, config.hidden_size, config.vocab_size)
+        return MedusaDraftingCudaBackend(model, config, *arguments, heads=heads, drafts=drafts)
+
+    return make
+
+
+def drafting_with_layer(folder: Path, drafts: DraftOptions) -> MakeBackend:
+    """Returns what makes a backend with EAGLE's layer of `folder`.
+
+    It raises as `read_eagle`, and UnsupportedModel for a layer of EAGLE-3.
+    """
+
+    def make(model: plan_pb2.Model, config: ModelConfig, *arguments: Any) -> EagleDraftingCudaBackend:
+        weights = read_eagle(folder, Target(config.hidden_size, config.vocab_size, config.num_layers))
+        if weights.is_third and not THIRD_ON_GPU:
+            raise UnsupportedModel(
+                f"{folder} has a layer of EAGLE-3, which has not been tried on a GPU yet: use one of EAGLE-1, or set "
+                "device to 'cpu'."
+            )
+        return EagleDraftingCudaBackend(model, config, *arguments, weights=weights, drafts=drafts)
+
+    return make

@@ -2,8 +2,8 @@
 
 A drafting pass over R rows proposes S tokens of each. The first launches compute the last `FIRST` known tokens of each
 row, so that KV of tokens that the passes before did not see is there, and draw the first draft. Each further pass
-computes the draft before. Positions come from the slots' counters, as in the pass that verifies. A draft is drawn with
-the target's record of its row at the draft's position, without penalties, bias and min_tokens.
+computes the draft before. Positions come from the slots' counters, as in the pass that verifies. Drafts are drawn as
+`draft_draws` says.
 
 Rows whose positions would lie beyond their blocks or the model's context compute nothing useful and propose nothing.
 """
@@ -22,14 +22,14 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.drafts.draft_draws import DraftDraws
 from runner_svc.gpu.step_buffers import PackedStep, aligned
 from runner_svc.gpu.steps import CudaSteps, MixedStep
 from runner_svc.interface.attention_launcher import VerifyRows
 from runner_svc.interface.draft_launchers import DraftRows
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.launchers import Launchers, SamplingLauncher
+from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.step import StepBatch
-from runner_svc.sampling.sample_records import SAMPLE_RECORD
 
 FIRST = 4
 """Known tokens of a row that its first pass computes."""
@@ -37,7 +37,6 @@ CATCH_UP = 1024
 """Most positions of a step that are computed to catch up, over all rows."""
 _NEVER = -1e30
 """Logit of an id that the draft model does not have: finite, as others mark the row."""
-_WORDS = SAMPLE_RECORD.itemsize // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,6 @@ class DraftParts:
     launchers: Launchers
     make_decoder: Callable[[int], CudaDecoder]
     """Makes the decoder for passes of this many positions, on the device's stream."""
-
-
-def _word(name: str) -> int:
-    fields = SAMPLE_RECORD.fields
-    assert fields is not None
-    return int(fields[name][1]) // 4
 
 
 class CatchingUp(CudaSteps):
@@ -73,7 +66,7 @@ class DraftModel:
         self,
         decoder: CudaDecoder,
         launchers: Launchers,
-        sampling: SamplingLauncher,
+        draws: DraftDraws,
         slots: DeviceSlots,
         *,
         num_blocks: int,
@@ -81,13 +74,13 @@ class DraftModel:
         num_slots: int,
         vocab_size: int,
     ) -> None:
-        """`sampling` only draws, from logits of the target's `vocab_size` ids."""
+        """`draws`: from logits of the target's `vocab_size` ids."""
         device, self.context_length = decoder.device, decoder.config.context_length
         self.cache = KVCache(decoder.config, num_blocks, block_size, decoder.dtype, device)
         sizes = {"num_slots": num_slots, "max_step_tokens": CATCH_UP, "tail_words": 8}
         self.steps = CatchingUp(decoder, self.cache, slots, launchers, **sizes)
         """Passes that catch up."""
-        self._decoder, self._slots, self._sampling = decoder, slots, sampling
+        self._decoder, self._slots, self.draws = decoder, slots, draws
         self._attention = launchers.attention(self.cache, slots.tables, num_slots, decoder.config.attention_layers)
         self._gather = launchers.drafts(slots.tokens, slots.counters, slots.tables, block_size).gather
         self._vocab, self._own_vocab = vocab_size, decoder.config.vocab_size
@@ -98,10 +91,8 @@ class DraftModel:
         def words(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        self._records, self._extras = words(num_slots * _WORDS), words(8)
         self._counters = words(num_slots + 1)
         self._resolved, self._inputs = words(3, num_slots), words(3, num_slots * FIRST)
-        self._tokens, self._finite = words(num_slots), words(num_slots).to(torch.uint8)
         self._rows = torch.arange(num_slots + 1, dtype=torch.int32, device=device)
         batches = range(1, num_slots + 1)
         self._first_words, self._next_words = (
@@ -132,12 +123,6 @@ class DraftModel:
         later = VerifyRows(rows.lowers + 1, rows.uppers + max(1, drafts - 1), rows.table_rows, first)
         self._attention.plan_verify(later, plan[self._first_words :][:words], batch, 1)
 
-    def take_records(self, records: Tensor) -> None:
-        """Copies the target's records of a pass's rows, words of SAMPLE_RECORD, for the draws of drafts."""
-        self._records[: len(records)] = records
-        for name in ("adjusted", "reserved"):
-            self._records.view(-1, _WORDS)[:, _word(name)] = 0
-
     def propose(self, stream: int, rows: DraftRows, prompt_lens: Tensor, proposals: Tensor, plan: int) -> None:
         """Fills `proposals`, int32 [R, S]; `plan`: the device address of what `pack` filled."""
         most = proposals.shape[1]
@@ -145,12 +130,12 @@ class DraftModel:
         limits = rows.limits.clamp(max=self.context_length)
         fits = (rows.counts > 0) & (known >= 1) & (known <= limits)
         self._first_pass(stream, rows, prompt_lens, known, fits, plan)
-        self._draw(stream, known, proposals[:, 0], fits)
+        self._draw(stream, rows.slots, known, fits, proposals[:, 0])
         for place in range(1, most):
             positions = known + (place - 1)  # of the last draft
             fits = fits & (positions < limits) & (proposals[:, place - 1] >= 0)
             self._next_pass(stream, rows, prompt_lens, positions, fits, plan)
-            self._draw(stream, positions + 1, proposals[:, place], fits)
+            self._draw(stream, rows.slots, positions + 1, fits, proposals[:, place])
 
     def catch_up(self, step: PackedStep, batch: StepBatch) -> MixedStep:
         """Packs a step of positions that rows missed; nothing samples."""
@@ -180,7 +165,7 @@ class DraftModel:
         """Computes the last drafts, at the positions `places` [R] of those rows that `fits` [R]."""
         count, block_size, tables = len(places), self.cache.block_size, self._slots.tables
         tokens, positions, slot_mapping = self._inputs[:, :count].unbind()
-        torch.clamp(self._tokens[:count], min=0, out=tokens)
+        torch.clamp(self.draws.tokens[:count], min=0, out=tokens)
         self._clamp(tokens)
         torch.mul(places, fits, out=positions)
         indexes = rows.slots.long() * tables.shape[1] + torch.div(positions, block_size, rounding_mode="floor")
@@ -201,17 +186,14 @@ class DraftModel:
 
         return self._decoder.forward(stream, inputs, self.cache, attend, self._decoder.fusions[0])
 
-    def _draw(self, stream: int, positions: Tensor, proposals: Tensor, fits: Tensor) -> None:
+    def _draw(self, stream: int, slots: Tensor, positions: Tensor, fits: Tensor, proposals: Tensor) -> None:
         """Draws the tokens at `positions` [R] from the logits of the last pass; -1 where they are not usable."""
-        count = len(positions)
-        tokens, finite, logits = self._tokens[:count], self._finite[:count], self._logits[:count]
+        logits = self._logits[: len(positions)]
         if self._own_vocab != self._vocab:
             shared = min(self._own_vocab, self._vocab)
-            logits[:, :shared] = self.steps.logits[:count, :shared]
-        self._records.view(-1, _WORDS)[:count, _word("position")] = positions
-        records = self._records[: count * _WORDS]
-        self._sampling(stream, logits, records, self._extras, self._extras, tokens, finite, adjusted=False)
-        proposals.copy_(torch.where(fits & (finite > 0), tokens, -1))
+            logits[:, :shared] = self.steps.logits[: len(positions), :shared]
+            logits[:, shared:] = _NEVER  # adjustments change it
+        self.draws.draw(stream, logits, slots, positions, fits, proposals)
 
     def _clamp(self, tokens: Tensor) -> None:
         """Reads ids that the draft model does not have as its last one."""

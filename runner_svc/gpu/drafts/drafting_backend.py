@@ -23,6 +23,7 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.fusions import Fusions
 from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend, Forward
 from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.drafts.draft_draws import DraftDraws
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
 from runner_svc.gpu.drafts.pending_step import PendingDraftedStep
@@ -115,7 +116,8 @@ class DraftingCudaBackend(CudaBackend):
             return packed
         records = packed.records.copy()
         records["position"][batch.starts[rows.sample_rows] < 0] = -1
-        records["reserved"] = np.isin(rows.sample_rows, batch.awaits)
+        if len(batch.awaits):
+            records["reserved"] = np.isin(rows.sample_rows, batch.awaits)
         return replace(packed, records=records)
 
     def _draw(
@@ -135,8 +137,12 @@ class DraftingCudaBackend(CudaBackend):
         self._sampling(stream, logits, own, ids, values, tokens, finite, adjusted=records.adjusted)
         outcomes = self._result[aligned(steps.most_sampled) :][:num_sampled]
         steps.launchers.accept(stream, own, tokens, finite, outcomes, stride)
+        self._accepted(own, outcomes, stride)
         self._copy(stream, self._result, buffers.result, len(self._result))
         return launch_row_logprobs(logits, tokens, batch, rows.sample_rows, records.asking, stride)
+
+    def _accepted(self, records: Tensor, outcomes: Tensor, stride: int) -> None:
+        """Launches what a drafter needs of a step's accepted draws; `records` are those of all draws."""
 
     def _keep_masked_rows(self, batch: StepBatch, rows: PackedRows) -> CudaMaskedRows:
         waiting = self._index(np.searchsorted(rows.sample_rows, batch.awaits) * rows.stride)
@@ -153,6 +159,10 @@ class DraftingCudaBackend(CudaBackend):
 
     def _make_sampling(self) -> SamplingLauncher:
         return self._launchers.sampling(self._slots.tokens, writes=False)
+
+    def _make_draft_draws(self) -> DraftDraws:
+        """Returns what draws drafts from logits of the target's ids."""
+        return DraftDraws(self._launchers.sampling(self._slots.tokens), self.num_slots, self._device.device)
 
     @property
     def _most_draws(self) -> int:

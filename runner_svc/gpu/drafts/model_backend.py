@@ -118,7 +118,7 @@ class ModelDraftingCudaBackend(DraftingCudaBackend):
 
     def _prepare_drafts(self, stream: int, batch: StepBatch, rows: PackedRows, records: PlacedRecords) -> None:
         if rows.stride > 1:
-            self._steps.draft.take_records(records.records.tensor(self._steps.packed))
+            self._steps.draft.draws.take(records, self._steps.packed)
         if self._catching_up is not None:
             (step, mixed, buffer), steps = self._catching_up, self._steps.draft.steps
             self._copy(stream, buffer, steps.packed, step.used)
@@ -143,7 +143,7 @@ class ModelDraftingCudaBackend(DraftingCudaBackend):
         draft = DraftModel(
             self._own_decoder,
             self._parts.launchers,
-            self._make_sampling(),
+            self._make_draft_draws(),
             self._slots,
             num_blocks=cache.num_blocks,
             block_size=self.block_size,

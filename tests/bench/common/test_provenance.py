@@ -135,6 +135,7 @@ OTHER_WRITERS = {
     "gpu_comparison.peers.servers",  # a tokenizer's configuration
     "speculation.first_layers",  # a model's configuration
     "speculation.medusa_training",  # that of heads
+    "speculation.peer",  # a job for its process
     "startup.random_checkpoint",  # a checkpoint's index
 }
 

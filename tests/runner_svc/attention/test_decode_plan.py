@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ def planners(draw: st.DrawFn) -> DecodePlanner:
         units=draw(st.integers(1, 8)),
         end_cost=end_cost,
         window=draw(st.none() | st.integers(1, 100)),
+        whole_limit=draw(st.sampled_from([0.0, 1.5, 50.0])),
     )
 
 
@@ -91,6 +92,7 @@ def test_blocks_share_all_tiles_and_agree_on_the_merging_block(planner: DecodePl
 
 @given(planners(), st.data())
 def test_plans_equal_those_of_the_reference(planner: DecodePlanner, data: st.DataObject) -> None:
+    planner = replace(planner, whole_limit=0.0)
     num_rows = data.draw(st.integers(1, planner.batch))
     longest = data.draw(st.sampled_from([4, 40, 700, 100_000]))
     lengths = np.array(data.draw(st.lists(st.integers(0, longest), min_size=num_rows, max_size=num_rows)), np.int32)
@@ -129,6 +131,22 @@ def test_few_rows_are_cut_where_no_block_merges_twice(rows: int, longest: int) -
     blocks = [part.block for each in parts for part in each]
     assert len(blocks) == len(set(blocks))
     assert max(part.end - part.begin for each in parts for part in each) == longest
+
+
+@pytest.mark.parametrize(
+    ("rows", "spread", "whole"), [(64, 40, True), (64, 400, False), (67, 0, False), (128, 0, True)]
+)
+def test_ranges_are_whole_where_that_costs_little(rows: int, spread: int, whole: bool) -> None:
+    """Of 264 blocks, 256 take 2 units each of 64 rows; those of 67 rows would take 3 each of 179 blocks."""
+    planner = DecodePlanner(batch=rows, grid=264, min_cost=6, units=8, end_cost=5, window=None, whole_limit=1.1)
+    lengths = [600 + row * spread // rows for row in range(rows)]
+    plan_rows, ranges = plan_of(planner, lengths)
+    parts = segments_of(planner, plan_rows, ranges)
+    assert len(parts) == 8 * rows
+    assert all(len(each) == 1 for each in parts.values()) == whole
+    if whole:
+        sizes = ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN]
+        assert (sizes > 0).sum() == 256
 
 
 def test_blocks_beyond_the_requested_number_have_no_work() -> None:

@@ -16,9 +16,10 @@ from runner_svc.execution.runner import Runner
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from runner_svc.weights.on_load import OnLoad
+from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.host_backend import no_progress
 from tests.support.known_texts import KnownTexts, Most, Stream, copies, stream_all
-from tests.support.parity import FLOAT32, ROUNDED
+from tests.support.parity import EXACT, FLOAT32, ROUNDED
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
@@ -26,6 +27,9 @@ MOST = 5
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "windows, soft caps": ("gemma2", {}),
+    "deterministic": ("llama", {"deterministic": True}),
+    "windows, deterministic": ("gemma2", {"deterministic": True}),
+    "experts, deterministic": ("mixtral", {"deterministic": True}),
     "transformers, windows": ("mistral", {"decoder": "transformers"}),
     "transformers": ("llama", {"decoder": "transformers"}),
     "RoPE by length": ("llama-dynamic", {}),
@@ -37,6 +41,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load(kind: str, folder: Path, drafter: KnownTexts | None = None) -> TorchBackend:
+    if "deterministic" in kind:
+        skip_where_refused()
     family, options = KINDS[kind]
     if not folder.exists():
         make_tiny_model(family, folder)
@@ -84,15 +90,16 @@ def assert_alike(plain: Stream, drafted: Stream, allowed_gap: float, allowed_err
     return 0
 
 
-@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows, soft caps", "transformers, windows", "fp8"]))
+@pytest.mark.parametrize("kind", choice([*KINDS], in_ci=["windows, deterministic", "transformers, windows", "fp8"]))
 def test_streams_equal_those_without_drafts(kind: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
     folder = tmp_path / "model"
     plain_backend = load(kind, folder)
-    rounded = "on_load" in KINDS[kind][1]
-    precision = ROUNDED if rounded else FLOAT32
+    options = KINDS[kind][1]
+    rounded = "on_load" in options
+    precision = ROUNDED if rounded else EXACT if options.get("deterministic") else FLOAT32
     drafter = KnownTexts(dice, NUM_TOKENS, wrong=0.2)
     backend = load(kind, folder, drafter)
     parted = tried = 0

@@ -17,7 +17,6 @@ import pytest
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.torch_backend import TorchBackend
 from scheduler_svc.link.runner_events import Loss
-from tests.support.deterministic_cpu import NEEDS_TRIED_CPU
 from tests.support.drafters import let_draft
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack, Stream
@@ -26,7 +25,7 @@ from tests.support.tested_backend import poison
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
-pytestmark = NEEDS_TRIED_CPU
+pytestmark = pytest.mark.usefixtures("deterministic_cpu")
 
 MAX_TOKENS, TOP = 24, 3
 

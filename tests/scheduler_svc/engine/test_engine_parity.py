@@ -1,5 +1,6 @@
 """Greedy output equals transformers' in float32 through the whole engine: random arrivals, chunks from one position to
-the whole prompt, every depth and block size, and a pool so small that preemption is the rule.
+the whole prompt, every depth and block size, and a pool so small that preemption is the rule. Of a deterministic
+backend it equals that of its own logits of a text alone, without any near tie.
 
 ROSTER_TEST_DEVICE selects the backend; one that overlaps has plans launched ahead, as many as the depth allows.
 """
@@ -28,18 +29,29 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
 from tests.support.drafters import let_draft
+from tests.support.exact_parity import ExactParity
 from tests.support.in_process import Stack, Submitted
 from tests.support.parity import Parity, Precision
 from tests.support.scripted_drafts import RandomDrafts
-from tests.support.tested_backend import TESTED, TESTED_AND_HOST, ModelBackend, TestedBackend, reference
+from tests.support.tested_backend import (
+    CPU,
+    DETERMINISTIC,
+    TESTED,
+    TESTED_AND_HOST,
+    ModelBackend,
+    TestedBackend,
+    parity_of,
+)
 from tests.support.tested_device import NEEDS_DEVICE
 from tests.support.thoroughness import FULL, choice, count
 from tests.support.tiny_models import NUM_TOKENS
 
-FAMILIES_IN_CI = ("llama-dynamic", "mistral", "gemma3", "qwen3-moe")
-"""In CI, on the CPU; tests/runner_svc/model/test_parity.py has each family without an engine."""
+FAMILIES_IN_CI = ("llama-dynamic", "mistral", "qwen3-moe")
+"""In CI, on the CPU, beside one of a deterministic backend. `tests/runner_svc/model/test_parity.py` has each without an
+engine."""
 FAMILIES = (
     *FAMILIES_IN_CI,
+    "gemma3",
     "llama-llama3",
     "qwen2",
     "qwen3",
@@ -67,7 +79,8 @@ REGEX = "(foo|ba+r)[0-9]{2,5}"
 pytestmark = NEEDS_DEVICE
 IN_CI = [device for device in TESTED_AND_HOST if device.name != "transformers"]
 """The sweep in tests/runner_svc/transformers_decoder does much the same with that one."""
-devices = pytest.mark.parametrize("device", choice(TESTED_AND_HOST, in_ci=IN_CI), ids=str)
+DEVICES = [*TESTED_AND_HOST, DETERMINISTIC] if TESTED is CPU else TESTED_AND_HOST
+devices = pytest.mark.parametrize("device", choice(DEVICES, in_ci=IN_CI), ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -135,13 +148,13 @@ def prompt_of(request: Submitted) -> list[int]:
     return np.frombuffer(request.submit.prompt, "<i4").tolist()
 
 
-def compare(stack: Stack, parity: Parity, max_tokens: int) -> None:
+def compare(stack: Stack, parity: Parity | ExactParity, max_tokens: int) -> None:
     requests = list(stack.requests.values())
     streams = [request.streams[0].tokens for request in requests]
     parity.check([prompt_of(request) for request in requests], streams, max_tokens)
 
 
-EVERYWHERE = [(family, device) for family in FAMILIES for device in TESTED_AND_HOST]
+EVERYWHERE = [(family, device) for family in FAMILIES for device in DEVICES]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +166,8 @@ EVERYWHERE = [(family, device) for family in FAMILIES for device in TESTED_AND_H
             for family in FAMILIES
             for device in IN_CI
             if family in (FAMILIES_IN_CI if device.share == 1 else ON_HOST)
-        ],
+        ]
+        + [pair for pair in EVERYWHERE if pair == ("gemma3", DETERMINISTIC)],
     ),
     ids=str,
 )
@@ -161,7 +175,7 @@ def test_engine_and_runner_give_the_tokens_of_generate(
     family: str, device: TestedBackend, tmp_path: Path, rng: random.Random
 ) -> None:
     folder = device.make_model(family, tmp_path / family, rng.randrange(1000))
-    parity = Parity(reference(folder, device.tiny), device.tiny)
+    parity = parity_of(device, folder)
     num_requests, preemptions = device.count(16, in_ci=4), 0
     for depth, block_size, step_tokens in ((1, 16, 6), (2, 8, 128), (3, 32, 17)):
         backend = load(device, folder, POOL_TOKENS, block_size)
@@ -181,7 +195,7 @@ def test_shared_prefixes_give_the_tokens_of_generate(
 ) -> None:
     """Two were trained to 32 positions: shorter prompts share blocks, longer ones must not."""
     folder = device.make_model(family, tmp_path / family, rng.randrange(1000))
-    parity = Parity(reference(folder, device.tiny), device.tiny)
+    parity = parity_of(device, folder)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(40)]
     lengths = [rng.randint(*rng.choice([(1, 40), (17, 28)])) for _ in range(24)]  # the kernels' block size, within 32
     prompts = [stem[:length] + [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 4))] for length in lengths]
@@ -209,7 +223,7 @@ def test_constrained_rows_take_the_likeliest_of_what_is_allowed(
 ) -> None:
     """They wait for masks among rows without any, and are preempted like them."""
     folder = device.make_model("qwen3", tmp_path / "tiny", rng.randrange(1000))
-    parity = Parity(reference(folder, device.tiny), device.tiny)
+    parity = parity_of(device, folder)
     stops = {"temperature": 0, "top_p": 1, "repetition_penalty": 1, "stop_ids": pack([IM_END_ID])}
     stack = Stack(depth=3, policy_parameters={"step_tokens": 24})
     backend = load(device, folder, 3 * POOL_TOKENS // 2, 16)
@@ -238,7 +252,7 @@ def test_streams_go_on_when_schedulers_restart_and_runners_are_lost(
     device: TestedBackend, tmp_path: Path, rng: random.Random
 ) -> None:
     folder = device.make_model("llama", tmp_path / "tiny", rng.randrange(1000))
-    parity = Parity(reference(folder, device.tiny), device.tiny)
+    parity = parity_of(device, folder)
     stack = Stack(depth=3, policy_parameters={"step_tokens": 24})
     backends = [load(device, folder, 2 * POOL_TOKENS, 16) for _ in range(2)]
     draft(stack, backends[0], rng)
@@ -259,14 +273,17 @@ def test_streams_go_on_when_schedulers_restart_and_runners_are_lost(
     parity.assert_few_ties()
 
 
-def test_smollm2_through_the_engine_gives_the_tokens_of_generate(rng: random.Random) -> None:
+@pytest.mark.parametrize(
+    "device", choice([TESTED, DETERMINISTIC] if TESTED is CPU else [TESTED], in_ci=[TESTED]), ids=str
+)
+def test_smollm2_through_the_engine_gives_the_tokens_of_generate(device: TestedBackend, rng: random.Random) -> None:
     try:
         folder = model_folder(DEFAULT_MODEL, default_cache_folder(), lambda what, share: None)
     except ModelNotFound as error:
         pytest.skip(str(error))
-    parity = Parity(reference(folder, TESTED.smollm2), TESTED.smollm2)
+    parity = parity_of(device, folder, device.smollm2)
     setup = Setup(2, 16, 16, num_requests=count(5, in_ci=4), max_tokens=count(20, in_ci=14))
-    backend = load(TESTED, folder, POOL_TOKENS, setup.block_size, TESTED.smollm2)
+    backend = load(device, folder, POOL_TOKENS, setup.block_size, device.smollm2)
     stack, preemptions = serve(backend, rng, setup)
     compare(stack, parity, setup.max_tokens)
     print(f"{preemptions} preemptions of {setup.num_requests} streams")
