@@ -6,13 +6,14 @@
 `--workload` is a file written by `bench.baselines.workload_file.write_workload`, with the same token ids for every
 system. Arrival times are kept (open loop): a request that arrives while the system is busy waits. Decoding is greedy,
 without stop tokens, so each request gets exactly its output tokens. The first two requests are served before the run
-and are not recorded.
+with a few output tokens, and are not recorded.
 """
 
 from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload
 from bench.common.on_gpu import require_gpu
-from roster_client.bench.load.workload import Workload
+from roster_client.bench.load.workload import LoadRequest, Workload
 from roster_client.bench.records.record import RequestRecord, Run, RunHeader
 from roster_client.bench.records.record_file import write_run
 from roster_client.bench.runs import provenance
@@ -33,7 +34,7 @@ from runner_svc.catalog.source import model_folder
 from runner_svc.settings.runner_settings import default_cache_folder
 
 NAMES = {"padded": "transformers, padded batches", "continuous": "transformers, continuous"}
-WARM_UP_REQUESTS = 2
+WARM_UP_REQUESTS, WARM_UP_TOKENS = 2, 16
 System = PaddedGenerate | ContinuousBatching
 
 
@@ -49,8 +50,14 @@ def measured(options: argparse.Namespace, workload: Workload) -> list[RequestRec
     torch.set_num_threads(options.threads)
     model = load(model_folder(options.model, default_cache_folder(), lambda *_: None), options.device)
     with started(options, model) as system:
-        system.run([*workload.requests[:WARM_UP_REQUESTS]])
+        system.run(warm_up(workload))
         return system.run(workload.requests)
+
+
+def warm_up(workload: Workload) -> list[LoadRequest]:
+    """Returns the workload's first requests with at most `WARM_UP_TOKENS` output tokens each."""
+    first = workload.requests[:WARM_UP_REQUESTS]
+    return [replace(request, output_tokens=min(WARM_UP_TOKENS, request.output_tokens)) for request in first]
 
 
 def header(options: argparse.Namespace, workload: Workload) -> RunHeader:

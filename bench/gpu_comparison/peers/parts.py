@@ -10,6 +10,8 @@ ROSTER, TUNED, VLLM, VLLM_SMALL, TRANSFORMERS = "roster", "roster-tuned", "vllm"
 PEERS = (VLLM, VLLM_SMALL)
 DECODE, DECODE_WIDE, AT_ONCE, PADDED = "decode", "decode-wide", "at-once", "padded"
 ONLINE = "online"
+PADDED_REQUESTS = 96
+"""Requests of `padded` without figures, three batches of 32."""
 DECODE_ROWS = {DECODE: (1, 8, 64, 256), DECODE_WIDE: (512, 1024)}
 """Rows of each decode load."""
 LOADS = {
@@ -45,7 +47,7 @@ _LOAD_S = {
     "qwen3-0.6b": {DECODE: 14.0, DECODE_WIDE: 35.0, AT_ONCE: 11.0, ONLINE: 9.0, PADDED: 80.0},
     "qwen3-30b-a3b": {DECODE: 22.0, DECODE_WIDE: 70.0, AT_ONCE: 29.0, ONLINE: 12.0, PADDED: 400.0},
 }
-"""Seconds of a load on an H200; of an online load, those besides its arrivals."""
+"""Seconds of a load on an H200; of an online load, those besides its arrivals; of `padded`, for `PADDED_REQUESTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def parse_parts(text: str) -> list[Part]:
 
 
 def _part(system: str, load: str) -> Part:
-    part = Part(system, f"{PADDED}:32:96" if load == PADDED else load)
+    part = Part(system, f"{PADDED}:32:{PADDED_REQUESTS}" if load == PADDED else load)
     try:
         wrong = (part.kind == ONLINE and not part.rate > 0) or (":" in part.load and part.count < 1)
         wrong |= part.load.count(":") != {ONLINE: 1, PADDED: 2}.get(part.kind, 0)
@@ -137,4 +139,6 @@ def start_s(shape: str, stage: Stage) -> float:
 def load_s(shape: str, part: Part) -> float:
     """Returns the estimated seconds of a part on a system that is ready."""
     seconds = _LOAD_S[shape][part.kind]
+    if part.kind == PADDED:
+        return seconds * part.count / PADDED_REQUESTS
     return seconds + part.count / part.rate if part.kind == ONLINE else seconds
