@@ -58,8 +58,17 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
+    "canonical products": Group(
+        ("canonical_residual", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2
+    ),
+    "deterministic": Group(
+        ("canonical_residual", "canonical_product", "log_softmax", "skinny_product"),
+        ("test_determinism",),
+        shards=4,
+        captures=True,
+    ),
     "int4": Group(
-        ("int4_product", "int4_dequantize"),
+        ("int4_product", "int4_wide", "int4_dequantize"),
         ("test_int4_offsets", "test_int4_product"),
         shards=2,
         but_not="14336 or 28672",

@@ -70,6 +70,9 @@ CASES = {
     "rotate-halves": ("rotate_halves", (BF16, "-DHEADS=32", "-DKV_HEADS=8", "-DHEAD_DIM=128")),
     "rotate-halves-odd": ("rotate_halves", (HALF, "-DHEADS=9", "-DKV_HEADS=3", "-DHEAD_DIM=80")),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
+    "canonical-take": ("canonical_residual", ("-DCANONICAL=1", "-DENDS=ENDS_TAKE", "-DPARTS=1")),
+    "canonical-add": ("canonical_residual", ("-DCANONICAL=1", "-DENDS=ENDS_RESIDUAL", "-DPARTS=2")),
+    "log-softmax": ("log_softmax", ("-DCANONICAL=1", "-DLOGIT=float", "-DVOCAB=151936")),
     "expert-routing": ("expert_routing", macros(routing_defines(QWEN))),
     "expert-routing-groups": ("expert_routing", macros(routing_defines(GROUPED))),
     "expert-rows": (
@@ -244,6 +247,28 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
     assert " 0 bytes spill stores" in log, log
     if tile == (2, 128):  # see test_barriers
         assert arrivals_before_loads_are_done(code) == []
+
+
+@pytest.mark.parametrize("ends", choice(["GATED", "STORE", "SUMS"], in_ci=["SUMS"]))
+def test_canonical_products_of_many_rows_compile_for_hopper(ends: str) -> None:
+    defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "CANONICAL": 1, "ENDS": f"ENDS_{ends}"}
+    code, log = compile_kernel(kernel_folder() / "gated_product.cu", "sm_90a", (BF16, *macros(defines)))
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert arrivals_before_loads_are_done(code) == []  # see test_barriers
+
+
+@pytest.mark.parametrize(
+    ("tokens", "split", "parts"), choice([(8, 2, 1), (128, 2, 1), (128, 1, 2)], in_ci=[(128, 1, 2)])
+)
+def test_canonical_products_of_few_rows_compile_for_hopper(tokens: int, split: int, parts: int) -> None:
+    variant = SkinnyVariant(tokens, split, 2, parts, canonical=True)
+    defines = variant.defines | {"EPILOGUE": "EPILOGUE_RESIDUAL", "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
+    code, log = compile_kernel(kernel_folder() / "skinny_product.cu", "sm_90a", macros(defines))
+    assert "warning" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert arrivals_before_loads_are_done(code) == []
 
 
 EXPERT_VARIANTS = (

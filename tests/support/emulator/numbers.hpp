@@ -59,13 +59,20 @@ inline int kind_depth(Kind kind) { return 32 / kind_bytes(kind); }  // elements 
 inline float element(unsigned bits, Kind kind) {
     return kind == kBf16 ? from_bf16(bits) : from_f16(kind == kE4m3 ? from_e4m3(bits) : bits);
 }
-inline unsigned subtract_pairs(unsigned a, unsigned b, Kind kind) {
+template <typename Operation>
+unsigned of_pairs(unsigned a, unsigned b, Kind kind, Operation operation) {
     unsigned result = 0;
     for (int i = 0; i < 2; i++) {
-        float difference = element(half(a, i), kind) - element(half(b, i), kind);
-        result |= static_cast<unsigned>(kind == kBf16 ? to_bf16(difference) : to_f16(difference)) << 16 * i;
+        float number = operation(element(half(a, i), kind), element(half(b, i), kind));
+        result |= static_cast<unsigned>(kind == kBf16 ? to_bf16(number) : to_f16(number)) << 16 * i;
     }
     return result;
+}
+inline unsigned subtract_pairs(unsigned a, unsigned b, Kind kind) {
+    return of_pairs(a, b, kind, [](float first, float second) { return first - second; });
+}
+inline unsigned multiply_pairs(unsigned a, unsigned b, Kind kind) {
+    return of_pairs(a, b, kind, [](float first, float second) { return first * second; });
 }
 
 
