@@ -127,9 +127,14 @@ class Auto(Policy):
 
     def _deep_budget(self, step_s: float, load: Load, times: StepTimes, rest: Budget) -> Budget:
         """Returns the budget where the queue is deep: whatever the target says, steps are large enough to be worth
-        their overhead, and prompts get at least as much time as decoding rows."""
+        their overhead, and prompts get at least as much time as decoding rows.
+
+        In a mixture of experts most of a step's overhead are the experts' weights, which no size of step makes small.
+        """
         if not load.decoding:
             return rest
+        if times.is_sparse:
+            return rest.within(max(self.parameters.min_tokens, times.efficient_prefill - load.decoding))
         decode_s = times.seconds(0, load.decoding, load.context)
         step_s = max(step_s, _WORTHWHILE * times.overhead_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
         tokens = max(self._within(step_s, load), times.efficient_prefill - load.decoding)

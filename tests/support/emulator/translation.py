@@ -25,7 +25,7 @@ _PREDEFINED = {
 _NOTHING = "(void)0"
 # Regular expressions that match PTX, with the statement for each: `{0}` is the first operand, outputs first.
 _STATEMENTS = (
-    (r"ex2\.approx", "{0} = exp2f({1})"),
+    (r"ex2\.approx", "{0} = emulator::exp2_approx({1})"),
     (r"rcp\.approx", "{0} = 1.0f / ({1})"),
     (r"cvt\.rn\.bf16x2\.f32", "{0} = emulator::to_bf16({1}) << 16 | emulator::to_bf16({2})"),
     (r"cvt\.rn\.f16x2\.f32", "{0} = emulator::to_f16({1}) << 16 | emulator::to_f16({2})"),
