@@ -4,7 +4,9 @@
 #include "canonical_segment.cuh"
 
 constexpr int kQuads = HEAD_DIM / 4;
-constexpr int kFoldBatch = COLUMNS > 16 ? 8 : 16;  // segments whose sums a thread loads at once
+// Segments whose sums a thread loads at once, if a row has many or few; with few, of several quads.
+constexpr int kManySegments = COLUMNS == 8 ? 24 : COLUMNS == 16 ? 16 : 12, kFewSegments = 4;
+constexpr int kQuadsOfFew = COLUMNS == 8 ? 1 : COLUMNS == 16 ? 4 : 3;
 
 // Where outputs of a (row, unit) go.
 struct Target {
@@ -43,6 +45,31 @@ __device__ __forceinline__ void write_whole(Sums& total, const Target& target, i
         }
     }
 }
+
+// Four adjacent dimensions of a query whose segments are folded.
+struct FoldedQuad {
+    float maximum = kLowest;
+    float sum = 0.0f;
+    float4 output = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+
+    __device__ __forceinline__ void add(float2 stats, float4 segment) {
+        FoldFactors factors = FoldFactors::of(maximum, stats.x);
+        sum = factors.sum(sum, stats.y);
+        output.x = factors.output(output.x, segment.x);
+        output.y = factors.output(output.y, segment.y);
+        output.z = factors.output(output.z, segment.z);
+        output.w = factors.output(output.w, segment.w);
+    }
+    __device__ __forceinline__ void write(const Target& target, int quad) {
+        int query = quad / kQuads;
+        float keep = 1.0f;
+        if (SINKS) keep = fold_sink(maximum, sum, target.sink(query));
+        float inverse = inverse_of(sum, target.value_unit);
+        *reinterpret_cast<uint2*>(target.at(query) + quad % kQuads * 4) =
+            make_uint2(stored_pair(scaled(output.x, keep, inverse), scaled(output.y, keep, inverse)),
+                       stored_pair(scaled(output.z, keep, inverse), scaled(output.w, keep, inverse)));
+    }
+};
 
 // Segments' sums of the (row, unit)s that several blocks share.
 struct Partial {
@@ -87,37 +114,47 @@ struct Partial {
 
     // Folds the `count` segments from `first` on and writes the output.
     __device__ __forceinline__ void fold(int first, int count, const Target& target) const {
+        if (count <= kFewSegments) {
+            fold_quads<kQuadsOfFew, kFewSegments>(first, count, target);
+        } else {
+            fold_quads<1, kManySegments>(first, count, target);
+        }
+    }
+
+private:
+    // Each thread folds `Quads` quads of dimensions at once, and loads `Batch` segments of them at once.
+    template <int Quads, int Batch>
+    __device__ __forceinline__ void fold_quads(int first, int count, const Target& target) const {
         int quads = query_count(target.unit) * kQuads;
-        for (int quad = threadIdx.x; quad < quads; quad += kThreads) {
-            int query = quad / kQuads, column = quad % kQuads;
-            float maximum = kLowest, sum = 0.0f;
-            float4 output = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            for (int base = 0; base < count; base += kFoldBatch) {
-                float2 own_stats[kFoldBatch];
-                float4 own_sums[kFoldBatch];
+        for (int quad = threadIdx.x; quad < quads; quad += Quads * kThreads) {
+            FoldedQuad folded[Quads];
+            for (int base = 0; base < count; base += Batch) {
+                float2 own_stats[Quads][Batch];
+                float4 own_sums[Quads][Batch];
 #pragma unroll
-                for (int i = 0; i < kFoldBatch; i++) {
-                    long long place = static_cast<long long>(first + min(base + i, count - 1)) * kUnitQueries + query;
-                    own_stats[i] = __ldcg(stats + place);
-                    own_sums[i] = __ldcg(reinterpret_cast<const float4*>(sums + place * HEAD_DIM) + column);
+                for (int n = 0; n < Quads; n++) {
+                    int own = min(quad + n * kThreads, quads - 1);
+#pragma unroll
+                    for (int i = 0; i < Batch; i++) {
+                        long long slot = first + min(base + i, count - 1), place = slot * kUnitQueries + own / kQuads;
+                        own_stats[n][i] = __ldcg(stats + place);
+                        own_sums[n][i] = __ldcg(reinterpret_cast<const float4*>(sums + place * HEAD_DIM) + own % kQuads);
+                        // What is folded beyond the end changes nothing. A branch would make loads wait for each other.
+                        if (base + i >= count) {
+                            own_stats[n][i] = make_float2(kLowest, 0.0f), own_sums[n][i] = make_float4(0, 0, 0, 0);
+                        }
+                    }
                 }
 #pragma unroll
-                for (int i = 0; i < kFoldBatch; i++) {
-                    if (base + i >= count) break;
-                    FoldFactors factors = FoldFactors::of(maximum, own_stats[i].x);
-                    sum = factors.sum(sum, own_stats[i].y);
-                    output.x = factors.output(output.x, own_sums[i].x);
-                    output.y = factors.output(output.y, own_sums[i].y);
-                    output.z = factors.output(output.z, own_sums[i].z);
-                    output.w = factors.output(output.w, own_sums[i].w);
+                for (int n = 0; n < Quads; n++) {
+#pragma unroll
+                    for (int i = 0; i < Batch; i++) folded[n].add(own_stats[n][i], own_sums[n][i]);
                 }
             }
-            float keep = 1.0f;
-            if (SINKS) keep = fold_sink(maximum, sum, target.sink(query));
-            float inverse = inverse_of(sum, target.value_unit);
-            *reinterpret_cast<uint2*>(target.at(query) + column * 4) =
-                make_uint2(stored_pair(scaled(output.x, keep, inverse), scaled(output.y, keep, inverse)),
-                           stored_pair(scaled(output.z, keep, inverse), scaled(output.w, keep, inverse)));
+#pragma unroll
+            for (int n = 0; n < Quads; n++) {
+                if (quad + n * kThreads < quads) folded[n].write(target, quad + n * kThreads);
+            }
         }
     }
 };

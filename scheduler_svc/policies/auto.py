@@ -47,6 +47,8 @@ _MOST_SLOW = 0.15
 _DEEP = 32
 """Steps of prompts from which a queue is deep: about a second with the longest default target, so that few of
 its first tokens can come soon."""
+_DEEP_SPARSE = 8
+"""The same in a mixture of experts, whose steps in a deep queue take about as long as four of its default targets."""
 _LEAST_PROMPT_SHARE = 1.0
 """Time for prompts, relative to that of the decoding rows, which prompts get even if the target is then missed."""
 _WORTHWHILE = 12
@@ -94,8 +96,12 @@ class Auto(Policy):
         if times is None or not times.known:
             return arrival_s
         position_s = times.position_s
-        waiting_s = ledger.waiting_tokens * position_s / max(1, ledger.runners)
-        if waiting_s > _DEEP * self._target_s(ledger.itl_target_s, times):
+        waiting = ledger.waiting_tokens / max(1, ledger.runners)
+        if times.is_sparse:
+            is_deep = waiting > _DEEP_SPARSE * times.efficient_prefill
+        else:
+            is_deep = waiting * position_s > _DEEP * self._target_s(ledger.itl_target_s, times)
+        if is_deep:
             output = min(1.0, math.log1p(request.max_tokens) / _LONGEST_OUTPUT)
             return arrival_s + float(self.parameters.ageing_s) * (1 - output)
         return arrival_s + float(self.parameters.patience) * request.prompt_tokens * position_s

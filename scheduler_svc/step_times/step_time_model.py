@@ -54,8 +54,9 @@ _EFFICIENT = 1.15
 _SPARSE_ROWS, _SPARSE = 8, 2.0
 """Where a step of this many rows takes more than this many times as long as one of a single row, rows read weights of
 their own, as in a mixture of experts: 3.2 times for 30B-A3B on an H200, 1.1 for dense models."""
-_EFFICIENT_SPARSE = 1.35
-"""As `_EFFICIENT`. There, steps of more positions gain for long, and rows that decode beside them wait."""
+_SPARSE_EFFICIENT = 2048
+"""Efficient positions there. Larger steps take less for each position, up to 8,192 and more, but rows that decode wait:
+of 1,024 to 8,192, the trace's 512 conversations at once were done soonest with 2,048 (30B-A3B, simulated)."""
 _UNMEASURED_EFFICIENT = 512
 """The same without measured steps: a GPU's products are efficient from about 512 rows."""
 _DRIFT_MEMORY = 50
@@ -136,9 +137,9 @@ class StepTimeModel:
         )
         rows = {cost.decode_rows: cost.step_ns for cost in costs if not cost.prompt_positions}
         self.is_sparse = self.on_gpu and rows.get(_SPARSE_ROWS, 0) > _SPARSE * rows.get(1, math.inf)
-        least = (_EFFICIENT_SPARSE if self.is_sparse else _EFFICIENT) * min((each for _, each in alone), default=0.0)
-        enough = [positions for positions, each in alone if each <= least]
-        self.efficient_prefill = min(enough, default=_UNMEASURED_EFFICIENT)
+        least = min((each for _, each in alone), default=0.0)
+        enough = [positions for positions, each in alone if each <= _EFFICIENT * least]
+        self.efficient_prefill = _SPARSE_EFFICIENT if self.is_sparse else min(enough, default=_UNMEASURED_EFFICIENT)
 
     # ------------------------------------------------------------------ observations
 

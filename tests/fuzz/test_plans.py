@@ -14,8 +14,9 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.execution.runner import Runner
 from tests.support.plans import SAMPLE, admission, plan, sampling
 from tests.support.random_plans import PlanFuzzer
+from tests.support.thoroughness import count
 
-PLANS = int(os.environ.get("ROSTER_FUZZ_PLANS", "5000"))
+PLANS = int(os.environ.get("ROSTER_FUZZ_PLANS", count(5000, in_ci=2500)))
 SEED = int(os.environ.get("ROSTER_FUZZ_SEED", random.randrange(1 << 32)))
 
 

@@ -1,6 +1,6 @@
 """Generated requests against validation: each is accepted, or refused with a sentence and a field.
 
-The default is 20,000; a million: `ROSTER_FUZZ_REQUESTS=1000000 pytest tests/fuzz/test_requests.py`.
+CI runs 10,000; a million: `ROSTER_FUZZ_REQUESTS=1000000 pytest tests/fuzz/test_requests.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from scheduler_svc.front.request.validation import ValidRequest, validate
 from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support.front_stack import front_stack
 from tests.support.random_messages import flipped, random_message, spoilt
+from tests.support.thoroughness import count
 
-REQUESTS = int(os.environ.get("ROSTER_FUZZ_REQUESTS", "20000"))
+REQUESTS = int(os.environ.get("ROSTER_FUZZ_REQUESTS", count(20000, in_ci=10000)))
 SEED = int(os.environ.get("ROSTER_FUZZ_SEED", random.randrange(1 << 32)))
 VOCAB, CONTEXT, POOL = 300, 128, 100
 CLEAN = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)

@@ -1,6 +1,6 @@
 """Generated schemas, regular expressions and grammars: each is refused with a sentence or works, and crashes nothing.
 
-CI runs 2,000; for at most 25 minutes: `ROSTER_FUZZ_SCHEMAS=100000 pytest -s tests/fuzz/test_schemas.py`.
+CI runs 1,000; for at most 25 minutes: `ROSTER_FUZZ_SCHEMAS=100000 pytest -s tests/fuzz/test_schemas.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from roster_protos import inference_pb2
 from tests.support.grammar_trials import GrammarTrials
 from tests.support.processes import RosterProcesses
 from tests.support.random_constraints import random_constraint
+from tests.support.thoroughness import count
 
-SCHEMAS = int(os.environ.get("ROSTER_FUZZ_SCHEMAS", "2000"))
+SCHEMAS = int(os.environ.get("ROSTER_FUZZ_SCHEMAS", count(2000, in_ci=1000)))
 SEED = int(os.environ.get("ROSTER_FUZZ_SEED", "17"))
 LIMIT_S = float(os.environ.get("ROSTER_FUZZ_SECONDS", "1500"))
 SERVED = max(40, SCHEMAS // 100)

@@ -75,7 +75,16 @@ def all_steps(case: CanonicalCase, expected: torch.Tensor, positions: tuple[int,
 @CACHES
 @pytest.mark.parametrize("window, soft_cap, sinks", KINDS)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_every_step_has_the_twins_bits(heads, window, soft_cap, sinks, fp8_cache, low, seed, monkeypatch) -> None:
+def test_every_step_has_the_twins_bits(
+    heads: tuple[int, int, int],
+    window: int | None,
+    soft_cap: float | None,
+    sinks: bool,
+    fp8_cache: bool,
+    low: bool,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = random.Random(seed)
     counts = (rng.randrange(300, 700), rng.randrange(1, 300), rng.randrange(1, 40), rng.randrange(200, 400))
     befores = (rng.randrange(0, 400), 0, rng.randrange(1000, 2500), rng.randrange(0, 1500))

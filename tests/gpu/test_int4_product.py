@@ -62,6 +62,7 @@ WIDE = (
     *(ProductCase(tokens, MatrixCase(4096, 14336), STORE, wide=132) for tokens in (64, 256)),
     *(ProductCase(tokens, MatrixCase(4096, 14336), ADD, wide=132) for tokens in (33, 64, 128)),
     *(ProductCase(tokens, MatrixCase(4096, 4096), ADD, wide=132) for tokens in (64, 101)),
+    *(ProductCase(tokens, MatrixCase(4096, 4096, 32, has_zeros=True), STORE, wide=132) for tokens in (101, 200)),
     ProductCase(70, MatrixCase(192, 576, 64, has_zeros=True, scale=F16), STORE, wide=7),
     ProductCase(90, MatrixCase(28672, 4096, 64, has_zeros=True), GATED, wide=132),
     ProductCase(200, MatrixCase(3072, 576, 32, has_order=True, scale=F32), GATED, wide=132),

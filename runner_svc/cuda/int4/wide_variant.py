@@ -8,6 +8,7 @@ from typing import ClassVar
 from runner_svc.cuda.int4.int4_variant import PITCH_PADDING, SHARED_BYTES
 from runner_svc.cuda.int4.packed_matrix import STRIP_ROWS, TILE_ROWS
 
+ADDS = "EPILOGUE_RESIDUAL"
 _TILE_STRIPS = TILE_ROWS // STRIP_ROWS
 _STRIPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # for which wgmma has a width
 _ENOUGH_STRIPS = 8
@@ -43,17 +44,19 @@ class WideVariant:
         cls, multiprocessors: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int, epilogue: str
     ) -> WideVariant:
         """Returns the variant for x of `num_tokens` rows and W of `tiles` by `steps` tiles."""
-        tokens, gated = 64 if num_tokens <= 64 else 128, epilogue == "EPILOGUE_GATED"
-        units, most = tiles * _TILE_STRIPS // (1 + gated), 8 if epilogue == "EPILOGUE_RESIDUAL" else 14
-        strips, split = 1, 1
-        for split in (1, 2):  # clusters of four do not fill an H200
+        tokens, gated, adds = 64 if num_tokens <= 64 else 128, epilogue == "EPILOGUE_GATED", epilogue == ADDS
+        units, strips, split = tiles * _TILE_STRIPS // (1 + gated), 1, 1
+        for split in (1, 2):
             own = -(-units * split // multiprocessors) * (1 + gated)
-            strips = next((one for one in _STRIPS if one >= own and one % (1 + gated) == 0), 14)
+            strips = next((one for one in _STRIPS if one >= own and one % (1 + gated) == 0), _STRIPS[-1])
             if strips >= _ENOUGH_STRIPS or 2 * split * _FEWEST_STEPS > steps:
                 break
-        strips = min(strips, most)
-        if epilogue == "EPILOGUE_RESIDUAL":  # the sums of squares are those of 8, 16 or 32 adjacent lanes
-            strips = max(2, 1 << (strips - 1).bit_length())
+        if adds:  # the sums of squares are those of 8, 16 or 32 adjacent lanes
+            strips = max(2, 1 << (min(strips, 8) - 1).bit_length())
+        elif not gated and split == 2 and strips < _ENOUGH_STRIPS and steps >= 4 * _FEWEST_STEPS:
+            own = -(-units * 4 // (multiprocessors * 7 // 8))  # clusters of four do not fill an H200
+            if own <= _MOST_STRIPS_OF_FOUR:
+                strips, split = next(one for one in _STRIPS if one >= own), 4
         # With four warpgroups, the assembler accepts no instruction of more than 128 registers.
         converters = 3 if tokens == 128 and strips > _MOST_STRIPS_OF_FOUR else 7
         return cls(tokens, strips, split, converters, tile_bytes, gated)

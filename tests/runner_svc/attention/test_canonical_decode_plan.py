@@ -43,7 +43,7 @@ def plan_of(planner: CanonicalDecodePlanner, lengths: list[int]) -> tuple[np.nda
 def check(planner: CanonicalDecodePlanner, lengths: list[int]) -> None:
     """Walks over the ranges as kernels/canonical_decode.cu does."""
     rows, ranges = plan_of(planner, lengths)
-    done = defaultdict(list)
+    done: dict[tuple[int, int], list[int]] = defaultdict(list)
     bases: dict[tuple[int, int], set[int]] = defaultdict(set)
     for words in ranges:
         begin, end = words[8:10]

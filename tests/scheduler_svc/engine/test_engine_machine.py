@@ -324,6 +324,6 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=count(80, in_ci=20), stateful_step_count=50, deadline=None, phases=(Phase.generate,)
+    max_examples=count(80, in_ci=14), stateful_step_count=50, deadline=None, phases=(Phase.generate,)
 )
 TestEngine = EngineMachine.TestCase

@@ -26,7 +26,7 @@ from tests.scheduler_svc.engine.test_engine_machine import EOS_PROBABILITY, Engi
 from tests.support.mask_handles import dies_once
 from tests.support.thoroughness import count
 
-NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", count(40, in_ci=20)))
+NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", count(40, in_ci=14)))
 
 
 CRASHES = [Loss.FAULT, Loss.MEMORY, Loss.HUNG, Loss.REPLACED]

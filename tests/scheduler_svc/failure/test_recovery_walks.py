@@ -26,7 +26,7 @@ from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryM
 from tests.support.constraints import CONSTRAINTS
 from tests.support.thoroughness import count
 
-NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", count(25, in_ci=12)))
+NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", count(25, in_ci=9)))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 
 POLICIES = available_policies()

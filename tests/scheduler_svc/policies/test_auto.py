@@ -205,6 +205,12 @@ def test_a_deep_queue_of_a_mixture_of_experts_gets_steps_of_one_size() -> None:
     for decoding in (1, 40, 200):
         one = load(step_times=times, decoding=decoding, context=1500 * decoding, waiting_tokens=700_000)
         assert auto().budget(one).prefill_tokens == 2048 - decoding
+    ledger = Ledger()
+    ledger.step_times = times
+    for waiting, longer_goes_first in ((10_000, False), (20_000, True)):
+        ledger.count_waiting = lambda waiting=waiting: waiting  # type: ignore[misc]
+        long, short = (auto().key(request(1.0, 1000, output), ledger) for output in (700, 20))
+        assert (long < short) == longer_goes_first
 
 
 def test_no_request_is_overtaken_by_one_that_arrives_later_than_its_bound() -> None:
