@@ -54,7 +54,7 @@ class WideVariant:
         if adds:  # the sums of squares are those of 8, 16 or 32 adjacent lanes
             strips = max(2, 1 << (min(strips, 8) - 1).bit_length())
         elif not gated and split == 2 and strips < _ENOUGH_STRIPS and steps >= 4 * _FEWEST_STEPS:
-            own = -(-units * 4 // (multiprocessors * 7 // 8))  # clusters of four do not fill an H200
+            own = -(-units * 4 // (multiprocessors * 7 // 8))  # 32 clusters of four take two turns on an H200
             if own <= _MOST_STRIPS_OF_FOUR:
                 strips, split = next(one for one in _STRIPS if one >= own), 4
         # With four warpgroups, the assembler accepts no instruction of more than 128 registers.
