@@ -12,7 +12,7 @@
 // and notes where their outputs will lie. While the routing still runs, L2 gets the weights of the first tiles, on the guess
 // that each expert has one job.
 //
-// Macros: SCALAR; TOKENS, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
+// Macros: SCALAR; TOKENS, 32, 64, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
 // then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
 #include "expert_ring.cuh"
@@ -127,12 +127,20 @@ __device__ __forceinline__ void gather_into_ring(
     Ring<STAGES> ring(1);
     Work work = first_work(problem);
     const int total = load_job(problem.jobs) * problem.tiles;
-    for (int index = blockIdx.x; index < total; index += gridDim.x) {
+    int given = 0;  // steps whose weights have been asked for: those of the first tile before its rows are known
+    if (leads && static_cast<int>(blockIdx.x) < total) {
+        given = min(STAGES, problem.steps);
+        for (int i = 0; i < given; i++) {
+            barrier_expect(shared.full(i), kWeightBytes);
+            copies.copy_weights(work, i, i);
+        }
+    }
+    for (int index = blockIdx.x; index < total; index += gridDim.x, given = 0) {
         if (index != static_cast<int>(blockIdx.x)) work = Work(problem, index);
         job.find(problem, work, places);
         for (int step = 0; step < problem.steps; step++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
-            if (leads) {
+            if (leads && step >= given) {
                 barrier_expect(shared.full(ring.stage), kWeightBytes);
                 copies.copy_weights(work, step, ring.stage);
             }
@@ -168,12 +176,16 @@ private:
         else if (columns <= 16) multiply<16>();
         else if (columns <= 24) multiply<24>();
         else if (columns <= 32) multiply<32>();
+#if TOKENS > 32
         else if (columns <= 48) multiply<48>();
         else if (columns <= 64) multiply<64>();
+#endif
+#if TOKENS > 64
         else if (columns <= 80) multiply<80>();
         else if (columns <= 96) multiply<96>();
         else if (columns <= 112) multiply<112>();
         else if (columns <= 128) multiply<128>();
+#endif
 #if TOKENS > 128
         else if (columns <= 136) multiply<136>();
         else if (columns <= 144) multiply<144>();

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "fp8_rounding.cuh"
+#include "fp8_wgmma.cuh"
 #include "hopper_cluster.cuh"
-#include "wgmma.cuh"
 
 using Scalar = __nv_bfloat16;
 
@@ -27,24 +27,18 @@ constexpr int kBatch = 8;      // segments in flight per warp
 static_assert(!RESIDENT || SPLIT == 1, "a block that rounds x sees whole rows");
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
-#define WGMMA(SHAPE, REGISTERS, A, B, P, ...)                                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned." SHAPE               \
-                 ".f32.e4m3.e4m3 {" REGISTERS "}, " A ", " B ", p, 1, 1;\n}"                                     \
-                 : __VA_ARGS__                                                                                   \
-                 : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate))
-
 // d [64, TOKENS] (+)= a [64, 32] * b [TOKENS, 32]^T
 __device__ __forceinline__ void multiply(float (&d)[kAccumulators], unsigned a, unsigned b, int accumulate) {
 #if TOKENS == 8
-    WGMMA("m64n8k32", REGISTERS_WIDE_4, "%4", "%5", "%6", ACCUMULATORS_WIDE_4(d));
+    WGMMA_E4M3("m64n8k32", REGISTERS_WIDE_4, "%4", "%5", "%6", ACCUMULATORS_WIDE_4(d));
 #elif TOKENS == 16
-    WGMMA("m64n16k32", REGISTERS_WIDE_8, "%8", "%9", "%10", ACCUMULATORS_WIDE_8(d));
+    WGMMA_E4M3("m64n16k32", REGISTERS_WIDE_8, "%8", "%9", "%10", ACCUMULATORS_WIDE_8(d));
 #elif TOKENS == 32
-    WGMMA("m64n32k32", REGISTERS_WIDE_16, "%16", "%17", "%18", ACCUMULATORS_WIDE_16(d));
+    WGMMA_E4M3("m64n32k32", REGISTERS_WIDE_16, "%16", "%17", "%18", ACCUMULATORS_WIDE_16(d));
 #elif TOKENS == 64
-    WGMMA("m64n64k32", REGISTERS_WIDE_32, "%32", "%33", "%34", ACCUMULATORS_WIDE_32(d));
+    WGMMA_E4M3("m64n64k32", REGISTERS_WIDE_32, "%32", "%33", "%34", ACCUMULATORS_WIDE_32(d));
 #elif TOKENS == 128
-    WGMMA("m64n128k32", REGISTERS_WIDE_64, "%64", "%65", "%66", ACCUMULATORS_WIDE_64(d));
+    WGMMA_E4M3("m64n128k32", REGISTERS_WIDE_64, "%64", "%65", "%66", ACCUMULATORS_WIDE_64(d));
 #else
 #error "TOKENS is 8, 16, 32, 64 or 128"
 #endif

@@ -9,13 +9,28 @@
 // A cluster has CLUSTER_ROWS by CLUSTER_COLUMNS adjacent tiles. Blocks that need the same rows of x, or the same
 // weights, each copy a part for all of them. Rows of x beyond the end are copied as zeros and not written.
 //
+// With CANONICAL the sums are those of skinny_product.cu, bit for bit: rows are scaled by 1 / rms, and ENDS may be a
+// product without gates, whose first half of columns stands for G and whose second for U.
+//
 // Macros: SCALAR; ACTIVATION, of activation.cuh; CONSUMERS, 2 or 3; COLUMNS, a multiple of 16 from 48 to 128, or 96 or
-// 112 with three consumers; STAGES; CLUSTER_ROWS and CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES.
+// 112 with three consumers; STAGES; CLUSTER_ROWS and CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES; CANONICAL, 1 for
+// the kernel canonical_product, with ENDS, one of those below.
 
 #include "activation.cuh"
+#include "canonical_norm.cuh"
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
 #include "wgmma.cuh"
+
+#ifndef CANONICAL
+#define CANONICAL 0
+#endif
+#ifndef ENDS
+#define ENDS 0
+#endif
+#define ENDS_GATED 0  // out [rows, columns] = activation(scale * gate) * (scale * up)
+#define ENDS_STORE 1  // out [rows, 2 * columns] = scale * sums
+#define ENDS_SUMS 2   // out [rows, 2 * columns], float32 = sums
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -35,6 +50,11 @@ constexpr int kCluster = CLUSTER_ROWS * CLUSTER_COLUMNS;
 constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // rows of x that a block copies
 constexpr int kProducerRegisters = CONSUMERS == 2 ? 40 : 32, kConsumerRegisters = CONSUMERS == 2 ? 232 : 160;
 constexpr int kHeadStartBarrier = 1;
+#if ENDS == ENDS_SUMS
+using Out = float;
+#else
+using Out = Scalar;
+#endif
 
 // Shared memory: the ring, with x, gate and up in each stage; then a full and an empty barrier for each stage.
 struct Shared {
@@ -95,25 +115,26 @@ struct Producer {
     const TensorMap* weights;
     int num_columns;
     Member member;
+    int first_step;  // pieces of 64 columns of x before those that are multiplied
 
     __device__ __forceinline__ void copy_inputs(int stage, const Place& place, int step) const {
         const unsigned target = shared.inputs(stage) + member.column * kPartRows * 128;
         const int row = place.row + member.column * kPartRows;
         if (CLUSTER_COLUMNS == 1) {
-            copy_tensor(target, inputs, 0, row, step, shared.full(stage));
+            copy_tensor(target, inputs, 0, row, first_step + step, shared.full(stage));
         } else {
-            copy_tensor_to(member.same_inputs(), target, inputs, 0, row, step, shared.full(stage));
+            copy_tensor_to(member.same_inputs(), target, inputs, 0, row, first_step + step, shared.full(stage));
         }
     }
 
     __device__ __forceinline__ void copy_weights(int stage, const Place& place, int step) const {
         const unsigned gate = shared.weights(stage), full = shared.full(stage);
         if (CLUSTER_ROWS == 1) {
-            copy_tensor(gate, weights, 0, place.column, step, full);
-            copy_tensor(gate + kWeightBytes, weights, 0, num_columns + place.column, step, full);
+            copy_tensor(gate, weights, 0, place.column, first_step + step, full);
+            copy_tensor(gate + kWeightBytes, weights, 0, num_columns + place.column, first_step + step, full);
         } else {  // one block copies the gate's rows, the other those of up
             copy_tensor_to(member.same_weights(), gate + member.row * kWeightBytes, weights, 0,
-                           member.row * num_columns + place.column, step, full);
+                           member.row * num_columns + place.column, first_step + step, full);
         }
     }
 
@@ -150,6 +171,9 @@ struct Consumer {
     unsigned input_matrix, weight_matrix;
     Ring<STAGES> ring;
     float sums[kProducts][kProductSums];  // of gate, then of up
+#if CANONICAL
+    float scales[2];  // of the rows lane / 4 and lane / 4 + 8
+#endif
 
     // Releases a stage to all blocks that copy into it.
     __device__ __forceinline__ void release(int stage) const {
@@ -204,14 +228,15 @@ struct Consumer {
         }
     }
 
-    // Two outputs of the row lane / 4 + half * 8, in the columns block * 8 + lane % 4 * 2.
-    __device__ __forceinline__ unsigned outputs(int block, int half) const {
-        const int gate = 4 * block + 2 * half, up = gate + COLUMNS / 2;
-        return Tensor16<Scalar>::pack(ACTIVATION(sum(gate)) * sum(up), ACTIVATION(sum(gate + 1)) * sum(up + 1));
+    // Two outputs of the row lane / 4 + half * 8, in the columns block * 8 + lane % 4 * 2. Part 1: of U alone.
+    __device__ __forceinline__ unsigned outputs(int block, int half, int part) const {
+        const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
+        return Tensor16<Scalar>::pack(ended(first, half), ended(first + 1, half));
     }
 
     // Writes a tile's outputs; quads exchange columns, so that a lane stores 16 bytes at a time.
-    __device__ __forceinline__ void write(const Place& place, Scalar* out, int num_rows, int num_columns) const {
+    __device__ __forceinline__ void write(
+        const Place& place, Scalar* out, int num_rows, int num_columns, long long pitch, int part) const {
         const int lane = threadIdx.x & 31, quad = lane & 3;
         const bool odd = quad & 1, upper = quad & 2;
         const int first_row = place.row + index * 64, row = first_row + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
@@ -222,36 +247,118 @@ struct Consumer {
             for (int i = 0; i < COLUMNS / 32; i++) {
                 unsigned words[4];
 #pragma unroll
-                for (int j = 0; j < 4; j++) words[j] = outputs(4 * i + j, half);
+                for (int j = 0; j < 4; j++) words[j] = outputs(4 * i + j, half, part);
                 exchange_in_quad(words, odd, upper);
-                store(words, row + half * 8, place.column + i * 32 + quad * 8, out, num_rows, num_columns);
+                const int column = place.column + i * 32 + quad * 8;
+                if (row + half * 8 < num_rows && column < num_columns) store(words, out + (row + half * 8) * pitch + column);
             }
         }
         if (COLUMNS % 32) {  // 16 columns of both rows at a time
             unsigned words[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) words[j] = outputs(COLUMNS / 8 - 2 + (j & 1), j >> 1);
+            for (int j = 0; j < 4; j++) words[j] = outputs(COLUMNS / 8 - 2 + (j & 1), j >> 1, part);
             exchange_in_quad(words, odd, upper);
-            store(words, row + (quad >> 1) * 8, place.column + COLUMNS - 16 + (quad & 1) * 8, out, num_rows, num_columns);
+            const int own_row = row + (quad >> 1) * 8, column = place.column + COLUMNS - 16 + (quad & 1) * 8;
+            if (own_row < num_rows && column < num_columns) store(words, out + own_row * pitch + column);
         }
     }
 
+#if CANONICAL
+    // Four lanes share a row, as row_squares needs.
+    __device__ __forceinline__ void read_scales(
+        const Place& place, const float* squares, int tiles, float inverse_width, float eps, int num_rows) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = place.row + index * 64 + (threadIdx.x & 127) / 32 * 16 + (lane >> 2) + half * 8;
+            const bool reads = squares != nullptr && row < num_rows;
+            const float sum = row_squares(reads ? squares + squares_place(row, tiles) : nullptr, tiles, lane & 3);
+            scales[half] = squares != nullptr ? inverse_rms(sum, inverse_width, eps) : 1.0f;
+        }
+    }
+
+    // Adds the sums of the parts before, float32 [num_rows, 2 * num_columns].
+    __device__ __forceinline__ void add_earlier(
+        const Place& place, const float* earlier, int num_rows, int num_columns) {
+        const int lane = threadIdx.x & 31, quad = lane & 3;
+        const int row = place.row + index * 64 + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (row + half * 8 >= num_rows) continue;
+#pragma unroll
+            for (int block = 0; block < COLUMNS / 8; block++) {
+                const int column = place.column + block * 8 + quad * 2;
+                if (column >= num_columns) continue;
+#pragma unroll
+                for (int part = 0; part < 2; part++) {
+                    const float* from = earlier + (row + half * 8) * 2LL * num_columns + part * num_columns + column;
+                    const auto pair = load_vector<float, 2>(from);
+                    const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        float& own = sums[(first + j) / kProductSums][(first + j) % kProductSums];
+                        own = __fadd_rn(pair[j], own);
+                    }
+                }
+            }
+        }
+    }
+
+#if ENDS == ENDS_SUMS
+    __device__ __forceinline__ void write_sums(
+        const Place& place, float* out, int num_rows, int num_columns, long long pitch, int part) const {
+        const int lane = threadIdx.x & 31, quad = lane & 3;
+        const int first_row = place.row + index * 64, row = first_row + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (row + half * 8 >= num_rows) continue;
+#pragma unroll
+            for (int block = 0; block < COLUMNS / 8; block++) {
+                const int first = 4 * block + 2 * half + part * (COLUMNS / 2), column = place.column + block * 8 + quad * 2;
+                if (column >= num_columns) continue;
+                const Vector<float, 2> pair{{added(first), added(first + 1)}};
+                store_vector(out + (row + half * 8) * pitch + column, pair);
+            }
+        }
+    }
+#endif
+#endif
+
 private:
+#if CANONICAL
+    // -0 becomes +0, as where parts are added to zero.
+    __device__ __forceinline__ float added(int i) const { return __fadd_rn(sum(i), 0.0f); }
+    __device__ __forceinline__ float scaled(int i, int half) const { return __fmul_rn(added(i), scales[half]); }
+#else
+    __device__ __forceinline__ float scaled(int i, int half) const { return sum(i); }
+#endif
+    // What becomes of a sum of G, or without gates of any sum.
+    __device__ __forceinline__ float ended(int i, int half) const {
+        return ENDS == ENDS_GATED ? ACTIVATION(scaled(i, half)) * scaled(i + COLUMNS / 2, half) : scaled(i, half);
+    }
     __device__ __forceinline__ float sum(int i) const { return sums[i / kProductSums][i % kProductSums]; }
 
-    static __device__ __forceinline__ void store(
-        const unsigned (&words)[4], int row, int column, Scalar* out, int num_rows, int num_columns) {
-        if (row >= num_rows || column >= num_columns) return;
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * num_columns + column) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+    static __device__ __forceinline__ void store(const unsigned (&words)[4], Scalar* place) {
+        *reinterpret_cast<uint4*>(place) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 };
 
 // inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: the same of G above U in boxes of COLUMNS
 // rows. `out` is [num_rows, num_columns], num_columns a multiple of 8. tile_rows and tile_columns count clusters.
+#if CANONICAL
+// squares: of x's rows (canonical_norm.cuh), in `tiles_of_x` tiles, or null if x has no scale; inverse_width: 1 / (elements of
+// a row of x); first_step: pieces of 64 columns of x before the `steps` that are multiplied; earlier: their sums, float32
+// [num_rows, 2 * num_columns], or null; may be `out`.
+extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) canonical_product(
+    const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Out* out, int steps,
+    int num_rows, int num_columns, int tile_rows, int tile_columns, int group, const float* squares, int tiles_of_x,
+    float inverse_width, float eps, int first_step, const float* earlier) {
+#else
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) gated_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Scalar* out, int steps,
     int num_rows, int num_columns, int tile_rows, int tile_columns, int group) {
+    constexpr int first_step = 0;
+#endif
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     const Member member = Member::self();
@@ -270,7 +377,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
         if (threadIdx.x == CONSUMERS * 128) {
-            Producer{shared, &inputs, &weights, num_columns, member}.produce(tiles, steps);
+            Producer{shared, &inputs, &weights, num_columns, member, first_step}.produce(tiles, steps);
         }
         __syncwarp();
     } else {
@@ -278,10 +385,29 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
         Consumer consumer{shared, member, warpgroup, (threadIdx.x & 127) == 0,
                           matrix_descriptor(shared.inputs(0) + warpgroup * (64 * 128), 16),
                           matrix_descriptor(shared.weights(0), 16), Ring<STAGES>(0)};
+#if CANONICAL
+        wait_for_predecessors();  // the squares are read
+#endif
         consumer.await_head_start();
         for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
             consumer.multiply(steps, tile == tiles.first());
-            consumer.write(Place(tiles, tile, member), out, num_rows, num_columns);
+#if CANONICAL
+            const Place place(tiles, tile, member);
+            if (earlier != nullptr) consumer.add_earlier(place, earlier, num_rows, num_columns);
+            consumer.read_scales(place, squares, tiles_of_x, inverse_width, eps, num_rows);
+            constexpr int kParts = ENDS == ENDS_GATED ? 1 : 2;  // of the columns
+#pragma unroll
+            for (int part = 0; part < kParts; part++) {
+#if ENDS == ENDS_SUMS
+                consumer.write_sums(place, out + part * num_columns, num_rows, num_columns, 2LL * num_columns, part);
+#else
+                consumer.write(
+                    place, out + part * num_columns, num_rows, num_columns, static_cast<long long>(kParts) * num_columns, part);
+#endif
+            }
+#else
+            consumer.write(Place(tiles, tile, member), out, num_rows, num_columns, num_columns, 0);
+#endif
         }
     }
     if (kCluster > 1) cluster_sync();  // others may still copy into this block, and arrive at its barriers

@@ -1,93 +1,29 @@
 // The multiplying warpgroups of the Hopper prefill.
 #pragma once
 
-#include "hopper_converter.cuh"
+#include "hopper_products.cuh"
 #include "hopper_softmax.cuh"
-#include "wgmma.cuh"
-
-using ScoreProduct = Wgmma<Operand, kScores>;
-using ValueProduct = Wgmma<Operand, kOutputs>;
 
 // One of the two multiplying warpgroups.
-struct Consumer {
-    Shared shared;
-    int window;
-    float soft_cap;
-    Scalar* output;
-    long long output_stride;
-
-    const float* cache_scales;
-    const float* sinks;
-    float scale;
-
-    int index;  // of the warpgroup
-    bool leads;  // this thread arrives for the warpgroup
-    int warp_row;  // the warp's first query in a piece
-    unsigned query_matrix, key_matrix, value_matrix;
-    Ring<QUERY_STAGES> query_ring;
-    Ring<KEY_STAGES> key_ring;
-    Ring<VALUE_STAGES> value_ring;
+struct Consumer : Products {
+    static constexpr float kScoreUnit = kLog2E;  // of Products::scale
     Softmax softmax;
-    int round;  // of the current piece
-    int position;  // of the warp's first query
-    int tile;      // of keys
-    int first_tile;
-    int plain_begin, plain_end;  // tiles whose keys are all visible to all of the warpgroup's queries
     bool begins;  // the current tile is the first computed one of its piece
-    float scores[kScores];
-    float outputs[kOutputs];
 
-    // Starts the product of the queries and keys of the current stages.
-    __device__ __forceinline__ void score() {
-        // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
-        unsigned a = __shfl_sync(kFullWarp, query_matrix + query_ring.stage * (kQueryTileBytes >> 4), 0);
-        unsigned b = __shfl_sync(kFullWarp, key_matrix + key_ring.stage * (kTileBytes >> 4), 0);
-#pragma unroll
-        for (int k = 0; k < HEAD_DIM / 16; k++) {
-            int part = k / 4, step = k % 4 * 2;
-            ScoreProduct::multiply(
-                scores, a + part * (kQueryPartBytes >> 4) + step, b + part * (kKeyPartBytes >> 4) + step, k > 0);
-        }
-        wgmma_commit();
-    }
-
-    // Starts the product of the probabilities `p` and the next stage's values.
-    __device__ __forceinline__ void mix(const unsigned (&p)[kScores / 2], bool accumulate) {
-        barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
-        unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);
-        wgmma_fence();  // otherwise the compiler puts one into the wait's loop and serializes all products
-#pragma unroll
-        for (int k = 0; k < kGroups; k++) {
-            ValueProduct::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
-        }
-        wgmma_commit();
+    static __device__ __forceinline__ Consumer of(const Products& products) {
+        return Consumer{products, Softmax{products.scale}};
     }
 
     // Begins the next piece, once its queries are at `query_ring.stage`. Returns false if there is none.
     __device__ __forceinline__ bool take_piece() {
-        barrier_wait(shared.queries().full(query_ring.stage), query_ring.parity);
-        PieceRecord record = PieceRecord::load(shared.record(++round));
+        PieceRecord record = next_record();
         if (record.rows == 0) return false;
-        position = record.position + warp_row;
-        tile = record.last_keys;
-        first_tile = record.first_keys;
-        int query = record.position + index * 64;  // the warpgroup's first
-        plain_end = (query + 1) / kKeys;
-        plain_begin = max(first_tile, (max(query + 63 - window, -1) + kKeys) / kKeys);
+        begin_piece(record, record.last_keys, record.first_keys);
 #if FP8_CACHE
         softmax.scale = scale * cached_unit(cache_scales, record.head / GROUP_SIZE);
-        convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
-        asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
 #endif
+        prepare_queries();
         return true;
-    }
-
-    __device__ __forceinline__ void release_keys() {
-        if (leads) {
-            barrier_arrive(shared.keys().empty(key_ring.stage));
-            if (tile == first_tile) barrier_arrive(shared.queries().empty(query_ring.stage));
-        }
-        key_ring.advance();
     }
 
     // Adds the sink of the piece of this round to its sums, once its last tile is in them.
@@ -109,20 +45,6 @@ struct Consumer {
         float unit = cached_unit(cache_scales, KV_HEADS + record.head / GROUP_SIZE);
         write_output(outputs, sums, unit, output + row * output_stride + record.head * HEAD_DIM, output_stride,
                      record.rows - warp_row);
-    }
-
-    __device__ __forceinline__ void start_scores() {
-        barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
-        wgmma_fence();
-        score();
-    }
-
-    // Waits until the last values are added, and releases their stage.
-    __device__ __forceinline__ void wait_for_outputs() {
-        wgmma_wait<0>();
-        ValueProduct::pin(outputs);
-        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
-        value_ring.advance();
     }
 
     // Converts completed scores to probabilities.
@@ -208,7 +130,7 @@ struct Consumer {
         take_piece();
         begin(p);
         do {
-            while (tile > first_tile) {
+            while (tile > final_tile) {
                 if (is_next_plain()) {
                     next_tile<true>(p);
                 } else {

@@ -105,7 +105,7 @@ __device__ __forceinline__ void convert(Shared shared, const int* plan) {
     Converter<true> values{shared};
     for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
-        for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
+        for (int tile = piece.begin_tile(); piece.has(tile); tile = piece.after(tile)) {
             keys.convert(kKeys);
             values.convert(piece.tile.length - tile * kKeys);
         }

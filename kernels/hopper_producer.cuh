@@ -47,7 +47,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
     for (int index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
-        int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
+        int row = group_row(table, piece.begin_tile() * kKeys + group % kGroups * kGroup, piece.tile.length);
         barrier_wait(queries.empty(query_ring.stage), query_ring.parity);
         if (lane == 0) {
             piece.record().store(shared.record(round));
@@ -60,10 +60,10 @@ __device__ __forceinline__ void produce_queries_and_keys(
             }
         }
         query_ring.advance();
-        for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
+        for (int tile = piece.begin_tile(); piece.has(tile); tile = piece.after(tile)) {
             int copied_row = row;
-            if (tile > piece.first_keys) {  // look up one tile ahead
-                row = group_row(table, (tile - 1) * kKeys + group % kGroups * kGroup, piece.tile.length);
+            if (piece.has_after(tile)) {  // look up one tile ahead
+                row = group_row(table, piece.after(tile) * kKeys + group % kGroups * kGroup, piece.tile.length);
             }
             unsigned full = keys.full(key_ring.stage);
             barrier_wait(keys.empty(key_ring.stage), key_ring.parity);
@@ -110,11 +110,11 @@ __device__ __forceinline__ void produce_values(
         Piece piece = Piece::load(plan, index);
         int kv_head = piece.kv_head();
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
-        int row = group_row(table, piece.last_keys * kKeys + group * kGroup, piece.tile.length);
-        for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
+        int row = group_row(table, piece.begin_tile() * kKeys + group * kGroup, piece.tile.length);
+        for (int tile = piece.begin_tile(); piece.has(tile); tile = piece.after(tile)) {
             int copied_row = row;
-            if (tile > piece.first_keys) {
-                row = group_row(table, (tile - 1) * kKeys + group * kGroup, piece.tile.length);
+            if (piece.has_after(tile)) {
+                row = group_row(table, piece.after(tile) * kKeys + group * kGroup, piece.tile.length);
             }
             unsigned full = stages.full(ring.stage), target = stages.tile(ring.stage);
             int end = piece.tile.length - tile * kKeys;  // the row's end within this tile

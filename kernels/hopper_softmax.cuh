@@ -1,10 +1,7 @@
 // The softmax of the Hopper prefill in registers, and the write of the output.
 #pragma once
 
-#include "hopper_tile.cuh"
-
-constexpr int kOutputs = HEAD_DIM / 2;  // a thread's accumulators of outputs
-constexpr int kScores = kKeys / 2;      // and of scores
+#include "hopper_store.cuh"
 
 // A thread's part of the softmax of 64 queries: parts of the rows lane / 4 and lane / 4 + 8 of its warp.
 //
@@ -99,47 +96,23 @@ struct Softmax {
     }
 };
 
-// Probabilities as A fragments of the second product.
-__device__ __forceinline__ void pack(const float (&s)[kScores], unsigned (&p)[kScores / 2]) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; i++) p[i] = Tensor16<Operand>::pack(s[2 * i], s[2 * i + 1]);
-}
-
-// Without a use before the wait for the value product, the compiler moves the softmax after the wait, and nothing
-// overlaps. The store is never executed: sums are not negative.
-__device__ __forceinline__ void keep_before_wait(float sum, unsigned shared) {
-    if (sum < 0.0f) asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(sum) : "memory");
-}
-
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Divides by the sums, multiplies by the values' unit, and stores a thread's rows; quads exchange columns so that each
-// lane stores 16 bytes at a time.
+// Divides by the sums, multiplies by the values' unit, and stores a thread's rows.
 __device__ __forceinline__ void write_output(
     const float (&o)[kOutputs], const float (&sums)[2], float unit, Scalar* output, long long stride, int rows) {
-    int lane = threadIdx.x & 31, quad = lane & 3;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = sums[r];
         sum += __shfl_xor_sync(kFullWarp, sum, 1);
         sum += __shfl_xor_sync(kFullWarp, sum, 2);
         float inverse = unit * reciprocal(sum);
-        int row = (lane >> 2) + r * 8;
-        Scalar* line = output + row * stride + quad * 8;
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; i++) {
-            unsigned c[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float* pair = o + (4 * i + j) * 4 + r * 2;
-                c[j] = Tensor16<Scalar>::pack(pair[0] * inverse, pair[1] * inverse);
-            }
-            exchange_in_quad(c, quad & 1, quad & 2);
-            if (row < rows) *reinterpret_cast<uint4*>(line + i * 32) = make_uint4(c[0], c[1], c[2], c[3]);
-        }
+        store_row(o, r, output, stride, rows, [&](float first, float second) {
+            return Tensor16<Scalar>::pack(first * inverse, second * inverse);
+        });
     }
 }

@@ -24,6 +24,8 @@ constexpr int kTileBytes = kParts * kKeyPartBytes;  // of keys or values
 constexpr int kGroupBytes = kTileBytes / kGroups;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
+constexpr int kOutputs = HEAD_DIM / 2;  // a multiplying thread's accumulators of outputs
+constexpr int kScores = kKeys / 2;      // and of scores
 constexpr int kWriters = FP8_CACHE ? 4 : 1;  // arrivals that fill a tile: the converting warps, or the copying thread
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 96 || HEAD_DIM == 128 || (HEAD_DIM == 256 && !FP8_CACHE),
               "made for heads of 64, 96 and 128, and of 256 but for an FP8 cache");
@@ -139,6 +141,19 @@ struct Piece {
         return loaded;
     }
     __device__ __forceinline__ int kv_head() const { return head / GROUP_SIZE; }
+
+    // Key tiles are processed from the last to the first, or ascending in the canonical order.
+#if CANONICAL
+    __device__ __forceinline__ int begin_tile() const { return first_keys; }
+    __device__ __forceinline__ bool has(int tile) const { return tile <= last_keys; }
+    __device__ __forceinline__ bool has_after(int tile) const { return tile < last_keys; }
+    static __device__ __forceinline__ int after(int tile) { return tile + 1; }
+#else
+    __device__ __forceinline__ int begin_tile() const { return last_keys; }
+    __device__ __forceinline__ bool has(int tile) const { return tile >= first_keys; }
+    __device__ __forceinline__ bool has_after(int tile) const { return tile > first_keys; }
+    static __device__ __forceinline__ int after(int tile) { return tile - 1; }
+#endif
     __device__ __forceinline__ PieceRecord record() const {
         return {tile.position, first_keys, last_keys, tile.rows, tile.query, head};
     }

@@ -31,3 +31,26 @@ __device__ __forceinline__ unsigned minus(unsigned pair, unsigned other) {
     }
     return difference;
 }
+
+template <typename First, typename Second> constexpr bool kSame = false;
+template <typename Type> constexpr bool kSame<Type, Type> = true;
+
+// A pair of whole numbers times a scale, rounded once.
+template <typename Scalar, typename Scale>
+__device__ __forceinline__ unsigned times(unsigned pair, Scale scale) {
+    unsigned product;
+    if constexpr (kSame<Scalar, Scale>) {
+        const unsigned twice = *reinterpret_cast<const unsigned short*>(&scale) * 0x10001u;
+        if constexpr (kSame<Scalar, __half>) {
+            asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(twice));
+        } else {
+            asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(twice));
+        }
+    } else {
+        const auto numbers = *reinterpret_cast<const Vector<Scalar, 2>*>(&pair);
+        const Vector<Scalar, 2> rounded{{from_float<Scalar>(to_float(numbers[0]) * to_float(scale)),
+                                         from_float<Scalar>(to_float(numbers[1]) * to_float(scale))}};
+        product = *reinterpret_cast<const unsigned*>(&rounded);
+    }
+    return product;
+}

@@ -47,7 +47,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kTh
 #if SHARERS > 1
     sharer = cluster_rank() / SPLIT;
 #endif
-    const Problem problem{steps, tiles, outputs / kHalfRows, split_rank(), sharer};
+    const Problem problem{steps, tiles, outputs / (kRows / 2), split_rank(), sharer};
     const Ends ends{squares,     num_squares, inverse_width, eps,   out,   bias,
                     residual, norm_weight, new_squares,   outputs, pitch, tokens};
     const Producer producer{shared, matrix, &inputs, problem};

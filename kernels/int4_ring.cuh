@@ -18,6 +18,7 @@ constexpr int kThreads = kConsumers + 64;  // with a warp that copies and one th
 constexpr int kTeam = PARTS * 128;         // the threads of a tile
 constexpr int kPlaneBytes = TOKENS * 128;  // of 64 columns of x
 constexpr int kInputBytes = 2 * kPlaneBytes;
+constexpr int kHalfTile = kTileBytes / 2;  // the unit of gates
 static_assert(STAGES >= 2, "a warpgroup waits for the next stage before it releases its own");
 
 // Shared memory: the rings of x and of weights, sums [ROW_GROUPS][PARTS][TOKENS][kPitch], scales [TOKENS], a full and an
@@ -100,8 +101,8 @@ struct Producer {
             for (int i = done; i < longest && left > 0; i++, left--) {
                 for_tiles(problem.own(tile), i, [&](int row_tile, int step, int) {
                     if (kGated) {
-                        prefetch_bytes(half(row_tile, step), kHalfBytes);
-                        prefetch_bytes(half(problem.up + row_tile, step), kHalfBytes);
+                        prefetch_bytes(half(row_tile, step), kHalfTile);
+                        prefetch_bytes(half(problem.up + row_tile, step), kHalfTile);
                     } else {
                         prefetch_bytes(half(2 * row_tile, step), kTileBytes);
                     }
@@ -136,15 +137,15 @@ private:
     }
     __device__ __forceinline__ void copy_tile(int tile, int step, unsigned target, unsigned full) const {
         if (kGated) {
-            copy_bytes(target, half(tile, step), kHalfBytes, full);
-            copy_bytes(target + kHalfBytes, half(problem.up + tile, step), kHalfBytes, full);
+            copy_bytes(target, half(tile, step), kHalfTile, full);
+            copy_bytes(target + kHalfTile, half(problem.up + tile, step), kHalfTile, full);
         } else {
             copy_bytes(target, half(2 * tile, step), kTileBytes, full);
         }
     }
     __device__ __forceinline__ const char* half(int index, int step) const {
         const long long tile = static_cast<long long>(index / 2) * problem.steps + step;
-        return matrix + tile * kTileBytes + index % 2 * kHalfBytes;
+        return matrix + tile * kTileBytes + index % 2 * kHalfTile;
     }
     __device__ __forceinline__ void copy_inputs(int step, int stage) const {
 #pragma unroll

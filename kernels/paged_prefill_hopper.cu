@@ -7,6 +7,8 @@
 // tile and the values of the current one, then computes the next tile's softmax. It does so across pieces too, except
 // with heads of 256, where shared memory has room for only one piece's queries.
 //
+// With CANONICAL, attention is in the canonical order (canonical_consumer.cuh): tiles ascend.
+//
 // Issuing waits for most of the products, so that one warpgroup multiplies while the other computes its softmax. A
 // tile's time is therefore that of a warpgroup's own chain of steps, and every step saved there counts. Most tiles have
 // only keys that all queries see; their loop has no masks and no code for the transition between pieces.
@@ -23,7 +25,11 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+#if CANONICAL
+#include "canonical_consumer.cuh"
+#else
 #include "hopper_consumer.cuh"
+#endif
 #include "hopper_producer.cuh"
 
 // Copying heads in parts takes more registers in the producer, and outputs of 96 take fewer than those of 128.
@@ -78,13 +84,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) paged_prefill_hopper(
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         int index = warpgroup - 1, thread = threadIdx.x & 127;
-        Consumer consumer{
-            shared, window, soft_cap, output, output_stride, cache_scales, sinks, scale * kLog2E, index,
+        const Products products{
+            shared, window, soft_cap, output, output_stride, cache_scales, sinks, scale * Consumer::kScoreUnit, index,
             thread == 0, index * 64 + thread / 32 * 16,
             matrix_descriptor(shared.queries().tile(0) + index * (64 * 128), 16),
             matrix_descriptor(shared.keys().tile(0), 16),
             matrix_descriptor(shared.values().tile(0), kGroup * 128),
-            Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}, -1};
+            Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), -1};
+        Consumer consumer = Consumer::of(products);
         consumer.consume();
     }
     wait_for_predecessors();

@@ -4,7 +4,7 @@
 // RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
 //
 // Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, adjacent blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, for EPILOGUE_GATED.
+// ACTIVATION, for EPILOGUE_GATED; TILE_ROWS, rows of W of a tile, a multiple of 16, 64 if it is not defined.
 #pragma once
 
 #include "activation.cuh"
@@ -14,15 +14,19 @@
 #include "hopper_cluster.cuh"
 #endif
 
+#ifndef TILE_ROWS
+#define TILE_ROWS 64
+#endif
 #define EPILOGUE_STORE 0     // out = scale * product + bias
 #define EPILOGUE_GATED 1     // out = activation(gate) * up of scale * product + bias; W: the rows of gate, then of up
 #define EPILOGUE_RESIDUAL 2  // residual += product + bias; out = residual * norm_weight; squares of the residual
 
 constexpr bool kGated = EPILOGUE == EPILOGUE_GATED;
-constexpr int kPitch = 64 + 4;  // of a token's sums, such that lanes of a warp write to different banks
+constexpr int kPitch = TILE_ROWS + 4;  // of a token's sums, such that lanes of a warp write to different banks
 constexpr int kSumBytes = TOKENS * kPitch * 4;  // of a part
-constexpr int kOutputs = kGated ? 32 : 64;  // of a tile, per token
+constexpr int kOutputs = kGated ? TILE_ROWS / 2 : TILE_ROWS;  // of a tile, per token
 constexpr int kQuads = kOutputs / 4;
+static_assert(EPILOGUE != EPILOGUE_RESIDUAL || 32 % kQuads == 0, "lanes of a warp add up squares");
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
 constexpr int kSquaresPitch = 128;
 #if SPLIT > 1

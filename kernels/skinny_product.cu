@@ -17,9 +17,12 @@
 // it has by the router's. The experts' products add up these parts of the logits (lone_row.cuh). That saves a launch.
 //
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL.
+// ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL; CANONICAL, 1 for the order of
+// canonical_norm.cuh, which does not depend on TOKENS; PARTS, of the columns, which a block without SPLIT multiplies and adds
+// up one after another, with the bits of as many blocks.
 
 #include "activation.cuh"
+#include "canonical_norm.cuh"
 #include "hopper_cluster.cuh"
 #include "residual_quad.cuh"
 #include "wgmma.cuh"
@@ -28,6 +31,13 @@
 #define EPILOGUE_STORE 0     // out = scale * product
 #define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W has the rows of gate, then those of up
 #define EPILOGUE_RESIDUAL 2  // residual += product; out = residual * norm_weight; squares of the residual
+
+#ifndef CANONICAL
+#define CANONICAL 0
+#endif
+#ifndef PARTS
+#define PARTS 1
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -48,6 +58,7 @@ constexpr int kQuads = kOutputs / 4;
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
 constexpr int kSquaresPitch = 128;
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
+static_assert(SPLIT == 1 || PARTS == 1, "sums of parts are added in one order");
 
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
@@ -81,6 +92,14 @@ __device__ __forceinline__ void pin_all(float (&d)[kAccumulators]) {
     for (int i = 0; i < kAccumulators; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+#if PARTS > 1
+// Adds a part's sums to those of the parts before it.
+__device__ __forceinline__ void add_part(float (&total)[kAccumulators], const float (&d)[kAccumulators], bool first) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; i++) total[i] = (first ? 0.0f : total[i]) + d[i];
+}
+#endif
+
 // Loads four floats from the shared memory of block `rank` of this cluster.
 __device__ __forceinline__ float4 load_shared(unsigned address, int rank) {
     float4 value;
@@ -105,12 +124,17 @@ struct Shared {
 };
 
 struct Problem {
+    int first_tile;  // of this block, and from one of its tiles to its next
+    int tile_step;
+    int first_row;   // of x, of this block
     int tiles;    // of kRows rows of W
     int outputs;  // columns of `out`
     int pitch;    // elements between rows of `out`
     int tokens;   // rows of `out`
     int begin;    // columns of W that this block multiplies, in steps
     int end;
+
+    __device__ __forceinline__ int part_end(int part) const { return end * (part + 1) / PARTS; }
 };
 
 struct Ends {
@@ -177,23 +201,26 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
 // Called by one thread. The first stages get their weights before the wait for predecessors.
 __device__ __forceinline__ void produce(
     Shared shared, const TensorMap* weights, const TensorMap* inputs, const Problem& problem) {
-    const int steps = problem.end - problem.begin, first_tile = blockIdx.x / SPLIT;
+    const int steps = problem.end - problem.begin, first_tile = problem.first_tile;
     const int ahead = min(STAGES, steps);
     for (int i = 0; i < ahead; i++) {
         barrier_expect(shared.full(i), kStageBytes);
         copy_weights(shared, weights, problem, first_tile, problem.begin + i, i);
     }
     wait_for_predecessors();
-    for (int i = 0; i < ahead; i++) copy_tensor(shared.inputs(i), inputs, 0, 0, problem.begin + i, shared.full(i));
+    for (int i = 0; i < ahead; i++) {
+        copy_tensor(shared.inputs(i), inputs, 0, problem.first_row, problem.begin + i, shared.full(i));
+    }
     Ring<STAGES> ring(1);
     for (int i = 0; i < ahead; i++) ring.advance();
     int done = ahead;
-    for (int tile = first_tile; tile < problem.tiles; tile += gridDim.x / SPLIT, done = 0) {
+    for (int tile = first_tile; tile < problem.tiles; tile += problem.tile_step, done = 0) {
         for (int i = done; i < steps; i++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
             barrier_expect(shared.full(ring.stage), kStageBytes);
             copy_weights(shared, weights, problem, tile, problem.begin + i, ring.stage);
-            copy_tensor(shared.inputs(ring.stage), inputs, 0, 0, problem.begin + i, shared.full(ring.stage));
+            copy_tensor(
+                shared.inputs(ring.stage), inputs, 0, problem.first_row, problem.begin + i, shared.full(ring.stage));
         }
     }
 }
@@ -201,10 +228,15 @@ __device__ __forceinline__ void produce(
 // Called by one warp: computes 1 / rms of each token. With few tokens, several lanes share a token, which shortens the
 // chains of loads.
 __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
-    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
+    constexpr int kLanes = CANONICAL ? kScaleLanes : TOKENS < 32 ? 32 / TOKENS : 1;
     const int lane = threadIdx.x % 32;
     wait_for_predecessors();
     for (int token = lane / kLanes; token < TOKENS; token += 32 / kLanes) {
+#if CANONICAL
+        const float* squares = ends.squares ? ends.squares + token : nullptr;
+        const float sum = row_squares(squares, ends.num_squares, lane % kLanes);
+        scales[token] = squares ? inverse_rms(sum, ends.inverse_width, ends.eps) : 1.0f;
+#else
         float sum = 0.0f;
 #pragma unroll 16
         for (int i = lane % kLanes; i < ends.num_squares; i += kLanes) {
@@ -212,6 +244,7 @@ __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
         }
         sum = lane_sum(sum, kLanes);
         scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
+#endif
     }
 }
 
@@ -304,20 +337,35 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     written = lone_row;
     RouterPart router;
     const bool routes = SPLIT == 1 || cluster_rank() == 0;  // this block writes the row
-    if (routes) router.load(ends.router, blockIdx.x / SPLIT, problem.outputs);
+    if (routes) router.load(ends.router, problem.first_tile, problem.outputs);
     if (threadIdx.x < kRows) lone_row[threadIdx.x] = 0.0f;  // columns that a last tile lacks
 #endif
     wait_for_predecessors();  // the residual stream is read at the end
-    for (int tile = blockIdx.x / SPLIT; tile < problem.tiles; tile += gridDim.x / SPLIT) {
+    for (int tile = problem.first_tile; tile < problem.tiles; tile += problem.tile_step) {
         float d[kAccumulators];
+#if PARTS > 1
+        float total[kAccumulators];
+        int part = 0, part_begin = problem.begin, part_end = problem.part_end(0);
+#else
+        const int part_begin = problem.begin;
+#endif
         int last_stage = 0;
         for (int step = problem.begin; step < problem.end; step++) {
+#if PARTS > 1
+            if (step == part_end) {
+                wgmma_wait<0>();
+                pin_all(d);
+                add_part(total, d, part == 0);
+                part_begin = part_end;
+                part_end = problem.part_end(++part);
+            }
+#endif
             barrier_wait(shared.full(ring.stage), ring.parity);
             wgmma_fence();
             const unsigned place = ring.stage * (kStageBytes >> 4);
 #pragma unroll
             for (int k = 0; k < kStep / 16; k++) {
-                multiply(d, a + place + 2 * k, b + place + 2 * k, step > problem.begin || k > 0);
+                multiply(d, a + place + 2 * k, b + place + 2 * k, step > part_begin || k > 0);
             }
             wgmma_commit();
             if (step > problem.begin) {
@@ -330,15 +378,20 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
         wgmma_wait<0>();
         pin_all(d);
         if (leads) barrier_arrive(shared.empty(last_stage));
+#if PARTS > 1
+        add_part(total, d, false);
+        store_sums(sums, total);
+#else
         store_sums(sums, d);
+#endif
         if (SPLIT > 1) cluster_sync();
-        else if (tile == blockIdx.x) asm volatile("bar.sync 2, %0;" ::"n"(kConsumers + 32) : "memory");  // scales
+        else if (tile == problem.first_tile) asm volatile("bar.sync 2, %0;" ::"n"(kConsumers + 32) : "memory");  // scales
         else consumers_sync();
         end_tile(shared, scales, ends, problem, tile, written);
 #if EXPERTS
         consumers_sync();
         if (routes) {
-            if (tile != static_cast<int>(blockIdx.x) / SPLIT) router.load(ends.router, tile, problem.outputs);
+            if (tile != problem.first_tile) router.load(ends.router, tile, problem.outputs);
             router.multiply(lone_row, ends.logits + static_cast<long long>(tile) * EXPERTS);
         }
 #endif
@@ -347,11 +400,17 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
 }
 
 // weights: planes of 64 columns of W in boxes of 64 rows (32 if gated); inputs: the same of x in boxes of TOKENS rows,
-// of which the first `tokens` are used. With SPLIT > 1 the grid has a cluster for every tile.
+// of which the first `tokens` are used. With SPLIT > 1 the grid has a cluster for every tile. With CANONICAL there may be
+// more rows than TOKENS, in `row_tiles` tiles of as many, by which the grid is divisible: blocks that need the same
+// weights are neighbours.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens) {
+    float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens
+#if CANONICAL
+    , int row_tiles
+#endif
+) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -364,7 +423,19 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     __syncthreads();
     release_successors();
     const int rank = SPLIT > 1 ? cluster_rank() : 0;
-    const Problem problem{tiles, outputs, pitch, tokens, steps * rank / SPLIT, steps * (rank + 1) / SPLIT};
+#if CANONICAL
+    const int cluster = blockIdx.x / SPLIT, first_row = cluster % row_tiles * TOKENS, first_tile = cluster / row_tiles;
+    const int tile_step = gridDim.x / SPLIT / row_tiles;
+    if (squares) squares += squares_place(first_row, num_squares);
+    if (new_squares) new_squares += squares_place(first_row, tiles);
+    if (residual) residual += static_cast<long long>(first_row) * outputs;
+    out += static_cast<long long>(first_row) * pitch;
+    tokens = min(TOKENS, tokens - first_row);
+#else
+    const int first_row = 0, first_tile = blockIdx.x / SPLIT, tile_step = gridDim.x / SPLIT;
+#endif
+    const Problem problem{first_tile, tile_step, first_row, tiles, outputs, pitch, tokens, steps * rank / SPLIT,
+                          steps * (rank + 1) / SPLIT};
     const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares, router, logits};
     float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * kStageBytes);
     float* scales = sums + TOKENS * kPitch;

@@ -29,7 +29,9 @@ _REST = 0.25
 class Bench:
     """Cache of `copies` layers with shuffled blocks, for rows of `lengths` positions."""
 
-    def __init__(self, shape: Shape, lengths: Sequence[int], copies: int) -> None:
+    def __init__(
+        self, shape: Shape, lengths: Sequence[int], copies: int, kind: type[CudaAttention] = CudaAttention
+    ) -> None:
         self.shape = shape
         self.lengths = np.array(lengths, np.int32)
         self.copies = copies
@@ -47,7 +49,7 @@ class Bench:
             cache.data.normal_()
         block_tables = torch.from_numpy(tables).cuda()
         layers = [AttentionLayer(shape.window, soft_cap=shape.soft_cap)] * copies
-        self.attention = CudaAttention(cache, block_tables, shape.num_heads, layers, len(lengths), shape.dtype)
+        self.attention = kind(cache, block_tables, shape.num_heads, layers, len(lengths), shape.dtype)
         self.rows = np.arange(len(lengths), dtype=np.int32)
 
     def tensors(self, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,9 +59,11 @@ class Bench:
         return queries, torch.empty_like(queries)
 
 
-def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
+def measure_decode(
+    shape: Shape, name: str, lengths: list[int], kind: type[CudaAttention] = CudaAttention
+) -> Measurement:
     layer_bytes = shape.decode_bytes(lengths)
-    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, ROTATED_BYTES // layer_bytes)))
+    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, ROTATED_BYTES // layer_bytes)), kind)
     queries, output = bench.tensors(len(lengths))
     plan = np.empty(bench.attention.decode_plan_words(len(lengths)), np.int32)
     bench.attention.plan_decode(bench.lengths, bench.rows, plan)
@@ -74,8 +78,10 @@ def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
     return Measurement(f"decode, {shape}", name, microseconds, layer_bytes / microseconds / 1e6, "TB/s", "read")
 
 
-def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int) -> Measurement:
-    bench = Bench(shape, [length] * rows, 1)
+def measure_prefill(
+    shape: Shape, name: str, rows: int, count: int, length: int, kind: type[CudaAttention] = CudaAttention
+) -> Measurement:
+    bench = Bench(shape, [length] * rows, 1, kind)
     queries, output = bench.tensors(rows * count)
     words = bench.attention.prefill_plan_words(rows * count, rows)
     plan = np.empty(words, np.int32)

@@ -29,16 +29,17 @@ from bench.common.gpu_timing import captured, copy_bandwidth, median_microsecond
 from bench.common.on_gpu import require_gpu
 from runner_svc.cuda import module
 from runner_svc.cuda.int4.dequantize import Dequantize
-from runner_svc.cuda.int4.few_rows import Int4Products, product_defines
+from runner_svc.cuda.int4.few_rows import Int4Products, Variant, product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
+from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix, packed
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.int4_packing import pack_pairs
 
 BF16 = torch.bfloat16
 STORE, GATED, ADD = "EPILOGUE_STORE", "EPILOGUE_GATED", "EPILOGUE_RESIDUAL"
-Key = tuple[Int4Variant, str, torch.dtype, int, torch.dtype, bool]
+Key = tuple[Variant, str, torch.dtype, int, torch.dtype, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,9 @@ TOTALS = {"qkv": (4,), "output": (4, 8), "gate-up": (1, 2, 4), "down": (4, 8)}
 """Parts of the columns."""
 
 
-def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Int4Variant]:
+def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Variant]:
     """Returns the variants that are worth timing."""
-    found = []
+    found: list[Variant] = []
     for form in FORMS[tokens]:
         for total in TOTALS[shape.name]:
             split, is_large = total // form.parts, shape.name == "gate-up"
@@ -101,7 +102,18 @@ def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Int4Variant]:
             variant = Int4Variant(tokens, form.row_groups, form.parts, split, form.blocks, tile_bytes, *form[3:])
             if variant.stages >= 2:
                 found.append(variant)
+    if tokens >= 64:
+        sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, tile_bytes, shape.epilogue)
+        found.append(WideVariant.choose(module.num_multiprocessors(), tokens, *sizes))
     return found
+
+
+def label(variant: Variant) -> str:
+    """Returns how a variant is named in the output."""
+    if isinstance(variant, WideVariant):
+        return f"wide{variant.strips}.{variant.split}"
+    form = f"{variant.row_groups}.{variant.parts}.{variant.split}/{variant.blocks}.{variant.launched}"
+    return f"{form}p{variant.prefetched}s{variant.sharers}{'w' if variant.by_warps else ''}"
 
 
 def random_matrix(rows: int, columns: int) -> Int4Matrix:
@@ -143,7 +155,7 @@ class Work:
     def _rows(tensor: Tensor, tokens: int, width: int) -> Tensor:
         return tensor.flatten()[: tokens * width].view(tokens, width)
 
-    def product_time(self, shape: Shape, variant: Int4Variant, tokens: int) -> float:
+    def product_time(self, shape: Shape, variant: Variant, tokens: int) -> float:
         """Returns microseconds of a product."""
         products = Int4Products(1e-5, "silu", lambda *sizes: variant, overlap=True)
         weights = self.weights[shape.name]
@@ -154,10 +166,10 @@ class Work:
 
         return median_microseconds(captured(run), repeats=7, warm_up=2) / len(weights)
 
-    def layer_time(self, chosen: dict[str, Int4Variant], tokens: int, layers: int) -> float:
+    def layer_time(self, chosen: dict[str, Variant], tokens: int, layers: int) -> float:
         """Returns microseconds of a layer's four products, one after another."""
         by_size = {(shape.rows // 64, shape.columns // 128): chosen[shape.name] for shape in SHAPES}
-        choose = lambda num_tokens, tiles, steps, tile_bytes: by_size[tiles, steps]  # noqa: E731
+        choose = lambda num_tokens, tiles, steps, *rest: by_size[tiles, steps]  # noqa: E731
         products = Int4Products(1e-5, "silu", choose, overlap=True)
 
         def run() -> None:
@@ -253,7 +265,7 @@ def tune(rows: Sequence[int], layers: int) -> None:
     print(f"copy {bandwidth:.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
     time_dequantization(work)
     for tokens in rows:
-        chosen: dict[str, dict[str, Int4Variant]] = {}
+        chosen: dict[str, dict[str, Variant]] = {}
         box = next(box for box in FORMS if box >= tokens)
         for shape in SHAPES:
             weight, times = work.weights[shape.name][0], {}
@@ -263,13 +275,11 @@ def tune(rows: Sequence[int], layers: int) -> None:
                 except Exception as error:
                     print("FAILED", variant, str(error)[:200], flush=True)
             ordered = sorted(times, key=lambda variant: times[variant])
-            by_warps = [one for one in ordered if one.by_warps]
-            for kind, present in (("any", ordered), ("warps", by_warps or ordered)):
+            wide = [one for one in ordered if isinstance(one, WideVariant)]
+            for kind, present in (("any", ordered), ("wide", wide or ordered)):
                 chosen.setdefault(kind, {})[shape.name] = present[0]
             shown = " ".join(
-                f"{one.row_groups}.{one.parts}.{one.split}/{one.blocks}.{one.launched}p{one.prefetched}s{one.sharers}"
-                f"{'w' if one.by_warps else ''} {us:.1f}"
-                for one, us in sorted(times.items(), key=lambda item: item[1])[:10]
+                f"{label(one)} {us:.1f}" for one, us in sorted(times.items(), key=lambda item: item[1])[:10]
             )
             rate = weight.tiles.numel() / times[ordered[0]] / 1e6
             print(f"T {tokens:3} {shape.name:7} {rate:.2f} TB/s {rate / bandwidth:4.0%}: {shown}", flush=True)
@@ -281,9 +291,7 @@ def tune(rows: Sequence[int], layers: int) -> None:
     time_trials(work)
 
 
-def print_layer(
-    work: Work, kind: str, chosen: dict[str, Int4Variant], tokens: int, layers: int, bandwidth: float
-) -> None:
+def print_layer(work: Work, kind: str, chosen: dict[str, Variant], tokens: int, layers: int, bandwidth: float) -> None:
     """Prints the time of a layer's products."""
     microseconds = work.layer_time(chosen, tokens, layers)
     size = sum(work.weights[shape.name][0].tiles.numel() for shape in SHAPES)

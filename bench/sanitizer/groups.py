@@ -44,11 +44,14 @@ GROUPS = {
         ("test_draft_kernels",),
     ),
     "verifying": Group(("accept_drafts", "ngram_draft", "place_drafts"), ("test_drafts",), shards=3, captures=True),
-    "draft model": Group(("accept_drafts", "place_drafts"), ("test_draft_model",), shards=4, captures=True),
+    "draft model": Group(
+        ("accept_drafts", "place_drafts"), ("test_draft_model", "test_draft_states"), shards=4, captures=True
+    ),
     "rotation": Group(("rotate_halves",), ("test_rotate_halves",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
+    "split": Group(("split_product",), ("test_split_product",)),
     "gated": Group(("gated_product",), ("test_gated_product",), shards=2, but_not="14336"),
     "products": Group(
         ("skinny_product", "embed"),
@@ -57,14 +60,23 @@ GROUPS = {
         but_not="14336 or 28672",
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
+    "canonical products": Group(
+        ("canonical_residual", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2
+    ),
+    "deterministic": Group(
+        ("canonical_residual", "canonical_product", "log_softmax", "skinny_product"),
+        ("test_determinism",),
+        shards=4,
+        captures=True,
+    ),
     "int4": Group(
-        ("int4_product", "int4_dequantize"),
+        ("int4_product", "int4_wide", "int4_dequantize"),
         ("test_int4_offsets", "test_int4_product"),
         shards=2,
         but_not="14336 or 28672",
     ),
     "fp8": Group(
-        ("fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
+        ("fp8_many", "fp8_norm", "fp8_product", "fp8_rows", "fp8_scale"),
         ("test_fp8_product",),
         shards=6,
         but_not="14336 or 28672",
@@ -110,6 +122,12 @@ GROUPS = {
         ("test_attention",),
         shards=12,
         but_not="20000 or x4000",
+    ),
+    "canonical": Group(
+        ("canonical_decode", "canonical_prefill", "paged_prefill_hopper"),
+        ("test_canonical_attention",),
+        shards=6,
+        but_not="8192 or low",
     ),
     "verify": Group(("paged_decode", "paged_prefill_hopper"), ("test_verify_attention",), shards=4),
 }

@@ -1,10 +1,12 @@
 """Starts a runner with empty caches and again with warm ones, and prints the seconds of each phase.
 
     python -m bench.startup --shape llama-3.1-8b --folder /dev/shm/model --seconds 105
+    python -m bench.startup --formats none fp8 fp8-block int4
 
 Writes a random checkpoint of the shape, which stays in the page cache, and removes it at the end. A folder that has a
 model already is only read. Needs no scheduler: the runner is ended once it is ready. `--reading` also reads the weights
-in several ways, without a runner.
+in several ways, without a runner. `--formats none fp8 int4` starts none: it loads the weights in these formats, for the
+seconds and the peak memory of each.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any
 from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.startup.random_checkpoint import write_checkpoint
+from runner_svc.weights.on_load import ON_LOAD
 
+FORMATS = ("none", *ON_LOAD)
 _EVENTS = (
     "timings of an earlier start are used",
     "the timings are kept for the next start",
@@ -98,34 +102,34 @@ def print_profile(profile: Path) -> None:
             print(f"  {order} {own:6.2f} {whole:6.2f} s {calls:7} {file}:{key[1]} {key[2][:60]}", flush=True)
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line's parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/roster-model"), help="a model, or a new folder")
     parser.add_argument("--seconds", type=float, default=300.0, help="for everything")
     parser.add_argument("--warm", type=int, default=2, help="starts with warm caches")
+    parser.add_argument("--cache", type=Path, help="folder of caches, which stays: if it is there, all starts are warm")
+    parser.add_argument(
+        "--formats", nargs="+", choices=FORMATS, help="load the weights in these formats, without a start"
+    )
     parser.add_argument("--reading", action="store_true", help="read the weights in several ways, too")
     parser.add_argument("--profile", action="store_true", help="start once more, with a profile")
     parser.add_argument(
-        "--quick", action="store_true", help="first start with weights made up, while the checkpoint is written"
+        "--quick",
+        action="store_true",
+        help="first start with weights made up, while the checkpoint is written; later ones use its kernels alone",
     )
     parser.add_argument("--keep", action="store_true", help="keep a folder that was written")
     parser.add_argument("flags", nargs="*", help="of the runner, behind --")
-    arguments = parser.parse_args()
-    until_at = time.monotonic() + arguments.seconds
-    if "cpu" not in arguments.flags:
-        require_gpu(kernels=False)
-    is_new = is_missing(arguments.folder)
-    if is_new:
-        write_folder(arguments.shape, arguments.folder)
-    writing = threading.Thread(target=write_checkpoint, args=(arguments.shape, arguments.folder))
-    if is_new:
-        writing.start()
-    if not arguments.quick:
-        wait_for(writing)
+    return parser
+
+
+def starts(arguments: argparse.Namespace, writing: threading.Thread, until_at: float) -> None:
+    """Starts a runner with empty caches and then with warm ones."""
     with tempfile.TemporaryDirectory() as scratch:
-        cache, profile = Path(scratch) / "cache", Path(scratch) / "profile"
-        for number in range(1 + arguments.warm):
+        cache, profile = arguments.cache or Path(scratch) / "cache", Path(scratch) / "profile"
+        for number in range(1 if cache.exists() else 0, 1 + arguments.warm):
             print(f"start with {'warm' if number else 'empty'} caches:", flush=True)
             made_up = ["--weights", "random"] if arguments.quick and not number else []
             start(arguments.folder, cache, [*made_up, *arguments.flags], until_at)
@@ -137,6 +141,28 @@ def main() -> None:
         if arguments.profile and time.monotonic() < until_at - 15:
             start(arguments.folder, cache, arguments.flags, until_at, profile)
             print_profile(profile)
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    until_at = time.monotonic() + arguments.seconds
+    if "cpu" not in arguments.flags:
+        require_gpu(kernels=False)
+    is_new = is_missing(arguments.folder)
+    if is_new:
+        write_folder(arguments.shape, arguments.folder)
+    writing = threading.Thread(target=write_checkpoint, args=(arguments.shape, arguments.folder))
+    if is_new:
+        writing.start()
+    if not arguments.quick:
+        wait_for(writing)
+    if arguments.formats:
+        from bench.startup.formats import time_formats
+
+        wait_for(writing)
+        time_formats(arguments.folder, arguments.formats, until_at - 5)
+    else:
+        starts(arguments, writing, until_at)
     if is_new and not arguments.keep:
         shutil.rmtree(arguments.folder)
 

@@ -8,8 +8,9 @@ For each shape and batch, plans are sent as by a scheduler: prompts of 512 token
 always in flight and growing block tables. The result is the mean time per step over output tokens 128 to 256, and the
 GPU's idle time between steps. The floor is measured in the same run: the step's matrix products alone, with the LM
 head, as one CUDA graph, plus the KV bytes of the mean context over the bandwidth of a copy. Weights are random.
-`--quantization`, `--quantize-head` and `--kv-cache-dtype` are the runner's settings. The products' floor of quantized
-weights is their bytes over the bandwidth of a copy.
+`--quantization`, `--quantize-head` and `--kv-cache-dtype` are the runner's settings; `--formats none fp8 fp8+head
+fp8+kv fp8-block int4` times several of them in one run. The products' floor of quantized weights is their bytes over
+the bandwidth of a copy.
 
 Beside them are the times of vLLM 0.25.0 on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the
 bars: in milliseconds on an H200, as a ratio to the floor of the same run on other cards.
@@ -22,6 +23,7 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,7 @@ from bench.common.random_model import ALL_SHAPES, SHAPES
 from bench.steps.backend import DTYPE, VARIANTS, backend_of, no_progress
 from bench.steps.decoding import Decoding
 from bench.steps.floors import active_experts, experts_ms, products_ms, read_ms
+from bench.steps.formats import Format, format_of, graphs_of
 from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, WIDE, StepTimes, print_header, print_line
 from runner_svc.execution.runner import Runner
 from runner_svc.model.checkpoint.random_weights import random_weights
@@ -47,17 +50,17 @@ def measure(
     arguments: argparse.Namespace,
     shape: str,
     variant: str,
+    chosen: Format,
     weights: ModelWeights,
     layers: list[LayerWeights],
     tb_s: float,
 ) -> Iterator[StepTimes]:
     """Times the batches of one shape with one backend; `tb_s` is the copy bandwidth."""
-    batches, fp8_cache = arguments.batches, arguments.kv_cache_dtype != "auto"
-    quantized = OnLoad(arguments.quantization, arguments.quantize_head).name
-    formats = ", ".join(filter(None, (quantized, f"KV {arguments.kv_cache_dtype}" if fp8_cache else "")))
+    batches, fp8_cache, quantized = arguments.batches, chosen.fp8_cache, chosen.on_load.name
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     own = ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
-    backend = backend_of(shape, own, variant, max(*BATCHES, *batches), fp8_cache=fp8_cache)
+    with graphs_of(batches if arguments.only_batches else None):
+        backend = backend_of(shape, own, variant, max(*BATCHES, *batches), fp8_cache=fp8_cache)
     runner, graphs = Runner(backend), backend.decode_graphs
     for batch in batches:
         bucket = graphs.bucket(batch)
@@ -98,7 +101,7 @@ def measure(
             float(np.mean([timing.forward_ns for timing in timings])) / 1e6,
             float(np.mean([timing.sample_ns for timing in timings])) / 1e6,
             batch * PROMPT / prefill_s,
-            formats,
+            chosen.name,
         )
 
 
@@ -114,20 +117,22 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
     parser.add_argument("--batches", nargs="+", type=int, choices=(*BATCHES, *WIDE), default=BATCHES)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--formats", nargs="+", type=format_of, help="instead of the runner's settings that follow")
+    parser.add_argument("--only-batches", action="store_true", help="capture graphs of these batches alone")
     add_options(parser)
     arguments = parser.parse_args()
+    given = Format(OnLoad(arguments.quantization, arguments.quantize_head), arguments.kv_cache_dtype != "auto")
     require_gpu()
     source = provenance("bench.steps", ["torch", "cupy", "numpy"], card())
     bandwidth = copy_bandwidth()
     rows: list[StepTimes] = []
-    for shape in arguments.shapes:
+    for shape, chosen in product(arguments.shapes, arguments.formats or [given]):
         config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
         with torch.no_grad():
-            on_load = OnLoad(arguments.quantization, arguments.quantize_head)
-            weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress, on_load=on_load)
+            weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress, on_load=chosen.on_load)
             layers = list(weights.layers)
         for variant in arguments.variants:
-            for row in measure(arguments, shape, variant, weights, layers, bandwidth):
+            for row in measure(arguments, shape, variant, chosen, weights, layers, bandwidth):
                 rows.append(row)
                 print_line(row)
             _free()

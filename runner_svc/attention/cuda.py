@@ -32,7 +32,7 @@ A step uses it as follows (arrays are numpy int32 on the host; T positions, R ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -42,7 +42,7 @@ from torch import Tensor
 
 from runner_svc.attention.cuda_decode import DecodeKernel, DecodeKernels
 from runner_svc.attention.cuda_kernels import AttentionShape, SharedMemory
-from runner_svc.attention.cuda_prefill import compile_prefill
+from runner_svc.attention.cuda_prefill import PREFILL_KINDS, compile_prefill
 from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.attention.softmax_arguments import NO_WINDOW, common_soft_cap, sinks_of
@@ -55,6 +55,8 @@ from runner_svc.interface.kv_cache import KVCache
 
 class CudaAttention:
     """Attention of all layers over one cache."""
+
+    prefill_kinds = PREFILL_KINDS
 
     def __init__(
         self,
@@ -112,16 +114,18 @@ class CudaAttention:
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
-        self._prefill = compile_prefill(self._shape, cache, block_tables, self._softmax)
+        self._prefill = compile_prefill(self._shape, cache, block_tables, self._softmax, self.prefill_kinds)
         self._prefill_planners = [
             PrefillPlanner(self._prefill.tile_rows, window, self._prefill.grid) for window in self._windows
         ]
-        self._compile_decode = partial(
-            DecodeKernels, self._shape, shared, self._windows, self._max_batch, cache.data.device
-        )
-        self._decode = self._compile_decode(beside=self._prefill.runs_beside_decode)
         self._capacity = block_tables.shape[1] * self._shape.block_size
+        self._compile_decode = self._decode_kernels(shared, cache.data.device)
+        self._decode = self._compile_decode(beside=self._prefill.runs_beside_decode)
         self._verify: dict[int, DecodeKernels] = {}
+
+    def _decode_kernels(self, shared: SharedMemory, device: torch.device) -> Callable[..., DecodeKernels]:
+        """Returns a function of `positions` and `beside` that compiles `DecodeKernels`."""
+        return partial(DecodeKernels, self._shape, shared, self._windows, self._max_batch, device)
 
     def _verifying(self, positions: int) -> DecodeKernels:
         """Returns the kernels for rows of `positions` positions, compiled at their first use."""

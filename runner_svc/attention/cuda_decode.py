@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -19,15 +20,44 @@ _ARGUMENTS = "PqPqPPPiPiPffPPPP"
 _COUNTERS = "PPi"
 
 
+class LaunchedVariant(Protocol):
+    """What a launch needs to know of a variant; see `DecodeVariant`."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def cluster(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def unit_queries(self) -> int: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def min_cost(self) -> int: ...
+    @property
+    def end_cost(self) -> int: ...
+    @property
+    def whole_limit(self) -> float: ...
+    @property
+    def defines(self) -> dict[str, int | str]: ...
+
+
 class DecodeKernel:
     """Decode kernel of one variant; launch `kernel` on `grid` blocks."""
 
-    def __init__(self, variant: DecodeVariant, windows: Sequence[int | None]) -> None:
+    source = "paged_decode"
+
+    def __init__(self, variant: LaunchedVariant, windows: Sequence[int | None]) -> None:
         self.variant = variant
         self.grid = num_multiprocessors() * variant.blocks // variant.cluster * variant.cluster
         self.kernel = Kernel(
-            load("paged_decode", variant.defines),
-            "paged_decode",
+            load(self.source, variant.defines),
+            self.source,
             _ARGUMENTS + (_COUNTERS if variant.positions else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
@@ -40,15 +70,14 @@ class DecodeKernel:
         """Returns a planner per window, created at the first use of a batch size."""
         planners = self._planners.get(batch)
         if planners is None:
-            variant = self.variant
-            planners = [
-                DecodePlanner(
-                    batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window, variant.whole_limit
-                )
-                for window in self._windows
-            ]
-            self._planners[batch] = planners
+            planners = self._planners[batch] = [self._planner(batch, window) for window in self._windows]
         return planners
+
+    def _planner(self, batch: int, window: int | None) -> DecodePlanner:
+        variant = self.variant
+        return DecodePlanner(
+            batch, self.grid, variant.min_cost, variant.units, variant.end_cost, window, variant.whole_limit
+        )
 
     def words(self, batch: int) -> int:
         """Returns the int32 words of a plan for all windows."""
@@ -80,11 +109,14 @@ class DecodeKernels:
             DecodeKernel(DecodeVariant.choose_beside_prefill(shape, shared, positions), windows) if beside else None
         )
         self._max_batch = max_batch
+        self._allocate(shape.head_dim, 2 * max(self._small.grid, self._large.grid), device)
+
+    def _allocate(self, head_dim: int, slots: int, device: torch.device) -> None:
+        """Makes room for partial results in `slots`, and counters of arrivals."""
         variants = (self._small.variant, self._large.variant)
-        slots = 2 * max(self._small.grid, self._large.grid)
         queries = max(variant.unit_queries for variant in variants)
-        arrivals = max_batch * max(variant.units for variant in variants)
-        self._sums = torch.empty(slots * queries * shape.head_dim, device=device)
+        arrivals = self._max_batch * max(variant.units for variant in variants)
+        self._sums = torch.empty(slots * queries * head_dim, device=device)
         self._stats = torch.empty(slots * queries * 2, device=device)
         self._arrivals = torch.zeros(arrivals, dtype=torch.int32, device=device)
         self.workspace = (self._sums.data_ptr(), self._stats.data_ptr(), self._arrivals.data_ptr())

@@ -36,31 +36,21 @@ class Prefill(Protocol):
         """
 
 
-def compile_prefill(
-    shape: AttentionShape, cache: KVCache, block_tables: Tensor, softmax: Sequence[tuple[float, float, int]]
-) -> Prefill:
-    """Compiles the fastest kernel that the GPU, the head size and the cache's dtype allow.
-
-    `softmax` has each layer's scale, soft cap and address of sinks.
-    """
-    if is_hopper() and HopperPrefillVariant.fits(shape):
-        return HopperPrefill(shape, cache, block_tables, softmax)
-    return PortablePrefill(shape, cache, block_tables, softmax)
-
-
 class PortablePrefill:
     """The kernel of kernels/paged_prefill.cu, for any GPU."""
 
     runs_beside_decode = False
+    source = "paged_prefill"
+    variant_of = PrefillVariant
 
     def __init__(
         self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, softmax: Sequence[tuple[float, float, int]]
     ) -> None:
-        variant = PrefillVariant(shape)
+        variant = self.variant_of(shape)
         self.tile_rows = variant.tile_rows
         self._kernel = Kernel(
-            load("paged_prefill", variant.defines),
-            "paged_prefill",
+            load(self.source, variant.defines),
+            self.source,
             # queries, stride, output, stride, keys, values, tables, stride, plan, window, cache scales, scale, cap,
             # sinks
             "PqPqPPPiPiPffP",
@@ -96,11 +86,12 @@ class HopperPrefill:
     """The kernel of kernels/paged_prefill_hopper.cu, with its tensor maps."""
 
     runs_beside_decode = True
+    variant_of = HopperPrefillVariant
 
     def __init__(
         self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, softmax: Sequence[tuple[float, float, int]]
     ) -> None:
-        variant = HopperPrefillVariant(shape)
+        variant = self.variant_of(shape)
         self.tile_rows = variant.tile_rows
         module = load("paged_prefill_hopper", variant.defines)
         # The first runs alone, the second beside the kernel launched before it.
@@ -157,3 +148,23 @@ class HopperPrefill:
             self._cache_scales[layer],
             *self._softmax[layer],
         )
+
+
+PREFILL_KINDS = (HopperPrefill, PortablePrefill)
+"""The kernels for Hopper and for any GPU."""
+
+
+def compile_prefill(
+    shape: AttentionShape,
+    cache: KVCache,
+    block_tables: Tensor,
+    softmax: Sequence[tuple[float, float, int]],
+    kinds: tuple[type[HopperPrefill], type[PortablePrefill]] = PREFILL_KINDS,
+) -> Prefill:
+    """Compiles the fastest kernel that the GPU, the head size and the cache's dtype allow.
+
+    `softmax` has each layer's scale, soft cap and address of sinks. `kinds` are the kernels for Hopper and for any GPU.
+    """
+    hopper, portable = kinds
+    kind = hopper if is_hopper() and HopperPrefillVariant.fits(shape) else portable
+    return kind(shape, cache, block_tables, softmax)

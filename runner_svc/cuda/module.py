@@ -60,6 +60,9 @@ def num_multiprocessors() -> int:
 def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
     """Compiles `kernels/<name>.cu` with `defines` as macros and returns the module.
 
+    With the macro CANONICAL the compiler contracts nothing: an addition after a product is rounded twice wherever the
+    source does not ask for fmaf, so that all kernels that compute the same have the same bits.
+
     Raises cupy.cuda.compiler.CompileException, with the compiler's log, if it does not compile.
     """
     import cupy
@@ -75,6 +78,7 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
         # The key of CuPy's cache covers the source and the options, but not included headers.
         f"-DHEADERS_{headers_hash()}",
         *(("-arch=sm_90a",) if is_hopper() else ()),
+        *(("--fmad=false",) if defines.get("CANONICAL") else ()),
         *(f"-D{key}={value}" for key, value in defines.items()),
     )
     module = cupy.RawModule(code=(folder / f"{name}.cu").read_text(encoding="utf-8"), options=options)

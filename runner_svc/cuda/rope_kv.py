@@ -35,8 +35,12 @@ class RopeKvWrite:
         plus_one: bool = False,
         fp8_cache: bool = False,
         overlap: bool = False,
+        canonical: bool = False,
     ) -> None:
-        """`plus_one`: factors of the norm of each head are 1 + weight. Raises ValueError for unsupported dimensions."""
+        """`plus_one`: factors of the norm of each head are 1 + weight. `canonical`: nothing is contracted (`load`).
+
+        Raises ValueError for unsupported dimensions.
+        """
         vector, lanes = _vectors(head_dim, rotary_dim)
         threads = min(_MAX_THREADS, -(-(num_heads + 2 * num_kv_heads) * lanes // 32) * 32)
         defines: dict[str, int | str] = {
@@ -50,6 +54,7 @@ class RopeKvWrite:
             "QK_NORM": QK_NORMS[qk_norm],
             **({"QK_PLUS_ONE": 1} if plus_one else {}),
             "FP8_CACHE": int(fp8_cache),
+            **({"CANONICAL": 1} if canonical else {}),
         }
         self._eps, self._threads, self._overlap = eps, threads, overlap
         self._defines = defines

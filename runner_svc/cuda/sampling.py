@@ -22,12 +22,22 @@ _SCRATCH_ROWS = 64  # rows adjusted at the same time
 class CudaSampler:
     """The sampling kernels for one vocabulary and the token buffer that drawn tokens are written to."""
 
-    def __init__(self, vocab_size: int, dtype: torch.dtype, token_buffer: Tensor, *, writes: bool = True) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        dtype: torch.dtype,
+        token_buffer: Tensor,
+        *,
+        writes: bool = True,
+        canonical: bool = False,
+    ) -> None:
         """`dtype` is that of the logits; `token_buffer` is int32 [slots + 1, context_length] and is kept alive.
 
-        `writes` False: drawn tokens are not written to the token buffer.
+        `writes` False: drawn tokens are not written to the token buffer. `canonical`: without contraction
+        (`runner_svc.cuda.module.load`).
         """
         defines: dict[str, int | str] = {"LOGIT": DTYPE_DEFINES[dtype], "VOCAB": vocab_size}
+        defines |= {"CANONICAL": 1} if canonical else {}
         self._token_buffer, self._writes = token_buffer, writes
         self._scratch = torch.zeros(_SCRATCH_ROWS, vocab_size, dtype=torch.int32, device=token_buffer.device)
         self._adjust = Kernel(load("adjust_logits", defines), "adjust_logits", "PPPPPPPii", _THREADS)

@@ -99,6 +99,8 @@ class CudaDecoder:
         ]
         self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
         self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
+        splitting = launchers.splitting or launchers.linear
+        self._split_output = [CudaLinear(layer.output, splitting) for layer in self.layers]
         self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions, self.kv_scales = weights.positions, weights.kv_scales
         self.taps: dict[int, Tensor] = {}
@@ -137,6 +139,14 @@ class CudaDecoder:
             for described, layer in zip(self.config.layers, self.layers, strict=True)
         )
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
+
+    def splits(self, rows: int) -> bool:
+        """Returns whether a step of that number of rows can have output products whose blocks share tiles."""
+        splitting = self._launchers.splitting
+        if splitting is None:
+            return False
+        outputs = [layer.output for layer in self.layers]
+        return all(linear.bias is None and splitting.fits(linear.matrix, rows) for linear in outputs)
 
     @property
     def mlps(self) -> Sequence[CudaMlp]:
@@ -179,6 +189,7 @@ class CudaDecoder:
         self._embed(inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
+        outputs = self._split_output if fusions.splitting else self._output
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = self._qkv[index].takes(num_tokens) if not parallel else None
@@ -190,11 +201,11 @@ class CudaDecoder:
             sums = self._qkv_sums(stream, index, normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
-                hidden.add_now(stream, attended, self._output[index])
+                hidden.add_now(stream, attended, outputs[index])
             else:
                 takes = mlp.takes(num_tokens)
                 hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
-                hidden.add(stream, attended, self._output[index])
+                hidden.add(stream, attended, outputs[index])
                 is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out

@@ -174,13 +174,15 @@ class CudaExpertMlp:
 
     def enters(self, rows: int, activating: Activating) -> bool:
         """Returns whether `enter_and_norm` is for a step of `rows` rows."""
-        entry = self._launchers.entry
+        entry, products = self._launchers.entry, self._launchers.entering
         return (
             entry is not None
+            and products is not None
             and self._may_enter
             and activating is Activating.GATHERING_PRODUCT
             and uses_tiles(self._config, rows)
             and entry.fits(rows)
+            and products.job_rows >= 1.5 * self._share(rows)  # few experts have a second job
         )
 
     def enter_and_norm(
@@ -198,11 +200,11 @@ class CudaExpertMlp:
         Only for steps that it `enters`.
         """
         launchers, plan = self._launchers, self._space.plan.rows(len(residual))
-        if launchers.entry is None:
+        if launchers.entry is None or launchers.entering is None:
             raise TypeError("the model has no launcher for what is before its experts")
         router, bias = self._router.weight, self._router_bias
         launchers.entry(stream, product, residual, norm_weight, normed, router, bias, plan, self._gate_up, eps)
-        y = self._own(stream, launchers.gathering, normed, plan)
+        y = self._own(stream, launchers.entering, normed, plan)
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, next_norm, normed, eps)
 
     def _outputs(self, stream: int, normed: Tensor, activating: Activating) -> tuple[Tensor, ExpertPlan, Tensor]:
@@ -219,10 +221,14 @@ class CudaExpertMlp:
 
     def _own_product(self, rows: int, *, gathers: bool = False) -> ExpertProductLauncher:
         """Returns the variant whose jobs hold about twice an expert's share of the rows, or tiles for large shares."""
-        products, share = self._launchers.products, rows * self._config.top_k / self._config.num_experts
+        products, share = self._launchers.products, self._share(rows)
         if uses_tiles(self._config, rows):
             return self._launchers.gathering if gathers else self._launchers.tiles
         return next((product for product in products if product.job_rows >= 2 * share), products[-1])
+
+    def _share(self, rows: int) -> float:
+        """Returns the rows of an expert, on average."""
+        return rows * self._config.top_k / self._config.num_experts
 
     def _own(
         self,

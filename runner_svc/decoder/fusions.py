@@ -39,14 +39,16 @@ class Fusions:
 
     adding: Adding = Adding.NORMS
     activating: Activating = Activating.KERNEL
+    splitting: bool = False
+    """Whether output products are ours, whose blocks share tiles, where they fit."""
 
     @property
     def count(self) -> int:
-        """Number of fused operations."""
+        """Number of fused operations; of own products without one, none."""
         return (self.adding is Adding.PRODUCTS) + (self.activating is not Activating.KERNEL)
 
     @property
     def name(self) -> str:
         """Name in logs."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""
-        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating]
+        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", own output" if self.splitting else "")

@@ -57,6 +57,11 @@ class StepRotations:
             long = self._rotations(positions, torch.full_like(positions, self._original + 1))
             self._table = torch.cat((self._table[: self._original], long))
 
+    @property
+    def table(self) -> Tensor:
+        """The table over positions, float32 [N, rotary_dim]; empty for dynamic RoPE."""
+        return self._table
+
     def __call__(self, positions: Tensor, rows: StepRows) -> StepRotation:
         """Returns the rotations of a step's positions, int32 [T]."""
         if not self._depends_on_length:

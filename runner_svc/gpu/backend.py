@@ -40,7 +40,7 @@ from runner_svc.interface.progress import Progress
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
-from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
+from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker, SampleRows
 from runner_svc.timings.start_timings import StartTimings
 from runner_svc.timings.timings_file import TimingsFile
@@ -110,6 +110,7 @@ class CudaBackend:
             self._copy = launchers.copy()
             self._scatter = launchers.scatter()
             self._sampling = self._make_sampling()
+            self._logprobs = launchers.logprobs()
             self._pack_rows = RowPacker()
             words = result_words(self._most_draws, sizes.num_slots)
             self._result = torch.zeros(words, dtype=torch.int32, device=device.device)
@@ -130,6 +131,11 @@ class CudaBackend:
     def decode_graphs(self) -> StepGraphs:
         """The CUDA graphs of decode steps."""
         return self._graphs
+
+    @property
+    def decoder(self) -> CudaDecoder | TransformersCudaDecoder:
+        """The decoder that computes its steps."""
+        return self._decoder
 
     def change_slots(self, changes: SlotChanges) -> None:
         """Encodes the changes; the next batch applies them to the device's token buffer and block tables."""
@@ -232,7 +238,8 @@ class CudaBackend:
     def _keep_masked_rows(self, batch: StepBatch, rows: PackedRows) -> CudaMaskedRows:
         """Copies the adjusted logits of the rows that wait for masks, because the next step overwrites them."""
         waiting = self._index(np.searchsorted(rows.sample_rows, batch.awaits))
-        return CudaMaskedRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
+        logits = self._steps.logits[waiting]
+        return CudaMaskedRows(batch, logits, self._sampling, self._logprobs, self._device, self.num_slots)
 
     def _draw(
         self, stream: int, batch: StepBatch, rows: PackedRows, records: PlacedRecords, buffers: HostBuffers
@@ -257,7 +264,7 @@ class CudaBackend:
             adjusted=records.adjusted,
         )
         self._copy(stream, self._result, buffers.result, len(self._result))
-        return launch_row_logprobs(logits, tokens, batch, rows.sample_rows, records.asking)
+        return launch_row_logprobs(self._logprobs, stream, logits, tokens, batch, rows.sample_rows, records.asking)
 
     def _drawn(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, tokens and finiteness of the sampling rows; cached, as torch would create a dozen views per step."""
@@ -284,7 +291,7 @@ class CudaBackend:
                 some = hidden.slice(begin + done, begin + min(num_scored, done + CHUNK))
                 logits = torch.empty(len(some.residual), self._decoder.config.vocab_size, device=self._device.device)
                 self._decoder.logits(stream, some, logits)
-                parts.append(launch_logprobs(logits, targets[done : done + CHUNK], state.prompt_logprobs or 0))
+                parts.append(self._logprobs(stream, logits, targets[done : done + CHUNK], state.prompt_logprobs or 0))
             joined = (torch.cat(part) for part in zip(*parts, strict=True))
             pending.append(PendingLogprobs(row, first, state.prompt_logprobs or 0, *joined))
         return pending

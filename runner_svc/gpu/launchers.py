@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.canonical.log_softmax import CanonicalLogprobs
+from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.drafts.accept import AcceptDrafts
 from runner_svc.cuda.drafts.gather import GatherDrafted
@@ -32,8 +34,9 @@ from runner_svc.cuda.products.kernels import (
     few_row_launchers,
     gated_launchers,
     linear_launchers,
-    prepared,
 )
+from runner_svc.cuda.products.preparing import Preparing
+from runner_svc.cuda.products.split_product import SplitProduct
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
@@ -41,27 +44,35 @@ from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.launchers import LogprobsLauncher
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
 from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.sampling.device_logprobs import torch_logprobs
 from runner_svc.weights.matrix import Matrix
 
-_TILES_JOB_ROWS = 160
+_TILES = TilesVariant(160)
+_ENTERING = TilesVariant(32, gathers=True)
+"""Of some hundred rows, which are few for each expert."""
 
 
 class StepLaunchers:
     """The kernels of steps around the forward pass of any model.
 
-    `overlap`: a kernel may start while the previous one finishes.
+    `overlap`: a kernel may start while the previous one finishes. `canonical`: all computes in the order of
+    docs/determinism.md.
     """
 
-    def __init__(self, config: ServedConfig, dtype: torch.dtype, *, overlap: bool = True) -> None:
+    def __init__(
+        self, config: ServedConfig, dtype: torch.dtype, *, overlap: bool = True, canonical: bool = False
+    ) -> None:
         self._served = config
         self._dtype = dtype
         self._overlap = overlap
+        self._canonical = canonical
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Raises NotImplementedError: the kernels of layers are those of a `CudaLaunchers`."""
@@ -75,7 +86,12 @@ class StepLaunchers:
         self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
     ) -> CudaAttention:
         """Attention over `cache`, whose layers attend as `layers` say. Raises ValueError for what the kernels lack."""
-        return CudaAttention(cache, tables, self._served.num_heads, layers, max_batch, self._dtype)
+        arguments = (cache, tables, self._served.num_heads, layers, max_batch, self._dtype)
+        if self._canonical:
+            from runner_svc.attention.canonical_gpu.attention import CanonicalGpuAttention
+
+            return CanonicalGpuAttention(*arguments)
+        return CudaAttention(*arguments)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Gathers a step's inputs from the token buffer and the block tables."""
@@ -91,7 +107,12 @@ class StepLaunchers:
 
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> CudaSampler:
         """Samples from float32 logits; `writes` the drawn tokens into the token buffer `tokens`."""
-        return CudaSampler(self._served.vocab_size, torch.float32, tokens, writes=writes)
+        vocab_size = self._served.vocab_size
+        return CudaSampler(vocab_size, torch.float32, tokens, writes=writes, canonical=self._canonical)
+
+    def logprobs(self) -> LogprobsLauncher:
+        """Computes log-probabilities from float32 logits."""
+        return CanonicalLogprobs(self._served.vocab_size) if self._canonical else torch_logprobs
 
     def drafts(self, tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int) -> DraftLaunchers:
         """Drafts and accepts tokens of the token buffer."""
@@ -118,31 +139,51 @@ class CudaLaunchers(StepLaunchers):
         dtype: torch.dtype,
         *,
         overlap: bool = True,
+        canonical: bool = False,
         skinny_blocks: Sequence[int] = (1, 2),
         expert_variants: Sequence[tuple[int, int]] = ((32, 2), (64, 2)),
     ) -> None:
-        super().__init__(config, dtype, overlap=overlap)
+        super().__init__(config, dtype, overlap=overlap, canonical=canonical)
+        self.preparing = Preparing(dtype)
         self._config = config
         self._skinny_blocks = skinny_blocks
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
-        config = self._config
+        config, linear = self._config, LinearProducts(linear_launchers(self._products))
         return DecoderLaunchers(
             norm=self._norm(),
             activation=self._activation(),
-            linear=LinearProducts(linear_launchers(self._products)),
+            linear=linear,
+            splitting=SplitProduct(self._dtype, linear, overlap=self._overlap) if is_hopper() else None,
             gated=GatedProducts(gated_launchers(self._products)) if config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
             experts=self._experts(config.experts) if config.experts is not None else None,
-            prepare=partial(prepared, dtype=self._dtype),
+            prepare=self.preparing,
             rounding_norm=self._rounding_norm(),
         )
 
+    def canonical(self, max_tokens: int) -> CanonicalProducts:
+        """Returns the products of a `CanonicalDecoder` for passes of up to `max_tokens` positions."""
+        config = self._config
+        return CanonicalProducts(
+            config.norm_eps,
+            config.activation,
+            config.hidden_size,
+            max_tokens,
+            torch.device("cuda"),
+            overlap=self._overlap,
+        )
+
     def skinny(self, matrices: Sequence[Matrix]) -> list[SkinnyLaunchers]:
-        """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported."""
+        """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported.
+
+        A canonical pass has no variants.
+        """
+        if self._canonical:
+            return []
         variants = {
             f"{blocks} a multiprocessor": FewRowProducts(few_row_launchers(self._products, blocks), self._activation())
             for blocks in self._skinny_blocks
@@ -207,16 +248,17 @@ class CudaLaunchers(StepLaunchers):
             if shared is not None
             else None,
             entry=self._entry(experts),
+            entering=ExpertProducts(experts, self._dtype, _ENTERING, overlap=self._overlap),
         )
 
     def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
-        variant, hidden_size = TilesVariant(_TILES_JOB_ROWS, gathers=True), self._config.hidden_size
+        hidden_size = self._config.hidden_size
         if split_of(experts, hidden_size) is None:
             return None
-        return ExpertEntry(experts, hidden_size, self._dtype, variant, overlap=self._overlap)
+        return ExpertEntry(experts, hidden_size, self._dtype, _ENTERING, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
-        return ExpertProducts(experts, self._dtype, TilesVariant(_TILES_JOB_ROWS, gathers), overlap=self._overlap)
+        return ExpertProducts(experts, self._dtype, replace(_TILES, gathers=gathers), overlap=self._overlap)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config
@@ -231,4 +273,5 @@ class CudaLaunchers(StepLaunchers):
             plus_one=config.norm is NormKind.RMS_PLUS_ONE,
             fp8_cache=fp8_cache,
             overlap=self._overlap,
+            canonical=self._canonical,
         )

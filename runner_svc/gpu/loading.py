@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
 import torch
 
+from roster_common.setting_sources import UnusableSettings
 from runner_svc.catalog.source import model_folder
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.canonical.decoder import CanonicalDecoder
+from runner_svc.gpu.canonical.determinism import numerics, refusal
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.interface.progress import Progress
@@ -28,6 +32,8 @@ from runner_svc.model.folder.config_file import read_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
+
+log = structlog.get_logger()
 
 _NOT_TIMED = ("dtype", "timings")
 """Options that change no times, or that the key of the timings has anyway."""
@@ -52,6 +58,7 @@ class GpuOptions:
     draft: str = ""
     max_drafts: int = 0
     """What drafts and how many tokens, or nothing: `make` makes it, and times of steps depend on it."""
+    deterministic: bool = False
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
@@ -76,11 +83,13 @@ def load_cuda_backend(
     """Loads the model `name` (see `model_folder`) onto the first GPU and captures its graphs.
 
     Another `make` than the default makes a backend that drafts. Raises ModelNotFound, UnsupportedModel if a GPU can't
-    serve the model, and OutOfMemory.
+    serve the model, OutOfMemory, and UnusableSettings if it can't be `deterministic`.
     """
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)
     choice = choose_decoder(raw, options.decoder)
+    if options.deterministic:
+        _refuse_undetermined(choice.config, raw, options)
     architecture = choice.config.architecture if choice.config is not None else str(raw.get("architectures"))
     try:
         if choice.config is not None:
@@ -112,17 +121,42 @@ def _own(
     else:
         check_experts(config, dtype, device.memory)
         weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
-    launchers = CudaLaunchers(config, dtype)
-    return make(
-        model,
-        config,
-        lambda: CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens),
-        launchers,
-        device,
-        sizes,
-        progress,
-        _kept_timings(cache_folder, raw, dtype, options),
-    )
+    launchers = CudaLaunchers(config, dtype, canonical=options.deterministic)
+    products = b""
+
+    def make_decoder() -> CudaDecoder:
+        nonlocal products
+        of_layers, most = launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens
+        if not options.deterministic:
+            made = CudaDecoder(config, weights, of_layers, most)
+            _say_plain(launchers, model)
+            return made
+        decoder = CanonicalDecoder(config, weights, of_layers, launchers.canonical(most), most)
+        products = decoder.check(most)
+        return decoder
+
+    timings = _kept_timings(cache_folder, raw, dtype, options)
+    backend = make(model, config, make_decoder, launchers, device, sizes, progress, timings)
+    if isinstance(decoder := backend.decoder, CanonicalDecoder):
+        cache, is_random = backend.cache, options.random_weights
+        model.numerics = numerics(
+            folder, config, decoder, products, cache.data.dtype, cache.scales, random_weights=is_random
+        )
+    return backend
+
+
+def _say_plain(launchers: CudaLaunchers, model: Any) -> None:
+    """Logs the formats that this GPU has no kernels for, and adds them to `model`, a Hello's description."""
+    if plain := launchers.preparing.sentence:
+        model.weight_formats += f"; {plain}"
+        log.warning("matrices became plain numbers, as this GPU has no kernels for their format", formats=plain)
+
+
+def _refuse_undetermined(config: ModelConfig | None, raw: Mapping[str, Any], options: GpuOptions) -> None:
+    formats = weight_formats(config, options.on_load) if config is not None else ""
+    dtype = options.dtype or stored_dtype(raw)
+    if reason := refusal(config, formats, dtype, options.block_size, options.draft):
+        raise UnusableSettings(f"deterministic is true, but {reason}, or set deterministic to false")
 
 
 def check_experts(config: ModelConfig, dtype: torch.dtype, memory: int) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.interface.device import Device, Event, nanoseconds
-from runner_svc.interface.launchers import SamplingLauncher
+from runner_svc.interface.launchers import LogprobsLauncher, SamplingLauncher
 from runner_svc.interface.step import MaskedRows, StepBatch, StepOutput
 from runner_svc.sampling.device_logprobs import PendingLogprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import pack_rows
@@ -26,13 +26,19 @@ class CudaMaskedRows:
     """Implements `runner_svc.interface.step.MaskedRows`."""
 
     def __init__(
-        self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int
+        self,
+        batch: StepBatch,
+        logits: Tensor,
+        sampling: SamplingLauncher,
+        logprobs: LogprobsLauncher,
+        device: Device,
+        dummy_slot: int,
     ) -> None:
         """`logits` [W, vocab_size]: a copy of the adjusted logits of `batch.awaits`."""
         self.rows = batch.awaits
         self._batch = batch
         self._logits = logits
-        self._sampling = sampling
+        self._sampling, self._logprobs = sampling, logprobs
         self._device = device
         self._dummy_slot = dummy_slot
 
@@ -57,7 +63,9 @@ class CudaMaskedRows:
                 adjusted=False,
                 masks=self._moved(masks.view(np.int32)),
             )
-            logprobs = launch_row_logprobs(self._logits, tokens, self._batch, self.rows, packed.asking)
+            logprobs = launch_row_logprobs(
+                self._logprobs, stream, self._logits, tokens, self._batch, self.rows, packed.asking
+            )
             on_host = tokens.to("cpu", non_blocking=True), finite.to("cpu", non_blocking=True)
             end = self._device.event()
         return PendingMaskedRows(len(self._batch.slots), self.rows, *on_host, logprobs, begin, end)

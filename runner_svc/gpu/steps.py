@@ -134,12 +134,14 @@ class CudaSteps:
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Returns the fusions that are worth timing at start-up."""
-        experts = self._decoder.config.experts if isinstance(self._decoder, CudaDecoder) else None
-        if experts is not None:
-            gathers = uses_tiles(experts, bucket)
+        decoder = self._decoder
+        if isinstance(decoder, CudaDecoder) and decoder.config.experts is not None:
+            gathers = uses_tiles(decoder.config.experts, bucket)
             own = Fusions(activating=Activating.GATHERING_PRODUCT if gathers else Activating.PRODUCT)
             grouped = Fusions()
-            return [own, grouped] if bucket >= GROUPED_ROWS and grouped in self._decoder.fusions else [own]
+            if bucket >= GROUPED_ROWS and grouped in decoder.fusions:
+                return [own, grouped]
+            return [own, replace(own, splitting=True)] if decoder.splits(bucket) else [own]
         if bucket <= FEW_ROWS:
             return [Fusions()]
         most = self._decoder.fusions[-1].adding

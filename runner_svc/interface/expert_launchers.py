@@ -216,5 +216,7 @@ class ExpertLaunchers:
     has_grouped: bool
     # Of an expert that computes every row.
     shared_activation: ActivationLauncher | None = None
-    # What adds, norms and routes some hundred rows before `gathering`; None where it lacks the model's sizes.
+    # What adds, norms and routes some hundred rows, and the products that gather them then; None where it lacks the
+    # model's sizes.
     entry: EntryLauncher | None = None
+    entering: ExpertProductLauncher | None = None

@@ -64,6 +64,16 @@ class SamplingLauncher(Protocol):
     ) -> None: ...
 
 
+class LogprobsLauncher(Protocol):
+    """Implemented by `runner_svc.sampling.device_logprobs.torch_logprobs`."""
+
+    def __call__(self, stream: int, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes log-softmax of `logits`, float32 [n, V], at `tokens` int64 [n].
+
+        Returns that [n], and the `top` largest of each row: their ids and values, [n, top] each.
+        """
+
+
 class Launchers(Protocol):
     """Makes the launchers of one model; implemented by `runner_svc.gpu.launchers.CudaLaunchers`."""
 
@@ -84,3 +94,5 @@ class Launchers(Protocol):
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> SamplingLauncher: ...
 
     def drafts(self, tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int) -> DraftLaunchers: ...
+
+    def logprobs(self) -> LogprobsLauncher: ...

@@ -9,7 +9,14 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
-from runner_svc.interface.products.linear_launchers import GatedLauncher, LinearLauncher, QuantizedRows, Scaling, Sums
+from runner_svc.interface.products.linear_launchers import (
+    GatedLauncher,
+    LinearLauncher,
+    QuantizedRows,
+    Scaling,
+    SplittingLauncher,
+    Sums,
+)
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 
@@ -75,6 +82,8 @@ class DecoderLaunchers:
     rotating: Sequence[RopeKvLauncher]
     # For layers without rotary embedding, as in SmolLM3.
     plain: RopeKvLauncher
+    # As `linear`, with Roster's products of one to two hundred rows. None: not available on this GPU.
+    splitting: SplittingLauncher | None = None
     # None for a model without experts.
     experts: ExpertLaunchers | None = None
     # None: norms write numbers.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.interface.launchers import LogprobsLauncher
 from runner_svc.interface.step import StepBatch
 
 # Rows of logits whose float32 log-probabilities are computed at once.
@@ -42,8 +43,8 @@ class PendingLogprobs:
         )
 
 
-def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes log-softmax of `logits` [n, V] at `tokens` int64 [n], and its `top` largest: [n], [n, top], [n, top]."""
+def torch_logprobs(stream: int, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Is a `LogprobsLauncher` by torch, on its current stream, which `stream` is."""
     logprobs = logits.float().log_softmax(dim=-1)
     values = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(top, dim=-1)
@@ -51,9 +52,16 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, T
 
 
 def launch_row_logprobs(
-    logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp], asking: Sequence[int], stride: int = 1
+    launch: LogprobsLauncher,
+    stream: int,
+    logits: Tensor,
+    tokens: Tensor,
+    batch: StepBatch,
+    rows: NDArray[np.intp],
+    asking: Sequence[int],
+    stride: int = 1,
 ) -> list[PendingLogprobs]:
-    """Computes the log-probabilities of `tokens` int32 [L * stride], sampled from `logits` [L * stride, V].
+    """Computes by `launch` the log-probabilities of `tokens` int32 [L * stride], sampled from `logits` [L * stride, V].
 
     Only those of the `rows` [L] in `asking`, each of which has `stride` draws.
     """
@@ -63,5 +71,5 @@ def launch_row_logprobs(
         top = batch.states[row].logprobs or 0
         own = slice(i * stride, (i + 1) * stride)
         drawn = tokens[own].long().clamp(min=0)  # the token of a row that is not finite is -1
-        pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[own], drawn, top)))
+        pending.append(PendingLogprobs(row, 0, top, *launch(stream, logits[own], drawn, top)))
     return pending

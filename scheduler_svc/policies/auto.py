@@ -47,6 +47,8 @@ _MOST_SLOW = 0.15
 _DEEP = 32
 """Steps of prompts from which a queue is deep: about a second with the longest default target, so that few of
 its first tokens can come soon."""
+_DEEP_SPARSE = 8
+"""The same in a mixture of experts, whose steps in a deep queue take about as long as four of its default targets."""
 _LEAST_PROMPT_SHARE = 1.0
 """Time for prompts, relative to that of the decoding rows, which prompts get even if the target is then missed."""
 _WORTHWHILE = 12
@@ -94,8 +96,12 @@ class Auto(Policy):
         if times is None or not times.known:
             return arrival_s
         position_s = times.position_s
-        waiting_s = ledger.waiting_tokens * position_s / max(1, ledger.runners)
-        if waiting_s > _DEEP * self._target_s(ledger.itl_target_s, times):
+        waiting = ledger.waiting_tokens / max(1, ledger.runners)
+        if times.is_sparse:
+            is_deep = waiting > _DEEP_SPARSE * times.efficient_prefill
+        else:
+            is_deep = waiting * position_s > _DEEP * self._target_s(ledger.itl_target_s, times)
+        if is_deep:
             output = min(1.0, math.log1p(request.max_tokens) / _LONGEST_OUTPUT)
             return arrival_s + float(self.parameters.ageing_s) * (1 - output)
         return arrival_s + float(self.parameters.patience) * request.prompt_tokens * position_s
@@ -127,9 +133,14 @@ class Auto(Policy):
 
     def _deep_budget(self, step_s: float, load: Load, times: StepTimes, rest: Budget) -> Budget:
         """Returns the budget where the queue is deep: whatever the target says, steps are large enough to be worth
-        their overhead, and prompts get at least as much time as decoding rows."""
+        their overhead, and prompts get at least as much time as decoding rows.
+
+        In a mixture of experts most of a step's overhead are the experts' weights, which no size of step makes small.
+        """
         if not load.decoding:
             return rest
+        if times.is_sparse:
+            return rest.within(max(self.parameters.min_tokens, times.efficient_prefill - load.decoding))
         decode_s = times.seconds(0, load.decoding, load.context)
         step_s = max(step_s, _WORTHWHILE * times.overhead_s, (1 + _LEAST_PROMPT_SHARE) * decode_s)
         tokens = max(self._within(step_s, load), times.efficient_prefill - load.decoding)

@@ -101,6 +101,10 @@ class StepTimes(Protocol):
     def efficient_prefill(self) -> int:
         """Returns the prompt positions of a step from which larger ones save little time per position."""
 
+    @property
+    def is_sparse(self) -> bool:
+        """Returns whether steps of more rows read more weights, as in a mixture of experts."""
+
     def planned_s(self, target_s: float, share: float) -> float:
         """Returns the predicted time of steps with prompts, a share `share` of which take at most `target_s`.
 

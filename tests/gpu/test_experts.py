@@ -50,6 +50,8 @@ CASES = {
     "skewed": ExpertCase(LARGE, 64, hidden=2048, skew=0.2),
     "large-1": ExpertCase(LARGE, 1, hidden=2048),
     "large-64": ExpertCase(LARGE, 64, hidden=2048),
+    "large-256": ExpertCase(LARGE, 256, hidden=2048),
+    "large-skewed": ExpertCase(LARGE, 256, hidden=2048, skew=0.2),
     "odd": ExpertCase(ODD, 77, hidden=320),
     **{f"ernie-{rows}": ExpertCase(ERNIE, rows) for rows in (1, 40, 300)},
     **{f"grouped-{rows}": ExpertCase(GROUPED, rows, extra_logits=1) for rows in (1, 40, 300)},
@@ -68,7 +70,8 @@ def stream() -> int:
         (ExpertVariant(16, 2), False),
         (ExpertVariant(64, 1), True),
         (TilesVariant(160), True),
-        (TilesVariant(128), False),
+        (TilesVariant(64), False),
+        (TilesVariant(32, gathers=True), True),
         (TilesVariant(160, gathers=True), True),
     ],
     ids=str,
@@ -100,7 +103,7 @@ ENTRIES = {
 @pytest.mark.parametrize("name", ENTRIES)
 def test_entry(name: str, split: int) -> None:
     case = ENTRIES[name]
-    tiles = TilesVariant(160, gathers=True)
+    tiles = TilesVariant(32 if split == 4 else 160, gathers=True)
     entry = ExpertEntry(case.config, case.hidden, case.dtype, tiles, split=split, overlap=True)
     rows = ExpertRows(case.config, case.hidden, case.dtype, overlap=True)
     for seed in range(3):

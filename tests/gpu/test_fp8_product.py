@@ -11,13 +11,15 @@ from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
 from runner_svc.weights.fp8_matrix import Fp8Matrix
-from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums
+from tests.support.fp8_cases import check_activated_rows, check_norm_of_sums, many_rows_case
 from tests.support.scaled_twins import scaled_twin
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
+from runner_svc.cuda.fp8.many import Fp8ManyRows
+from runner_svc.cuda.fp8.many_variant import Fp8ManyVariant
 from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.product import Fp8Products, fits
 from runner_svc.cuda.fp8.rows import Fp8Rows, RoundingArguments, rounded_rows
@@ -125,6 +127,95 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(out: int, width: int, 
     assert outs[2][1:3].isnan().all()
 
 
+def check_many_rows(products: Fp8ManyRows, rows: int, out: int, width: int, *, gated: bool, grouped: bool) -> None:
+    """Also into columns of a wider tensor, several times, as blocks of a cluster meet in another order each time."""
+    case = many_rows_case(rows, out, width, gated=gated, grouped=grouped, device=torch.device("cuda"))
+    firsts = []
+    for _ in range(4):
+        wide = poisoned(rows + 1, case.outputs + 8)
+        launch = products.gated if gated else products.store
+        assert launch(stream(), case.x, case.weight, wide[:rows, 8:])
+        assert wide[rows].isnan().all() and wide[:, :8].isnan().all()
+        firsts.append(wide[:rows, 8:])
+    assert_close(firsts[0], case.expected, 0.02)
+    assert all(torch.equal(each, firsts[0]) for each in firsts)
+
+
+MANY = [
+    Fp8ManyVariant(112, True, False),
+    Fp8ManyVariant(112, True, False, cluster_rows=2),
+    Fp8ManyVariant(112, True, True, cluster_rows=2),
+    Fp8ManyVariant(128, False, False, split=2),
+    Fp8ManyVariant(128, False, True, split=2),
+]
+
+
+@pytest.mark.parametrize("variant", MANY, ids=str)
+def test_many_rows(variant: Fp8ManyVariant) -> None:
+    products = Fp8ManyRows("silu", lambda *sizes, **kinds: variant)
+    for rows, out, width in (
+        (256, 28672, 4096),
+        (65, 4096, 14336),
+        (200, 2048, 1152),
+        (140, 1088, 128 * variant.split),
+    ):
+        check_many_rows(products, rows, out, width, gated=variant.gated, grouped=variant.grouped)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("out", "width", "gated"), [(3072, 1024, True), (1024, 4096, False)])
+def test_a_row_has_the_same_bits_among_many_rows(out: int, width: int, gated: bool, grouped: bool) -> None:
+    """Also among NaN."""
+    case = many_rows_case(256, out, width, gated=gated, grouped=grouped, device=torch.device("cuda"))
+    products, outs = Fp8ManyRows("silu"), []
+    launch = products.gated if gated else products.store
+    for count in (129, 200, 256, 256):
+        outs.append(poisoned(count, case.outputs))
+        x = QuantizedRows(case.x.codes[:count], case.x.scales[:count].t().contiguous().t(), case.x.rounding)
+        if not launch(stream(), x, case.weight, outs[-1]):
+            assert gated and grouped, "torch is faster"
+            return
+        case.x.codes.view(torch.uint8)[1] = 0x7F
+    assert all(torch.equal(each[0], outs[0][0]) for each in outs)
+    assert outs[-1][1].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", [70, 256])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_chain_of_many_rows_that_overlaps(num_tokens: int, grouped: bool) -> None:
+    """Replayed, it always gives what launches one by one give, and about what torch's products do."""
+    rounding: Rounding = GroupRounding() if grouped else TokenRounding()
+    hidden, inner = 1024, 3072
+    gate_up, down = matrix(2 * inner, hidden, rounding), matrix(hidden, inner, rounding)
+    norm_weight, start = normal(hidden), normal(num_tokens, hidden)
+    residual, activated = poisoned(num_tokens, hidden), poisoned(num_tokens, inner)
+    product = poisoned(num_tokens, hidden)
+
+    def run(overlap: bool, own: bool = True) -> None:
+        products = Fp8Linear(EPS, "silu", torch.device("cuda"), overlap=overlap)
+        if not own:
+            products._many = Fp8ManyRows("silu", lambda *sizes, **kinds: None)
+        norm = Fp8Norm(hidden, EPS, overlap=overlap)
+        residual.copy_(start)
+        x = norm(stream(), None, residual, norm_weight, rounding)
+        for _ in range(6):
+            rows = products(stream(), x, gate_up, activated, rounding)
+            x = norm(stream(), products.sums(stream(), rows, down, None, product), residual, norm_weight, rounding)
+
+    run(False)
+    expected = residual.clone()
+    run(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(True)
+    for _ in range(20):
+        residual.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(residual, expected)
+    run(False, own=False)
+    assert (residual.float() - expected.float()).norm() < 0.15 * expected.float().norm()
+
+
 @pytest.mark.parametrize("num_tokens", [7, 33])
 def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(num_tokens: int) -> None:
     """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
@@ -156,7 +247,7 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(num_tokens: i
         assert torch.equal(residual, expected)
 
 
-@pytest.mark.parametrize("num_tokens", [3, 64, 65, 300])
+@pytest.mark.parametrize("num_tokens", [3, 64, 65, 200, 300])
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
 @pytest.mark.parametrize(("out", "width"), [(1024, 2048), (1152, 400)])
 def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> None:
@@ -179,6 +270,7 @@ def test_linear(num_tokens: int, out: int, width: int, rounding: Rounding) -> No
         products(stream(), x, weight, gated)
         gate, up = expected.chunk(2, dim=-1)
         assert_close(gated, functional.silu(gate) * up, 0.04)
+        products._many = Fp8ManyRows("silu", lambda *sizes, **kinds: None)  # as for more rows
         codes = products(stream(), x, weight, gated, rounding)
         assert isinstance(codes, QuantizedRows) == (num_tokens > FEW)
         if not isinstance(codes, QuantizedRows):

@@ -14,8 +14,9 @@ if not torch.cuda.is_available():
 
 from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Gated, Int4Linear  # imports CuPy
 from runner_svc.cuda.int4.dequantize import Workspace
-from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.few_rows import Choose, Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -55,16 +56,53 @@ CASES = (
     ProductCase(8, MatrixCase(4096, 4096), ADD, (1, 4, 1, 2)),
     ProductCase(32, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, (2, 2, 2, 1), by_warps=True),
 )
+WIDE = (
+    *(ProductCase(tokens, MatrixCase(6144, 4096), STORE, wide=132) for tokens in (64, 128, 256)),
+    *(ProductCase(tokens, MatrixCase(28672, 4096), GATED, wide=132) for tokens in (50, 128, 300)),
+    *(ProductCase(tokens, MatrixCase(4096, 14336), STORE, wide=132) for tokens in (64, 256)),
+    *(ProductCase(tokens, MatrixCase(4096, 14336), ADD, wide=132) for tokens in (33, 64, 128)),
+    *(ProductCase(tokens, MatrixCase(4096, 4096), ADD, wide=132) for tokens in (64, 101)),
+    *(ProductCase(tokens, MatrixCase(4096, 4096, 32, has_zeros=True), STORE, wide=132) for tokens in (101, 200)),
+    ProductCase(70, MatrixCase(192, 576, 64, has_zeros=True, scale=F16), STORE, wide=7),
+    ProductCase(90, MatrixCase(28672, 4096, 64, has_zeros=True), GATED, wide=132),
+    ProductCase(200, MatrixCase(3072, 576, 32, has_order=True, scale=F32), GATED, wide=132),
+    ProductCase(1, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, wide=20),
+    ProductCase(128, MatrixCase(2112, 4096, 64), ADD, wide=40),
+)
 
 
 def stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
+def _wide_products(dtype: torch.dtype = BF16) -> Int4Products:
+    return Int4Products(EPS, "silu", partial(WideVariant.choose, num_multiprocessors()), dtype=dtype)
+
+
 @needs_hopper
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_few_rows(case: ProductCase) -> None:
     case.check("cuda", stream())
+
+
+@needs_hopper
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_many_rows_at_once(case: ProductCase) -> None:
+    case.check("cuda", stream())
+
+
+@needs_hopper
+def test_bits_of_many_rows_depend_neither_on_their_number_nor_on_neighbours() -> None:
+    _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
+    x, products = torch.randn(300, 4096, device="cuda").to(BF16), _wide_products()
+    found = []
+    for rows in (17, 64, 65, 128, 129, 300):
+        out = torch.empty(rows, 4096, device="cuda")
+        products.store(stream(), ScaledRows(x[:rows], None), matrix, out)
+        found.append(out[0])
+        x[1:] = torch.randn(299, 4096, device="cuda").to(BF16)
+        x[5:] = torch.nan
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @needs_hopper
@@ -91,8 +129,8 @@ def test_bits_depend_neither_on_the_number_of_rows_nor_on_neighbours() -> None:
 def test_any_number_of_rows(dtype: torch.dtype, rows: int, case: MatrixCase) -> None:
     """The second matrix has no kernel of few rows."""
     matrix, in_tiles = case.packed("cuda")
-    products = Int4Products(EPS, "silu", dtype=dtype) if is_hopper() else None
-    linear = Int4Linear(Workspace(dtype), products)
+    products = (Int4Products(EPS, "silu", dtype=dtype), _wide_products(dtype)) if is_hopper() else (None, None)
+    linear = Int4Linear(Workspace(dtype), *products)
     x, bias = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((rows, case.columns), (case.rows,)))
     expected = x.double() @ matrix.dequantized().double().t() + bias.double()
     out = torch.full((rows + 1, case.rows), torch.nan, dtype=dtype, device="cuda")
@@ -109,7 +147,7 @@ def test_any_number_of_rows(dtype: torch.dtype, rows: int, case: MatrixCase) -> 
 def test_any_number_of_rows_with_gates(rows: int) -> None:
     matrix, in_tiles = MatrixCase(1024, 576, 64, has_zeros=True, scale=F16, has_order=True).packed("cuda")
     many_rows = GatedProduct(BF16, "silu", partial(GatedVariant.choose, num_multiprocessors()))
-    gated = Int4Gated(Workspace(BF16), Int4Products(EPS, "silu"), many_rows)
+    gated = Int4Gated(Workspace(BF16), Int4Products(EPS, "silu"), many_rows, _wide_products())
     assert gated.fits(in_tiles)
     gated.prepare(rows, in_tiles)
     x = torch.randn(rows, 576, device="cuda").to(BF16)
@@ -121,15 +159,24 @@ def test_any_number_of_rows_with_gates(rows: int) -> None:
 
 
 @needs_hopper
-def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
+@pytest.mark.parametrize(
+    ("rows", "choose"),
+    [
+        (33, partial(Int4Variant.choose, 2)),
+        (33, partial(WideVariant.choose, 132)),
+        (128, partial(WideVariant.choose, 132)),
+    ],
+    ids=["tiles", "wide", "most"],
+)
+def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(rows: int, choose: Choose) -> None:
     """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
-    rows, hidden, inner = 33, 1024, 3072
+    hidden, inner = 1024, 3072
     (_, gate_up), (_, down) = MatrixCase(2 * inner, hidden).packed("cuda"), MatrixCase(hidden, inner).packed("cuda")
     norm_weight = torch.randn(hidden, device="cuda").to(BF16)
     first = torch.randn(rows, hidden, device="cuda").to(BF16)
     residual, normed = torch.empty_like(first), torch.empty_like(first)
     activated = torch.empty(rows, inner, device="cuda", dtype=BF16)
-    squares = torch.zeros(hidden // 64, 128, device="cuda")
+    squares = torch.zeros(hidden // 32, 128, device="cuda")
 
     def run(products: Int4Products) -> None:
         residual.copy_(first)
@@ -140,8 +187,8 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
             products.launch(stream(), ADD, given, down, normed, None, residual, norm_weight, squares)
             x = ScaledRows(normed, squares)
 
-    run(Int4Products(EPS, "silu"))
-    expected, overlapping = residual.clone(), Int4Products(EPS, "silu", overlap=True)
+    run(Int4Products(EPS, "silu", choose))
+    expected, overlapping = residual.clone(), Int4Products(EPS, "silu", choose, overlap=True)
     assert expected.isfinite().all()
     run(overlapping)
     graph = torch.cuda.CUDAGraph()
@@ -166,7 +213,7 @@ def test_warps_and_warpgroups_give_the_same_bits() -> None:
     assert torch.equal(*found)
 
 
-def _always(variant: Int4Variant, *sizes: int) -> Int4Variant:
+def _always(variant: Variant, *sizes: int | str) -> Variant:
     return variant
 
 

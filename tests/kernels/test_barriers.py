@@ -20,6 +20,7 @@ from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant
 from runner_svc.cuda.int4.few_rows import product_defines as int4_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
@@ -109,3 +110,10 @@ def test_products_with_4_bit_matrices(tokens: int, by_warps: bool) -> None:
     bf16 = torch.bfloat16
     defines = int4_defines(variant, "EPILOGUE_STORE", "silu", bf16, bf16, 128, bf16, True)
     assert arrivals_before_loads_are_done(machine_code("int4_product", defines)) == []
+
+
+@pytest.mark.parametrize("tokens", choice([64, 128], in_ci=[128]))
+def test_many_rows_with_4_bit_matrices(tokens: int) -> None:
+    variant, bf16 = WideVariant.choose(132, tokens, 64, 32, 4352, "EPILOGUE_STORE"), torch.bfloat16
+    defines = int4_defines(variant, "EPILOGUE_STORE", "silu", bf16, bf16, 128, bf16, True)
+    assert arrivals_before_loads_are_done(machine_code("int4_wide", defines)) == []

@@ -148,8 +148,8 @@ MANY_PIECES = AttentionCase((300, 31, 140), (150, 31, 140), 96, 2, 1)  # the ker
 FAULTS = {
     "scores are not waited for": ("wgmma_wait<1>();", ""),
     "keys are given back twice": (
-        "if (tile == first_tile) barrier_arrive(shared.queries()",
-        "barrier_arrive(shared.keys().empty(0)); if (tile == first_tile) barrier_arrive(shared.queries()",
+        "if (tile == final_tile) barrier_arrive(shared.queries()",
+        "barrier_arrive(shared.keys().empty(0)); if (tile == final_tile) barrier_arrive(shared.queries()",
     ),
     "values' stage is not left": ("value_ring.advance();", ""),
     "a new piece adds to the last one's outputs": ("mix(p, !begins);", "mix(p, true);"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from runner_svc.cuda import tensor_map
-from runner_svc.cuda.fp8 import norm, product, rows, scale
+from runner_svc.cuda.fp8 import many, norm, product, rows, scale
 from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
 from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.product import Fp8Products, fits
@@ -39,10 +39,11 @@ thorough = pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MapEncoder()
     monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
-    for module in (norm, product, rows, scale):
+    for module in (many, norm, product, rows, scale):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
     monkeypatch.setattr(product, "num_multiprocessors", lambda: 1)
+    monkeypatch.setattr(many, "num_multiprocessors", lambda: 2)
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     EmulatedKernel.orders.seed(seed)
@@ -168,6 +169,7 @@ def test_linear(rows: int) -> None:
     gate, up = weight.twin(x * 0.01).chunk(2, dim=-1)
     expected = torch.nn.functional.silu(gate) * up
     close(gated, expected)
+    products._many = many.Fp8ManyRows("silu", lambda *sizes, **kinds: None)  # as for more rows
     codes = products(0, x * 0.01, weight, gated, TokenRounding())
     assert isinstance(codes, QuantizedRows) == (rows > FEW)
     if not isinstance(codes, QuantizedRows):

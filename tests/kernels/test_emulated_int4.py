@@ -40,6 +40,10 @@ CASES = {
     "many": ProductCase(37, MatrixCase(192, 512), ADD, (2, 2, 1, 1)),
     "gated": ProductCase(9, MatrixCase(320, 320, 32, has_order=True), GATED, (2, 1, 1, 1)),
     "warps": ProductCase(13, MatrixCase(192, 320, 32, has_zeros=True), STORE, (2, 1, 1, 1), by_warps=True),
+    # Strips over the border of tiles in memory; gates with a last block of fewer strips.
+    "wide": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, wide=3),
+    "two passes": ProductCase(130, MatrixCase(320, 320, 32, has_order=True), GATED, wide=3),
+    "added wide": ProductCase(30, MatrixCase(192, 320), ADD, wide=3),
     "most": ProductCase(101, MatrixCase(64, 256, scale=torch.float32), STORE, (1, 1, 1, 1)),
 }
 
@@ -50,7 +54,7 @@ DEQUANTIZED = {
 }
 
 
-@pytest.mark.parametrize("name", choice([*CASES, *DEQUANTIZED], in_ci=["parts"]))
+@pytest.mark.parametrize("name", choice([*CASES, *DEQUANTIZED], in_ci=["parts", "two passes"]))
 def test_kernels(name: str) -> None:
     if name in CASES:
         CASES[name].check("cpu", 0)

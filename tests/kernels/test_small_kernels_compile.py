@@ -11,9 +11,11 @@ from runner_svc.cuda.experts.expert_entry import entry_defines, split_of
 from runner_svc.cuda.experts.expert_product import product_defines
 from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant
+from runner_svc.cuda.fp8.many_variant import Fp8ManyVariant
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
+from runner_svc.cuda.products.split_variant import SplitVariant
 from runner_svc.cuda.sources import kernel_folder
 from runner_svc.interface.products.skinny_launchers import MAX_ROUTED
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -68,6 +70,9 @@ CASES = {
     "rotate-halves": ("rotate_halves", (BF16, "-DHEADS=32", "-DKV_HEADS=8", "-DHEAD_DIM=128")),
     "rotate-halves-odd": ("rotate_halves", (HALF, "-DHEADS=9", "-DKV_HEADS=3", "-DHEAD_DIM=80")),
     "embed": ("embed", (BF16, "-DWIDTH=4096")),
+    "canonical-take": ("canonical_residual", ("-DCANONICAL=1", "-DENDS=ENDS_TAKE", "-DPARTS=1")),
+    "canonical-add": ("canonical_residual", ("-DCANONICAL=1", "-DENDS=ENDS_RESIDUAL", "-DPARTS=2")),
+    "log-softmax": ("log_softmax", ("-DCANONICAL=1", "-DLOGIT=float", "-DVOCAB=151936")),
     "expert-routing": ("expert_routing", macros(routing_defines(QWEN))),
     "expert-routing-groups": ("expert_routing", macros(routing_defines(GROUPED))),
     "expert-rows": (
@@ -199,6 +204,26 @@ def test_fp8_products_compile_for_hopper(tokens: int, blocks: int, epilogue: str
     assert arrivals_before_loads_are_done(code) == []  # see test_barriers
 
 
+MANY = [
+    Fp8ManyVariant(112, True, False),
+    Fp8ManyVariant(112, True, False, cluster_rows=2),
+    Fp8ManyVariant(128, False, False, split=2),
+    Fp8ManyVariant(128, False, True, split=2),
+]
+
+
+@pytest.mark.parametrize("variant", choice(MANY, in_ci=MANY[-1:]), ids=str)
+def test_fp8_products_of_many_rows_compile_for_hopper(variant: Fp8ManyVariant) -> None:
+    defines = variant.defines | ({"ACTIVATION": "gelu_tanh"} if variant.gated else {})
+    code, log = compile_kernel(kernel_folder() / "fp8_many.cu", "sm_90a", macros(defines))
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert variant.shared_bytes <= 227 << 10
+    assert arrivals_before_loads_are_done(code) == []
+
+
 @pytest.mark.parametrize(
     ("tile", "cluster", "scalar", "activation"),
     [
@@ -222,6 +247,28 @@ def test_gated_products_compile_for_hopper_without_serialized_products(
     assert " 0 bytes spill stores" in log, log
     if tile == (2, 128):  # see test_barriers
         assert arrivals_before_loads_are_done(code) == []
+
+
+@pytest.mark.parametrize("ends", choice(["GATED", "STORE", "SUMS"], in_ci=["SUMS"]))
+def test_canonical_products_of_many_rows_compile_for_hopper(ends: str) -> None:
+    defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "CANONICAL": 1, "ENDS": f"ENDS_{ends}"}
+    code, log = compile_kernel(kernel_folder() / "gated_product.cu", "sm_90a", (BF16, *macros(defines)))
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert arrivals_before_loads_are_done(code) == []  # see test_barriers
+
+
+@pytest.mark.parametrize(
+    ("tokens", "split", "parts"), choice([(8, 2, 1), (128, 2, 1), (128, 1, 2)], in_ci=[(128, 1, 2)])
+)
+def test_canonical_products_of_few_rows_compile_for_hopper(tokens: int, split: int, parts: int) -> None:
+    variant = SkinnyVariant(tokens, split, 2, parts, canonical=True)
+    defines = variant.defines | {"EPILOGUE": "EPILOGUE_RESIDUAL", "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
+    code, log = compile_kernel(kernel_folder() / "skinny_product.cu", "sm_90a", macros(defines))
+    assert "warning" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert arrivals_before_loads_are_done(code) == []
 
 
 EXPERT_VARIANTS = (
@@ -264,6 +311,24 @@ def test_expert_products_compile_for_hopper(
         assert arrivals_before_loads_are_done(code) == []
     assert variant.shared_bytes <= (228 << 10) // variant.blocks - 1024
     assert variant.stages >= 4
+
+
+@pytest.mark.parametrize(
+    "variant",
+    choice(
+        [SplitVariant(64, 2), SplitVariant(160, 4)],
+        in_ci=[SplitVariant(160, 4)],
+    ),
+    ids=str,
+)
+def test_split_products_compile_for_hopper(variant: SplitVariant) -> None:
+    options = (BF16, *(f"-D{key}={value}" for key, value in variant.defines.items()))
+    code, log = compile_kernel(kernel_folder() / "split_product.cu", "sm_90a", options)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert arrivals_before_loads_are_done(code) == []
 
 
 @pytest.mark.parametrize(("config", "split"), choice([(QWEN, 4), (GROUPED, 8)], in_ci=[(QWEN, 4)]), ids=str)

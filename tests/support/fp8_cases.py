@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch.nn import functional
 
 from runner_svc.cuda.fp8.norm import Fp8Norm
 from runner_svc.cuda.fp8.rows import Fp8Rows, RoundingArguments, quantized, rounded_rows
-from runner_svc.interface.products.linear_launchers import Scaling, Sums
-from runner_svc.weights.activation_rounding import Rounding
+from runner_svc.interface.products.linear_launchers import QuantizedRows, Scaling, Sums
+from runner_svc.weights.activation_rounding import GroupRounding, Rounding, TokenRounding, to_e4m3
+from runner_svc.weights.fp8_matrix import Fp8Matrix
 
 BF16 = torch.bfloat16
 ROWS = 5
@@ -64,3 +66,36 @@ def block_scaled_mm(
     left = x.float() * x_scales.repeat_interleave(128, dim=1)
     right = w.float() * w_scales[:groups].repeat_interleave(128, dim=0).repeat_interleave(128, dim=1)
     return (left @ right).to(output_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """A product of quantized rows, with its result by the definition."""
+
+    x: QuantizedRows
+    weight: Fp8Matrix
+    expected: Tensor
+    """float32 [T, outputs]."""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a row."""
+        return self.expected.shape[1]
+
+
+def many_rows_case(rows: int, out: int, width: int, *, gated: bool, grouped: bool, device: torch.device) -> ManyRows:
+    """Returns a product with a matrix [out, width]: gate above up and silu if `gated`, in blocks if `grouped`."""
+    rounding: Rounding = GroupRounding() if grouped else TokenRounding()
+    groups = -(-width // 128)
+    codes = to_e4m3(torch.randn(rows, width, device=device) * 30)
+    scales = torch.rand(groups if grouped else 1, rows, device=device) * 0.01 + 0.001
+    block = (128, 128) if grouped else None
+    weight_scales = torch.rand((-(-out // 128), groups) if grouped else (out, 1), device=device) * 0.01 + 0.001
+    weight = Fp8Matrix(to_e4m3(torch.randn(out, width, device=device) * 30), weight_scales, rounding, block)
+    columns = 128 if grouped else width
+    numbers = codes.double() * scales.t().repeat_interleave(columns, dim=1)[:, :width].double()
+    expected = numbers @ weight.dequantized().double().t()
+    if gated:
+        gate, up = expected.chunk(2, dim=1)
+        expected = functional.silu(gate) * up
+    return ManyRows(QuantizedRows(codes, scales.t(), rounding), weight, expected.float())

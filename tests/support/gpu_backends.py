@@ -37,6 +37,7 @@ def load(
     draft_folder: Path | None = None,
     medusa: Path | None = None,
     eagle: Path | None = None,
+    deterministic: bool = False,
 ) -> CudaBackend:
     """Returns the model in `folder`, with a cache full of NaN; with `num_blocks` None, the cache's size is measured.
 
@@ -54,6 +55,7 @@ def load(
         fp8_cache=fp8_cache,
         decoder=decoder,
         on_load=on_load,
+        deterministic=deterministic,
     )
     make: MakeBackend = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
     if draft_folder is not None and drafts is not None:

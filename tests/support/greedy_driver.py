@@ -33,7 +33,8 @@ class DrivenSequence:
 class RandomDriver:
     """Generates greedily through `Runner`, in plans drawn from `rng`."""
 
-    def __init__(self, backend: Backend, rng: random.Random) -> None:
+    def __init__(self, backend: Backend, rng: random.Random, sampling: plan_pb2.Sampling = GREEDY) -> None:
+        """`sampling`: of all sequences, if not greedily; each gets a seed of its own."""
         self._runner = Runner(backend)
         self._runner.reset()
         self._block_size = backend.block_size
@@ -42,6 +43,9 @@ class RandomDriver:
         self._free = list(range(1, backend.num_blocks + 1))
         rng.shuffle(self._free)
         self._number = 0
+        self._sampling = sampling
+        self.logprobs: dict[int, list[bytes]] = {}
+        """Of each slot, what was asked for, row after row."""
 
     def generate(self, prompts: list[list[int]], max_tokens: int, max_chunk: int) -> list[list[int]]:
         """Returns the `max_tokens` greedy tokens after each prompt; no chunk is longer than `max_chunk`."""
@@ -64,7 +68,7 @@ class RandomDriver:
                 first = len(sequence.blocks)
                 appends += [(sequence.slot, first + offset, block) for offset, block in enumerate(grown)]
             else:
-                admissions.append(_admission(sequence, grown))
+                admissions.append(_admission(sequence, grown, self._sampling))
                 sequence.admitted = True
             sequence.blocks += grown
             samples = sequence.computed + count == len(sequence.tokens)
@@ -75,6 +79,9 @@ class RandomDriver:
         by_slot = {sequence.slot: sequence for sequence in sequences}
         for (slot, *_), sampled in zip(extents, result.token_counts, strict=True):
             by_slot[slot].tokens += [next(tokens) for _ in range(sampled)]
+        for scored in result.logprobs:
+            row = scored.values + scored.top_ids + scored.top_values
+            self.logprobs.setdefault(extents[scored.row][0], []).append(row)
 
     def _execute(
         self,
@@ -100,12 +107,13 @@ class RandomDriver:
         )
 
 
-def _admission(sequence: DrivenSequence, blocks: list[int]) -> plan_pb2.Admission:
+def _admission(sequence: DrivenSequence, blocks: list[int], sampling: plan_pb2.Sampling) -> plan_pb2.Admission:
     return plan_pb2.Admission(
         slot=sequence.slot,
         sequence_id=sequence.slot + 1,
         tokens=np.array(sequence.tokens, np.int32).tobytes(),
         prompt_len=sequence.prompt_len,
-        sampling=GREEDY,
+        sampling=sampling,
+        seed=sum(sequence.tokens[: sequence.prompt_len]),
         blocks=np.array(blocks, np.int32).tobytes(),
     )

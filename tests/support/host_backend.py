@@ -12,6 +12,7 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.drafting.eagle.checkpoint import Target, read_eagle
 from runner_svc.drafting.medusa.checkpoint import read_heads
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.canonical.decoder import CanonicalDecoder
 from runner_svc.gpu.drafts.draft_model import DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
@@ -24,6 +25,7 @@ from runner_svc.model.description import describe_model
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.weights.on_load import NOTHING, OnLoad
+from tests.support.host_canonical import HostCanonical
 from tests.support.host_device import HostDevice, HostLaunchers
 
 
@@ -57,10 +59,12 @@ def host_backend(
     draft_folder: Path | None = None,
     medusa: Path | None = None,
     eagle: Path | None = None,
+    canonical: bool = False,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes.
 
     `draft_folder`, `medusa`, `eagle`: a draft model, heads, or a layer, which draft as many tokens as `drafts` says.
+    `canonical`: with the decoder of the deterministic mode.
     """
     config = ModelConfig.from_hugging_face(read_config(folder))
     weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
@@ -74,10 +78,17 @@ def host_backend(
     if medusa is not None and drafts is not None:
         heads = read_heads(medusa, config.hidden_size, config.vocab_size)
         make = partial(MedusaDraftingCudaBackend, heads=heads, drafts=drafts)
+
+    def make_decoder() -> CudaDecoder:
+        of_layers = launchers.decoder(fp8_cache)
+        if canonical:
+            return CanonicalDecoder(config, weights, of_layers, HostCanonical(config), max_step_tokens)
+        return CudaDecoder(config, weights, of_layers, max_step_tokens)
+
     return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),
         config,
-        lambda: CudaDecoder(config, weights, launchers.decoder(fp8_cache), max_step_tokens),
+        make_decoder,
         launchers,
         device or HostDevice(),
         CudaSizes(num_slots, block_size, max_step_tokens, config.context_length, num_blocks, fp8_cache=fp8_cache),

@@ -19,11 +19,13 @@ from runner_svc.cuda.products.by_class import LinearProducts
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.launchers import LogprobsLauncher
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
 from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
 from runner_svc.interface.step import allowed_ids
 from runner_svc.model.config import ModelConfig
+from runner_svc.sampling.device_logprobs import torch_logprobs
 from runner_svc.sampling.gumbel import gumbel, key_words
 from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
@@ -151,6 +153,9 @@ class HostLaunchers:
 
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> HostSampling:
         return HostSampling(tokens, writes=writes)
+
+    def logprobs(self) -> LogprobsLauncher:
+        return torch_logprobs
 
     def drafts(self, tokens: Tensor, counters: Tensor, tables: Tensor, block_size: int) -> DraftLaunchers:
         return host_drafts(tokens, counters, tables, block_size, self._config.vocab_size)

@@ -191,4 +191,5 @@ def host_experts(config: ExpertsConfig, shared_activation: ActivationLauncher | 
         has_grouped=True,
         shared_activation=shared_activation,
         entry=HostEntry(config),
+        entering=HostExpertProducts(config, 160, gathers=True),
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.int4.few_rows import Int4Products
+from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
+from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix, packed
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.int4_packing import pack_pairs
@@ -52,24 +53,32 @@ class MatrixCase:
 
 @dataclass(frozen=True, slots=True)
 class ProductCase:
-    """A product; `form` is row groups, parts, split and blocks of its variant."""
+    """A product; `form` is row groups, parts, split and blocks of its variant.
+
+    With `wide`, the kernel is that of many rows, for this number of multiprocessors.
+    """
 
     tokens: int
     case: MatrixCase
     epilogue: str
-    form: tuple[int, int, int, int]
+    form: tuple[int, int, int, int] = (1, 1, 1, 1)
     sharers: int = 1
     by_warps: bool = False
     prefetched: int = 0
+    wide: int = 0
 
     @property
-    def variant(self) -> Int4Variant:
-        tokens = next(tokens for tokens in (8, 16, 32, 64, 128) if tokens >= self.tokens)
+    def variant(self) -> Variant:
         bytes_of_group = 64 * (self.case.scale.itemsize + self.case.has_zeros)
+        tile_bytes = 4096 + 128 // min(self.case.group, 128) * bytes_of_group
+        sizes = (self.tokens, -(-self.case.rows // TILE_ROWS), -(-self.case.columns // STEP), tile_bytes, self.epilogue)
+        if self.wide:
+            return WideVariant.choose(self.wide, *sizes)
+        tokens = next(tokens for tokens in (8, 16, 32, 64, 128) if tokens >= self.tokens)
         return Int4Variant(
             tokens,
             *self.form,
-            4096 + 128 // min(self.case.group, 128) * bytes_of_group,
+            tile_bytes,
             sharers=self.sharers,
             prefetched=self.prefetched,
             by_warps=self.by_warps,
@@ -82,7 +91,10 @@ class ProductCase:
         x = torch.randn(self.tokens, self.case.columns, device=device).to(torch.bfloat16)
         x[:, 3] *= 50
         bias = torch.randn(self.case.rows, device=device).to(torch.bfloat16)
-        product = x.double() @ matrix.dequantized().double().t()
+        weights = matrix.dequantized()
+        if self.wide:
+            weights = weights.to(torch.bfloat16)
+        product = x.double() @ weights.double().t()
         products = Int4Products(EPS, "silu", lambda *sizes: self.variant)
         if self.epilogue == ADD:
             self._check_addition(products, stream, x, in_tiles, bias, product)
@@ -98,9 +110,12 @@ class ProductCase:
         bias: Tensor,
         product: Tensor,
     ) -> None:
-        squares = torch.rand(3, MAX_ROWS, device=x.device) * self.case.columns
-        scale = torch.rsqrt(squares.sum(dim=0)[: self.tokens] / self.case.columns + EPS).double()
-        expected, limit = product * scale.unsqueeze(1) + bias.double(), 2e-6
+        squares, scale = None, torch.ones(1, device=x.device).double()
+        if self.tokens <= MAX_ROWS:
+            squares = torch.rand(3, MAX_ROWS, device=x.device) * self.case.columns
+            scale = torch.rsqrt(squares.sum(dim=0)[: self.tokens] / self.case.columns + EPS).double()
+        limit = 2e-5 if self.wide else 2e-6  # sums of all columns are longer chains than those of groups
+        expected = product * scale.unsqueeze(1) + bias.double()
         if self.epilogue == GATED:
             gate, up = expected.chunk(2, dim=-1)
             expected, limit = torch.nn.functional.silu(gate) * up, 4e-3
@@ -124,7 +139,7 @@ class ProductCase:
         rows, poison = self.case.rows, torch.full((self.tokens + 1, self.case.rows), torch.nan, device=x.device)
         residual = torch.randn(self.tokens, rows, device=x.device).to(torch.bfloat16)
         norm_weight = torch.randn(rows, device=x.device).to(torch.bfloat16)
-        squares = torch.full((-(-rows // 64) + 1, MAX_ROWS), torch.nan, device=x.device)
+        squares = torch.full((-(-rows // self.variant.outputs) + 1, MAX_ROWS), torch.nan, device=x.device)
         out = poison.to(torch.bfloat16)
         expected = residual.double() + product + bias.double()
         given = ScaledRows(x, None)

@@ -11,7 +11,7 @@ HALF_ROWS = (32, 24, 16)
 """Rows of gate in a tile of kernels/expert_product.cu."""
 JOB_ROWS = (8, 16, 32, 64, 128)
 """Possible maximum numbers of rows of a job of kernels/expert_product.cu."""
-TILE_JOB_ROWS = (128, 160)
+TILE_JOB_ROWS = (32, 64, 160)
 """The same of kernels/expert_tiles.cu."""
 
 _ROWS = 64  # of an expert's matrix that one instruction multiplies

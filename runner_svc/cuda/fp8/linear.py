@@ -1,9 +1,9 @@
 """Products of any number of rows with matrices of FP8 on Hopper.
 
-Up to `FEW` rows Roster's kernel is faster than torch's products. For more, torch multiplies codes with scales of one,
-which is its fastest recipe, and the next kernel multiplies the sums by the scales of rows and columns, or one of its
-own where the next can't. Blocks of 128 have torch's recipe for them. What torch lacks, Roster's kernel does in pieces
-of 128 rows.
+Up to `FEW` rows Roster's kernel is faster than torch's products, and another up to 256 with some matrices
+(`many_variant`). Otherwise torch multiplies codes with scales of one, which is its fastest recipe, and the next kernel
+multiplies the sums by the scales of rows and columns, or one of its own where the next can't. Blocks of 128 have a
+recipe of torch's. What torch lacks, Roster's kernel of few rows does in pieces of 128 rows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.fp8.many import Fp8ManyRows
 from runner_svc.cuda.fp8.product import Fp8Products, fits, fp8_matrix
 from runner_svc.cuda.fp8.rows import GROUP, Fp8Rows, RoundingArguments, quantized, rounded_rows
 from runner_svc.cuda.fp8.scale import Fp8Scale
@@ -21,7 +22,7 @@ from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 
 FEW = 64
-"""Rows up to which Roster's kernel multiplies."""
+"""Rows up to which Roster's kernel of few rows multiplies."""
 
 
 class Fp8Linear:
@@ -32,6 +33,7 @@ class Fp8Linear:
         self._one = torch.ones((), dtype=torch.float32, device=device)
         self._no_sums = TileSums.allocate(0, device)
         self._few = Fp8Products(eps, activation, overlap=overlap)
+        self._many = Fp8ManyRows(activation, overlap=overlap)
         self._rows = Fp8Rows(eps, activation, overlap=overlap)
         self._scale = Fp8Scale(activation, overlap=overlap)
 
@@ -66,7 +68,9 @@ class Fp8Linear:
         if bias is not None or (not isinstance(x, QuantizedRows) and self.takes(matrix, len(x)) is None):
             self.multiply(stream, x, matrix, bias, out)
             return Sums(out)
-        return self._codes_sums(x if isinstance(x, QuantizedRows) else self._rounded(stream, x, weight), weight)
+        if not isinstance(x, QuantizedRows):
+            x = self._rounded(stream, x, weight)
+        return Sums(out) if self._many.store(stream, x, weight, out) else self._codes_sums(x, weight)
 
     def _codes_sums(self, x: QuantizedRows, weight: Fp8Matrix) -> Sums:
         if _has_blocks(weight):
@@ -76,6 +80,8 @@ class Fp8Linear:
     def _multiply_codes(
         self, stream: int, x: QuantizedRows, weight: Fp8Matrix, bias: Tensor | None, out: Tensor
     ) -> None:
+        if bias is None and self._many.store(stream, x, weight, out):
+            return
         if _has_sums(weight):
             self._scale(stream, self._sums(x.codes, weight, out.dtype), x.scales, weight.scales, bias, out)
             return
@@ -110,6 +116,8 @@ class Fp8Linear:
             return out
         if not isinstance(x, QuantizedRows):
             x = self._rounded(stream, x, weight)
+        if self._many.gated(stream, x, weight, out):
+            return out
         gate_up = self._codes_sums(x, weight)
         if takes is not None and out.shape[1] % 16 == 0:
             activated = rounded_rows(len(x), out.shape[1], out.device)

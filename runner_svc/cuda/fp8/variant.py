@@ -15,6 +15,8 @@ _TOKENS = (8, 16, 32, 64, 128)
 _SPLITS = (1, 2, 4, 8)
 # About one for each multiprocessor.
 _ENOUGH_BLOCKS = 128
+# Blocks from which tiles of two warpgroups keep the memory busy: they read x half as often.
+_ENOUGH_LARGE_BLOCKS = 96
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
@@ -72,7 +74,8 @@ class Fp8Variant:
         split = split_of(num_rows, num_columns, grouped=grouped)
         steps = -(-num_steps(num_columns) // split)
         if tokens > 32:
-            return cls(tokens, split, steps, grouped, groups=2, batch=2 if tokens == 64 else 1, blocks=1)
+            groups = 2 if -(-num_rows // (2 * TILE_ROWS)) * split >= _ENOUGH_LARGE_BLOCKS else 1
+            return cls(tokens, split, steps, grouped, groups=groups, batch=2 if tokens == 64 else 1, blocks=1)
         variant = cls(tokens, split, steps, grouped, blocks=1 if split > 1 and steps > _LONG else blocks)
         resident = replace(variant, resident=True)
         return resident if split == 1 and num_tokens <= _FEWEST_ROWS and resident.stages >= _FEWEST_STAGES else variant

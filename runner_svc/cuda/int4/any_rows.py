@@ -22,10 +22,11 @@ MOST_ROWS = 512
 class Int4Linear:
     """A `LinearLauncher`."""
 
-    def __init__(self, workspace: Workspace, few_rows: Int4Products | None) -> None:
-        """`few_rows` is None on a GPU that lacks them."""
+    def __init__(self, workspace: Workspace, few_rows: Int4Products | None, wide: Int4Products | None = None) -> None:
+        """`few_rows` is None on a GPU that lacks them. `wide`, if given, multiplies more rows than those at once."""
         self._workspace = workspace
         self._few_rows = few_rows
+        self._wide = wide
         self._compiled: set[tuple[object, ...]] = set()
 
     def adds(self, matrix: Matrix) -> bool:
@@ -45,6 +46,9 @@ class Int4Linear:
         if few_rows is None or len(x) > MOST_ROWS:
             self._workspace.plain(stream, matrix).multiply(matrix.gathered(x), bias, out)
             return
+        if self._wide is not None and len(x) > MAX_ROWS:
+            self._wide.store(stream, ScaledRows(x, None), matrix, out, bias)
+            return
         for rows in pieces(len(x)):
             few_rows.store(stream, ScaledRows(x[rows], None), matrix, out[rows], bias, as_most=len(x) > MAX_ROWS)
 
@@ -60,18 +64,22 @@ class Int4Linear:
         if key not in self._compiled:
             self._compiled.add(key)
             self._workspace.compile(matrix)
-            if few_rows is not None:
-                few_rows.compile_most(matrix, "EPILOGUE_STORE", out)
+            for products in (few_rows, self._wide if few_rows is not None else None):
+                if products is not None:
+                    products.compile_most(matrix, "EPILOGUE_STORE", out)
 
 
 class Int4Gated:
     """A `GatedLauncher`. Its kernels of few rows are used from 129 rows on, and by fewer where that is faster."""
 
-    def __init__(self, workspace: Workspace, few_rows: Int4Products, many_rows: GatedLauncher) -> None:
-        """`many_rows` multiplies with plain matrices."""
+    def __init__(
+        self, workspace: Workspace, few_rows: Int4Products, many_rows: GatedLauncher, wide: Int4Products | None = None
+    ) -> None:
+        """`many_rows` multiplies with plain matrices. `wide`, if given, multiplies more than `few_rows` can at once."""
         self._workspace = workspace
         self._few_rows = few_rows
         self._many_rows = many_rows
+        self._wide = wide
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether both kernels support this matrix."""
@@ -83,7 +91,9 @@ class Int4Gated:
         """Compiles the kernels for up to `max_tokens` rows. Raises TypeError for a matrix in another layout."""
         matrix = packed_tiles(matrix)
         self._workspace.compile(matrix)
-        self._few_rows.compile_most(matrix, "EPILOGUE_GATED", self._workspace.dtype)
+        for products in (self._few_rows, self._wide):
+            if products is not None:
+                products.compile_most(matrix, "EPILOGUE_GATED", self._workspace.dtype)
         if max_tokens > MOST_ROWS:
             self._many_rows.prepare(max_tokens, self._workspace.empty(matrix))
 
@@ -94,6 +104,9 @@ class Int4Gated:
         matrix = packed_tiles(matrix)
         if len(x) > MOST_ROWS:
             return self._many_rows(stream, matrix.gathered(x), self._workspace.plain(stream, matrix), out)
+        if self._wide is not None and len(x) > MAX_ROWS:
+            self._wide.launch(stream, "EPILOGUE_GATED", ScaledRows(x, None), matrix, out)
+            return out
         for rows in pieces(len(x)):
             given = ScaledRows(x[rows], None)
             self._few_rows.launch(stream, "EPILOGUE_GATED", given, matrix, out[rows], as_most=True)

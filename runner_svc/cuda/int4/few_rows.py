@@ -1,4 +1,4 @@
-"""Launches kernels/int4_product.cu, which multiplies up to 128 rows by a matrix of 4-bit numbers. Only for Hopper.
+"""Launches the kernels that multiply rows by a matrix of 4-bit numbers, by their variants. Only for Hopper.
 
 Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`.
 """
@@ -14,14 +14,17 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 
-Choose = Callable[[int, int, int, int], Int4Variant]
-"""Returns the variant for rows of x, tiles of W's rows and of its columns, and bytes of a tile."""
+Variant = Int4Variant | WideVariant
+
+Choose = Callable[[int, int, int, int, str], Variant]
+"""Returns the variant for rows of x, tiles of W's rows and of its columns, bytes of a tile, and the epilogue."""
 
 _TWO_BLOCKS = partial(Int4Variant.choose, 2)
 _MAX_MAPS = 4096
@@ -82,7 +85,7 @@ class Int4Products:
 
     def compile_most(self, matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
         """Compiles the kernel that is launched with `as_most`, so that no step waits for it."""
-        variant = self._choose(MAX_ROWS, *matrix.tiles.shape)
+        variant = self._variant(MAX_ROWS, matrix, epilogue)
         self._kernel(variant, epilogue, out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
 
     def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
@@ -104,7 +107,8 @@ class Int4Products:
 
         `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
         """
-        squares = sums.squares[: -(-matrix.size[0] // TILE_ROWS)]
+        variant = self._variant(len(x.rows), packed_tiles(matrix), "EPILOGUE_RESIDUAL")
+        squares = sums.squares[: -(-matrix.size[0] // variant.outputs)]
         self.launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, None, residual, norm_weight, squares)
         return ScaledRows(out, squares)
 
@@ -126,12 +130,12 @@ class Int4Products:
         matrix = packed_tiles(matrix)
         rows = matrix.gathered(x.rows)
         num_tokens, width = rows.shape
-        tiles, steps, tile_bytes = matrix.tiles.shape
-        variant = self._choose(MAX_ROWS if as_most else num_tokens, tiles, steps, tile_bytes)
+        tiles, steps, _ = matrix.tiles.shape
+        variant = self._variant(MAX_ROWS if as_most else num_tokens, matrix, epilogue)
         self._kernel(variant, epilogue, out.dtype, matrix.group, matrix.scale_dtype, matrix.has_zeros)(
             stream,
-            variant.grid(tiles, num_multiprocessors()),
-            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.sharers),
+            variant.grid(tiles, num_multiprocessors(), num_tokens),
+            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.planes),
             matrix.tiles.data_ptr(),
             address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
@@ -149,9 +153,13 @@ class Int4Products:
             num_tokens,
         )
 
+    def _variant(self, num_tokens: int, matrix: PackedInt4Matrix, epilogue: str) -> Variant:
+        tiles, steps, tile_bytes = matrix.tiles.shape
+        return self._choose(num_tokens, tiles, steps, tile_bytes, epilogue)
+
     def _compile(
         self,
-        variant: Int4Variant,
+        variant: Variant,
         epilogue: str,
         out: torch.dtype,
         group: int,
@@ -160,8 +168,8 @@ class Int4Products:
     ) -> Kernel:
         defines = product_defines(variant, epilogue, self._activation, self._dtype, out, group, scale, has_zeros)
         return Kernel(
-            load("int4_product", defines),
-            "int4_product",
+            load(variant.kernel, defines),
+            variant.kernel,
             # map of x; matrix; squares, number, 1 / width, eps; out, bias, residual, norm, squares; steps, tiles,
             # outputs, stride of out, tokens
             "128sPPiffPPPPPiiiii",
@@ -172,7 +180,7 @@ class Int4Products:
 
 
 def product_defines(
-    variant: Int4Variant,
+    variant: Variant,
     epilogue: str,
     activation: str,
     dtype: torch.dtype,
@@ -193,5 +201,5 @@ def product_defines(
     }
 
 
-def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int, sharers: int) -> bytes:
-    return heads_map(address, width // PLANE, PLANE, rows, stride, (box_rows, 2 // sharers))
+def _input_map(address: int, rows: int, width: int, stride: int, box_rows: int, planes: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, stride, (box_rows, planes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 _TOKENS = (8, 16, 32, 64, 128)
 _PARTS = (1, 2, 4, 8)
@@ -11,10 +12,11 @@ _ENOUGH_WARPGROUPS = 512
 # Tiles of a part of W's columns: with fewer, adding the parts takes longer than what they save.
 _FEWEST_STEPS = 8
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
-_SHARED_BYTES = 224 * 1024
-_MAX_STAGES = 24
-_PITCH = 68
-"""Floats between tokens' sums."""
+SHARED_BYTES = 224 * 1024
+MAX_STAGES = 24
+PITCH_PADDING = 4
+"""Floats between tokens' sums, beside those of a tile's rows."""
+_PITCH = 64 + PITCH_PADDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,15 @@ class Int4Variant:
     by_warps: bool = False
     """Whether each warp multiplies on its own (mma.sync); otherwise, warpgroups do (wgmma). The bits are the same."""
 
+    kernel: ClassVar[str] = "int4_product"
+    outputs: ClassVar[int] = 64
+    """Outputs of a tile for each row of x, where not gated."""
+
     @classmethod
-    def choose(cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int) -> Int4Variant:
-        """Returns the variant for x of `num_tokens` rows and W of `tiles` by `steps` tiles.
+    def choose(
+        cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int, epilogue: str = ""
+    ) -> Int4Variant:
+        """Returns the variant for x of `num_tokens` rows and W of `tiles` by `steps` tiles, the same for any epilogue.
 
         `blocks`, 1 or 2, chooses between two that are close to the fastest of those timed on an H200 in turn.
         """
@@ -59,7 +67,9 @@ class Int4Variant:
         return cls(tokens, 2 // parts, parts, total // parts, 2, tile_bytes)
 
     @classmethod
-    def timed(cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int) -> Int4Variant:
+    def timed(
+        cls, blocks: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int, epilogue: str = ""
+    ) -> Int4Variant:
         """Returns what is timed at start as `blocks`: as `choose`, but the second of the fewest rows is by warps."""
         if blocks == 2 and num_tokens <= _TOKENS[0]:
             return replace(cls.choose(1, num_tokens, tiles, steps, tile_bytes), by_warps=True)
@@ -94,7 +104,7 @@ class Int4Variant:
     @property
     def stages(self) -> int:
         """Stages per block, as many as fit."""
-        return min(_MAX_STAGES, (_SHARED_BYTES // self.blocks - self._fixed_bytes) // self._stage_bytes)
+        return min(MAX_STAGES, (SHARED_BYTES // self.blocks - self._fixed_bytes) // self._stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
@@ -116,7 +126,12 @@ class Int4Variant:
             "BY_WARPS": int(self.by_warps),
         }
 
-    def grid(self, tiles: int, multiprocessors: int) -> int:
+    @property
+    def planes(self) -> int:
+        """Planes of x that are copied at once."""
+        return 2 // self.sharers
+
+    def grid(self, tiles: int, multiprocessors: int, num_tokens: int) -> int:
         """Returns the number of blocks for W of `tiles` rows of tiles."""
         clusters, cluster = -(-tiles // (self.row_groups * self.sharers)), self.split * self.sharers
         if self.split == 1:

@@ -18,7 +18,8 @@ STEP = 128
 GROUPS = (32, 64, 128)
 """Sizes of groups that the kernels know; larger ones are written as several of 128."""
 
-_HALVES, _WARPS, _OCTET = 2, 2, 8
+STRIP_ROWS = 16
+_STRIPS, _OCTET = TILE_ROWS // STRIP_ROWS, 8
 # Halves of 64 columns of a tile, fragments of 16 columns, halves of a fragment, lanes of a quad, columns of a lane.
 _COLUMNS = (2, 4, 2, 4, 2)
 
@@ -81,28 +82,28 @@ class PackedInt4Matrix(Matrix):
     def _codes(self) -> Tensor:
         """Returns float32 [padded rows, padded columns]."""
         tiles, steps, num_bytes = self.tiles.shape
-        halves = self.tiles.unflatten(-1, (_HALVES, num_bytes // _HALVES))[..., : TILE_ROWS * STEP // 4]
-        # [tile, step, half, 64 columns, warp, octet, quad, fragment, column, half of a fragment] of pairs of rows
-        packed = halves.reshape(tiles, steps, _HALVES, 2, _WARPS, _OCTET, 4, 4, 2, 2)
+        strips = self.tiles.unflatten(-1, (_STRIPS, num_bytes // _STRIPS))[..., : STRIP_ROWS * STEP // 2]
+        # [tile, step, strip, 64 columns, octet, quad, fragment, column, half of a fragment] of pairs of rows
+        packed = strips.reshape(tiles, steps, _STRIPS, 2, _OCTET, 4, 4, 2, 2)
         pairs = torch.stack((packed & 15, packed >> 4), dim=-1)
-        return pairs.permute(0, 2, 4, 10, 5, 1, 3, 7, 9, 6, 8).reshape(tiles * TILE_ROWS, steps * STEP).float()
+        return pairs.permute(0, 2, 9, 4, 1, 3, 6, 8, 5, 7).reshape(tiles * TILE_ROWS, steps * STEP).float()
 
     def _scales(self) -> Tensor:
-        begin, size = TILE_ROWS * STEP // 4, TILE_ROWS // 2 * STEP // self.group * self.scale_dtype.itemsize
+        begin, size = STRIP_ROWS * STEP // 2, STRIP_ROWS * STEP // self.group * self.scale_dtype.itemsize
         return self._of_rows(begin, size, self.scale_dtype).float()
 
     def _zeros(self) -> Tensor:
         if not self.has_zeros:
             return torch.full_like(self._scales(), MIDDLE)
-        size = TILE_ROWS // 2 * STEP // self.group
-        return self._of_rows(self.tiles.shape[-1] // _HALVES - size, size, torch.uint8).float()
+        size = STRIP_ROWS * STEP // self.group
+        return self._of_rows(self.tiles.shape[-1] // _STRIPS - size, size, torch.uint8).float()
 
     def _of_rows(self, begin: int, size: int, dtype: torch.dtype) -> Tensor:
         """Returns what every row and group has, [padded rows, groups]."""
         tiles, steps, num_bytes = self.tiles.shape
-        halves = self.tiles.unflatten(-1, (_HALVES, num_bytes // _HALVES))[..., begin : begin + size]
-        values = halves.contiguous().view(dtype).reshape(tiles, steps, _HALVES, -1, _WARPS, _OCTET, 2)
-        return values.permute(0, 2, 4, 6, 5, 1, 3).reshape(tiles * TILE_ROWS, -1)
+        strips = self.tiles.unflatten(-1, (_STRIPS, num_bytes // _STRIPS))[..., begin : begin + size]
+        values = strips.contiguous().view(dtype).reshape(tiles, steps, _STRIPS, -1, _OCTET, 2)
+        return values.permute(0, 2, 5, 4, 1, 3).reshape(tiles * TILE_ROWS, -1)
 
     def _spread(self, of_groups: Tensor) -> Tensor:
         return of_groups.repeat_interleave(self.group, dim=1)
@@ -153,17 +154,17 @@ def _of_groups(values: Tensor, group: int, columns: int, kernel_group: int) -> T
 
 
 def _packed_codes(codes: Tensor, tiles: int, steps: int) -> Tensor:
-    """Returns uint8 [tiles, steps, halves, bytes] of uint8 codes [rows, columns]."""
+    """Returns uint8 [tiles, steps, strips, bytes] of uint8 codes [rows, columns]."""
     codes = pad(codes, (0, steps * STEP - codes.shape[1], 0, tiles * TILE_ROWS - codes.shape[0]))
-    split = codes.reshape(tiles, _HALVES, _WARPS, 2, _OCTET, steps, *_COLUMNS)
-    pairs = split[:, :, :, 0] | (split[:, :, :, 1] << 4)
-    # From [tile, half, warp, octet, step, 64 columns, fragment, half of a fragment, quad, column].
-    return pairs.permute(0, 4, 1, 5, 2, 3, 8, 6, 9, 7).reshape(tiles, steps, _HALVES, -1)
+    split = codes.reshape(tiles, _STRIPS, 2, _OCTET, steps, *_COLUMNS)
+    pairs = split[:, :, 0] | (split[:, :, 1] << 4)
+    # From [tile, strip, octet, step, 64 columns, fragment, half of a fragment, quad, column].
+    return pairs.permute(0, 3, 1, 4, 2, 7, 5, 8, 6).reshape(tiles, steps, _STRIPS, -1)
 
 
 def _packed_rows(values: Tensor, tiles: int, steps: int, group: int) -> Tensor:
-    """Returns uint8 [tiles, steps, halves, bytes] of values [rows, groups]."""
+    """Returns uint8 [tiles, steps, strips, bytes] of values [rows, groups]."""
     per_step = STEP // group
     values = pad(values, (0, steps * per_step - values.shape[1], 0, tiles * TILE_ROWS - values.shape[0]))
-    split = values.reshape(tiles, _HALVES, _WARPS, 2, _OCTET, steps, per_step)
-    return split.permute(0, 5, 1, 6, 2, 4, 3).reshape(tiles, steps, _HALVES, -1).contiguous().view(torch.uint8)
+    split = values.reshape(tiles, _STRIPS, 2, _OCTET, steps, per_step)
+    return split.permute(0, 4, 1, 5, 3, 2).reshape(tiles, steps, _STRIPS, -1).contiguous().view(torch.uint8)

@@ -23,6 +23,7 @@ from runner_svc.cuda.int4.few_rows import Int4Products, fits_few_rows
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.offset_matrix import OffsetInt4Linear, OffsetInt4Matrix, with_offsets
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
+from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -104,16 +105,22 @@ def _int4_products(settings: ProductSettings) -> Int4Products:
     return Int4Products(settings.eps, settings.activation, dtype=settings.dtype, overlap=settings.overlap)
 
 
-def _int4_linear(settings: ProductSettings) -> LinearLauncher:
-    few_rows = _int4_products(settings) if is_hopper() else None
-    return Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows)
+def _int4_many_rows(settings: ProductSettings) -> Int4Products:
+    choose = partial(WideVariant.choose, num_multiprocessors())
+    return Int4Products(settings.eps, settings.activation, choose, dtype=settings.dtype, overlap=settings.overlap)
+
+
+def _int4_linear(settings: ProductSettings) -> Int4Linear:
+    products = (_int4_products(settings), _int4_many_rows(settings)) if is_hopper() else (None, None)
+    return Int4Linear(_int4_workspace(settings.dtype, settings.overlap), *products)
 
 
 def _int4_gated(settings: ProductSettings) -> GatedLauncher | None:
     many_rows = _plain_gated(settings)
     if many_rows is None:
         return None
-    return Int4Gated(_int4_workspace(settings.dtype, settings.overlap), _int4_products(settings), many_rows)
+    workspace = _int4_workspace(settings.dtype, settings.overlap)
+    return Int4Gated(workspace, _int4_products(settings), many_rows, _int4_many_rows(settings))
 
 
 def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
@@ -134,8 +141,7 @@ def _gguf(matrix: Matrix, dtype: torch.dtype) -> Matrix:
 
 
 def _offset_linear(settings: ProductSettings) -> LinearLauncher:
-    few_rows = _int4_products(settings) if is_hopper() else None
-    return OffsetInt4Linear(Int4Linear(_int4_workspace(settings.dtype, settings.overlap), few_rows))
+    return OffsetInt4Linear(_int4_linear(settings))
 
 
 def _fp8(matrix: Matrix, dtype: torch.dtype) -> Matrix:

@@ -106,10 +106,8 @@ class SkinnyProducts:
         weight, num_tokens = plain_tensor(matrix), len(x.rows)
         num_rows, width = weight.shape
         variant = self._choose(num_tokens, num_rows, width)
-        tiles = num_tiles(num_rows)
-        grid = tiles * variant.split
-        if variant.split == 1:
-            grid = min(grid, variant.blocks * num_multiprocessors())
+        row_tiles = -(-num_tokens // variant.tokens)
+        grid = variant.grid(num_rows, row_tiles, num_multiprocessors())
         box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
         self._kernel(variant, epilogue, out.dtype, len(router.weight) if router is not None else 0)(
             stream,
@@ -127,10 +125,11 @@ class SkinnyProducts:
             router.weight.data_ptr() if router is not None else 0,
             router.logits.data_ptr() if router is not None else 0,
             width // STEP,
-            tiles,
+            num_tiles(num_rows),
             out.shape[1],
             out.stride(0),
             num_tokens,
+            *([row_tiles] if variant.canonical else []),
         )
 
     def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype, num_experts: int) -> Kernel:
@@ -145,8 +144,8 @@ class SkinnyProducts:
             load("skinny_product", defines),
             "skinny_product",
             # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits;
-            # steps, tiles, outputs, stride of out, tokens
-            "128s128sPiffPPPPPPiiiii",
+            # steps, tiles, outputs, stride of out, tokens; in the canonical order, tiles of tokens
+            "128s128sPiffPPPPPPiiiii" + "i" * variant.canonical,
             THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

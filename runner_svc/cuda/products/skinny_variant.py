@@ -17,6 +17,10 @@ _TOKENS = (8, 16, 32, 64, 128)
 _SPLITS = (1, 2, 4, 8)
 # About one for each multiprocessor.
 _ENOUGH_BLOCKS = 128
+# Bytes of a matrix from which on one block a multiprocessor is faster.
+_LARGE_BYTES = 16 << 20
+# Tiles from which on a product in one part keeps the memory busy.
+_ENOUGH_TILES = 128
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
@@ -33,6 +37,10 @@ class SkinnyVariant:
     tokens: int
     split: int
     blocks: int
+    parts: int = 1
+    """Parts of the columns that a block of one split adds up itself, with the bits of as many splits."""
+    canonical: bool = False
+    """Whether bits depend on the matrix alone, not on `tokens`: docs/determinism.md."""
 
     @classmethod
     def choose(cls, blocks: int, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
@@ -41,6 +49,20 @@ class SkinnyVariant:
         splits = [split for split in _SPLITS if split <= num_columns // STEP]
         enough = (split for split in splits if num_tiles(num_rows) * split >= _ENOUGH_BLOCKS)
         return cls(tokens, next(enough, splits[-1]), blocks)
+
+    @classmethod
+    def choose_canonical(cls, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
+        """Returns the variant for the same product in the canonical order; more rows are tiles of as many."""
+        blocks = 1 if 2 * num_rows * num_columns >= _LARGE_BYTES else 2
+        tokens = next((tokens for tokens in _TOKENS if tokens >= num_tokens), _TOKENS[-1])
+        return cls(tokens, canonical_parts(num_rows, num_columns), blocks, canonical=True)
+
+    def grid(self, num_rows: int, row_tiles: int, multiprocessors: int) -> int:
+        """Returns the number of blocks for W of `num_rows` rows and x of `row_tiles` times `tokens` rows."""
+        whole = num_tiles(num_rows) * row_tiles * self.split
+        if self.split > 1:
+            return whole
+        return min(whole, max(1, self.blocks * multiprocessors // row_tiles) * row_tiles)
 
     @property
     def _stage_bytes(self) -> int:
@@ -64,9 +86,18 @@ class SkinnyVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {"TOKENS": self.tokens, "SPLIT": self.split, "STAGES": self.stages}
+        canonical = {"CANONICAL": 1, "PARTS": self.parts} if self.canonical else {}
+        return {"TOKENS": self.tokens, "SPLIT": self.split, "STAGES": self.stages, **canonical}
 
 
 def num_tiles(num_rows: int) -> int:
     """Returns the number of tiles of a matrix of `num_rows` rows."""
     return -(-num_rows // TILE_ROWS)
+
+
+def canonical_parts(num_rows: int, num_columns: int) -> int:
+    """Returns into how many parts the canonical order cuts the columns of W [num_rows, num_columns].
+
+    The bits of products depend on it: a change takes a new version of the order.
+    """
+    return 1 if num_tiles(num_rows) >= _ENOUGH_TILES or num_columns < 2 * STEP else 2

@@ -139,14 +139,16 @@ class DraftingCudaBackend(CudaBackend):
         steps.launchers.accept(stream, own, tokens, finite, outcomes, stride)
         self._accepted(own, outcomes, stride)
         self._copy(stream, self._result, buffers.result, len(self._result))
-        return launch_row_logprobs(logits, tokens, batch, rows.sample_rows, records.asking, stride)
+        asking, launch = records.asking, self._logprobs
+        return launch_row_logprobs(launch, stream, logits, tokens, batch, rows.sample_rows, asking, stride)
 
     def _accepted(self, records: Tensor, outcomes: Tensor, stride: int) -> None:
         """Launches what a drafter needs of a step's accepted draws; `records` are those of all draws."""
 
     def _keep_masked_rows(self, batch: StepBatch, rows: PackedRows) -> CudaMaskedRows:
         waiting = self._index(np.searchsorted(rows.sample_rows, batch.awaits) * rows.stride)
-        return CudaMaskedRows(batch, self._steps.logits[waiting], self._masked_sampling, self._device, self.num_slots)
+        logits = self._steps.logits[waiting]
+        return CudaMaskedRows(batch, logits, self._masked_sampling, self._logprobs, self._device, self.num_slots)
 
     def _pending(self, rows: PackedRows, batch: StepBatch) -> Callable[..., PendingCudaStep]:
         return partial(PendingDraftedStep, stride=rows.stride, drafts=len(batch.drafts) > 0)

@@ -83,6 +83,13 @@ class LinearLauncher(Protocol):
         """Adds factor * (x W^T + b) to `total` [T, out]."""
 
 
+class SplittingLauncher(LinearLauncher, Protocol):
+    """A `LinearLauncher` that has products of its own for some numbers of rows."""
+
+    def fits(self, matrix: Matrix, rows: int) -> bool:
+        """Returns whether it has its own product of that number of rows with this matrix."""
+
+
 class GatedLauncher(Protocol):
     """activation(x G^T) * (x U^T) with any number of rows, for a matrix of G above U, without biases."""
 

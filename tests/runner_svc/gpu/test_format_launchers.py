@@ -10,10 +10,12 @@ import torch
 
 from runner_svc.cuda.products import kernels
 from runner_svc.cuda.products.kernels import KERNELS, _OnDemand, prepared
+from runner_svc.cuda.products.preparing import Preparing
 from runner_svc.weights.activation_rounding import NoRounding
+from runner_svc.weights.blocks.int8_matrix import Int8Matrix
 from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8
 from runner_svc.weights.int4_matrix import Int4Matrix
-from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.matrix import JoinedMatrix, Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 
@@ -27,6 +29,22 @@ def test_fp8_without_kernels_becomes_plain(monkeypatch: pytest.MonkeyPatch) -> N
         assert (prepared(rounded, dtype) is rounded) == has_kernels
         odd = prepared(to_fp8(torch.randn(33, 64)), dtype)
         assert isinstance(odd, PlainMatrix) and odd.weight.dtype is dtype
+
+
+def test_a_runner_says_what_became_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_hopper", lambda: True)
+    kept, fp8, plain = int8(), to_fp8(torch.randn(32, 64)), PlainMatrix(torch.randn(32, 64))
+    preparing = Preparing(torch.bfloat16)
+    assert [preparing(each) for each in (fp8, plain)] == [fp8, plain] and preparing.sentence == ""
+    assert isinstance(preparing(kept), PlainMatrix)
+    joined = preparing(JoinedMatrix((fp8, kept)))
+    assert isinstance(joined, JoinedMatrix) and joined.parts[0] is fp8
+    assert preparing.plain == {"int8 in groups of 32": 2}
+    assert preparing.sentence == "as bfloat16 on this GPU: int8 in groups of 32"
+
+
+def int8() -> Int8Matrix:
+    return Int8Matrix(torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2, dtype=torch.float16), 32)
 
 
 def test_a_plain_model_makes_no_launchers_of_other_formats() -> None:

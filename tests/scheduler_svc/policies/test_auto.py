@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roster_protos import plan_pb2
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policies.auto import Auto, AutoParameters
 from scheduler_svc.policy import Load, RequestView
@@ -187,6 +188,29 @@ def test_a_backlog_makes_steps_grow_whatever_the_delays_and_the_fit_say(delay_s:
     assert many.prefill_tokens >= few.prefill_tokens >= 64
     grown = auto().budget(load(step_times=times, decoding=16, waiting_tokens=33 * few.prefill_tokens + 10_000))
     assert grown.prefill_tokens >= least - 16
+
+
+def test_a_deep_queue_of_a_mixture_of_experts_gets_steps_of_one_size() -> None:
+    """About what 30B-A3B takes on an H200. The overhead of a step is reading the experts: twelve times that would be
+    steps of 8,192 positions, beside which long outputs wait."""
+    alone = {64: 16.0, 256: 17.0, 1024: 22.6, 2048: 31.0, 4096: 51.0}
+    rows = {1: 2.3, 8: 2.9, 64: 7.0, 256: 12.0}  # less than in service: the measured rows have one context
+    costs = [
+        *(plan_pb2.StepCost(prompt_positions=count, step_ns=round(ms * 1e6)) for count, ms in alone.items()),
+        *(plan_pb2.StepCost(decode_rows=n, context=256 * n, step_ns=round(ms * 1e6)) for n, ms in rows.items()),
+    ]
+    times = StepTimeModel(64, True, costs)
+    assert times.is_sparse and times.efficient_prefill == 2048
+    assert not model(on_gpu=True).is_sparse
+    for decoding in (1, 40, 200):
+        one = load(step_times=times, decoding=decoding, context=1500 * decoding, waiting_tokens=700_000)
+        assert auto().budget(one).prefill_tokens == 2048 - decoding
+    ledger = Ledger()
+    ledger.step_times = times
+    for waiting, longer_goes_first in ((10_000, False), (20_000, True)):
+        ledger.count_waiting = lambda waiting=waiting: waiting  # type: ignore[misc]
+        long, short = (auto().key(request(1.0, 1000, output), ledger) for output in (700, 20))
+        assert (long < short) == longer_goes_first
 
 
 def test_no_request_is_overtaken_by_one_that_arrives_later_than_its_bound() -> None:

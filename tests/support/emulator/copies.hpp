@@ -6,6 +6,7 @@
 
 namespace emulator {
 
+inline void store(unsigned address, unsigned word) { memcpy(at(address, 4), &word, 4); }
 inline Barrier& barrier(unsigned address) {
     auto found = block->barriers.find(address);
     if (found == block->barriers.end()) fail("no barrier at this address");

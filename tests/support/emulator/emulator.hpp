@@ -43,9 +43,15 @@ inline unsigned __float_as_uint(float value) {
     memcpy(&bits, &value, 4);
     return bits;
 }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
 template <typename T> inline T __ldg(const T* address) { return *address; }
 template <typename T> inline T __ldcg(const T* address) { return *address; }
 inline int atomicAdd(int* address, int value) { return (*address += value) - value; }

@@ -19,13 +19,13 @@ inline void multiply_fragments(
     float* sums[4] = {&c0, &c1, &c2, &c3};
     for (int i = 0; i < 4; i++) {
         int row = lane() / 4, column = lane() % 4 * 2 + i % 2;
-        float sum = *sums[i];
+        double terms[16];
         for (int k = 0; k < 16; k++) {
             unsigned a = word(turn, row * 4 + k % 8 / 2, i / 2 + k / 8 * 2);
             unsigned b = word(turn, column * 4 + k % 8 / 2, 4 + k / 8);
-            sum += element(half(a, k % 2), kind) * element(half(b, k % 2), kind);
+            terms[k] = static_cast<double>(element(half(a, k % 2), kind)) * element(half(b, k % 2), kind);
         }
-        *sums[i] = sum;
+        *sums[i] = sum_step(*sums[i], terms, 16);
     }
 }
 

@@ -92,9 +92,12 @@ inline void carry_out(const Product& product) {
     int columns = 2 * product.count;
     for (int i = 0; i < product.count; i++) {
         int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-        float sum = product.accumulates ? product.d[i] : 0.0f;
-        for (int k = 0; k < kind_depth(product.kind); k++) sum += a[i / 2 % 2][k] * read.b[k * columns + column];
-        product.d[i] = sum;
+        double terms[32];
+        int depth = kind_depth(product.kind);
+        for (int k = 0; k < depth; k++) {
+            terms[k] = static_cast<double>(a[i / 2 % 2][k]) * read.b[k * columns + column];
+        }
+        product.d[i] = sum_step(product.accumulates ? product.d[i] : 0.0f, terms, depth);
     }
 }
 inline void wait_products(int pending) {

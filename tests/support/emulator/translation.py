@@ -25,7 +25,7 @@ _PREDEFINED = {
 _NOTHING = "(void)0"
 # Regular expressions that match PTX, with the statement for each: `{0}` is the first operand, outputs first.
 _STATEMENTS = (
-    (r"ex2\.approx", "{0} = exp2f({1})"),
+    (r"ex2\.approx", "{0} = emulator::exp2_approx({1})"),
     (r"rcp\.approx", "{0} = 1.0f / ({1})"),
     (r"cvt\.rn\.bf16x2\.f32", "{0} = emulator::to_bf16({1}) << 16 | emulator::to_bf16({2})"),
     (r"cvt\.rn\.f16x2\.f32", "{0} = emulator::to_f16({1}) << 16 | emulator::to_f16({2})"),
@@ -55,6 +55,7 @@ _STATEMENTS = (
     (r"cp\.async\.bulk\.tensor\.3d", "emulator::copy_tensor({0}, {1}, {2}, {3}, {4}, {5})"),
     (r"ld\.shared(::cluster)?\.v4", "memcpy(&({0}), emulator::at({4}, 16), 16)"),
     (r"st\.shared\.v4", "{{ uint4 words{{{1}, {2}, {3}, {4}}}; memcpy(emulator::at({0}, 16), &words, 16); }}"),
+    (r"st\.shared\.b32", "emulator::store({0}, {1})"),
     (r"st\.shared\.f32", "{{ float word = {1}; memcpy(emulator::at({0}, 4), &word, 4); }}"),
     (r"ld\.global\.nc\.s32 %0, \[%1 \+ 4\]", "{0} = ({1})[1]"),
     (r"ld\.global\.nc\.s32 %0, \[%1\]", "{0} = *({1})"),
@@ -67,6 +68,8 @@ _STATEMENTS = (
     (r"bar\.arrive %0, %1", "emulator::arrive_named({0}, {1})"),
     (r"sub\.rn\.bf16x2", "{0} = emulator::subtract_pairs({1}, {2}, emulator::kBf16)"),
     (r"sub\.rn\.f16x2", "{0} = emulator::subtract_pairs({1}, {2}, emulator::kF16)"),
+    (r"mul\.rn\.bf16x2", "{0} = emulator::multiply_pairs({1}, {2}, emulator::kBf16)"),
+    (r"mul\.rn\.f16x2", "{0} = emulator::multiply_pairs({1}, {2}, emulator::kF16)"),
     (r"lop3\.b32 %0, %1, %2, %3, 0xea", "{0} = ({1}) & ({2}) | ({3})"),
     (r"fence\.|wgmma\.fence|setmaxnreg|griddepcontrol", _NOTHING),
     (r"mma\.sync.*\.bf16\.", "emulator::multiply_fragments(emulator::kBf16, {all})"),

@@ -35,13 +35,14 @@ class FewRows:
         self.compiled.append(epilogue)
 
     def store(
-        self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, bias: Tensor | None, *, as_most: bool
+        self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, bias: Tensor | None, *, as_most: bool = False
     ) -> None:
-        assert as_most or len(x.rows) <= MAX_ROWS
         self.rows.append(len(x.rows))
         matrix.multiply(x.rows, bias, out)
 
-    def launch(self, stream: int, epilogue: str, x: ScaledRows, matrix: Matrix, out: Tensor, *, as_most: bool) -> None:
+    def launch(
+        self, stream: int, epilogue: str, x: ScaledRows, matrix: Matrix, out: Tensor, *, as_most: bool = False
+    ) -> None:
         self.rows.append(len(x.rows))
         out.copy_(activated(x.rows @ matrix.dequantized().t()))
 
@@ -102,6 +103,22 @@ def test_rows_are_multiplied_by_the_kernel_for_their_number(rows: int, fits: boo
     total = out.clone()
     linear.add(0, x, in_tiles, bias, total, 0.5)
     torch.testing.assert_close(total, 1.5 * out, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [3, MAX_ROWS + 1, MOST_ROWS, MOST_ROWS + 1])
+def test_many_rows_at_once(rows: int) -> None:
+    (matrix, in_tiles), few_rows, wide, workspace = CASE.packed("cpu"), FewRows(), FewRows(), Numbers()
+    products = (cast(Int4Products, few_rows), cast(Int4Products, wide))
+    linear, gated = Int4Linear(workspace, *products), Int4Gated(workspace, products[0], ManyRows(), products[1])
+    gated.prepare(rows, in_tiles)
+    x, out, activations = torch.randn(rows, 64), torch.full((rows, 64), torch.nan), torch.full((rows, 32), torch.nan)
+    linear.multiply(0, x, in_tiles, None, out)
+    gated(0, x, in_tiles, activations)
+    torch.testing.assert_close(out, x @ matrix.dequantized().t(), rtol=1e-4, atol=1e-3)
+    at_once = MAX_ROWS < rows <= MOST_ROWS
+    assert wide.rows == [rows] * 2 * at_once
+    assert few_rows.rows == [rows] * 2 * (rows <= MAX_ROWS)
+    assert wide.compiled == few_rows.compiled == [GATED, STORE]
 
 
 @pytest.mark.parametrize(("rows", "pieces"), [(3, [3]), (300, [128, 128, 44]), (MOST_ROWS + 1, [])])

@@ -39,7 +39,7 @@ def streams(dice: random.Random) -> list[Stream]:
     return [Stream([dice.randrange(NUM_TOKENS) for _ in range(dice.choice([1, 5, 12]))]) for _ in range(4)]
 
 
-TAPS = {"1": (), "1 with embeddings": (), "3": (2, 4, 5), "3, with the output": (1, 3, 8)}
+TAPS = {"1": (), "1 with embeddings": (), "3": (2, 4, 5), "3, with the output": (1, 2, 3)}
 
 
 @pytest.mark.parametrize("case", choice([*TAPS], in_ci=["1 with embeddings", "3, with the output"]))
@@ -47,8 +47,8 @@ def test_drafts_are_those_of_eagles_own_code(case: str, tmp_path: Path) -> None:
     """Whatever was drafted before, and in whatever chunks the prompt came."""
     torch.manual_seed(3)
     tensors = random_layer(case.startswith("3"), own_embeddings="embeddings" in case)
-    folder = make_tiny_model("llama", tmp_path / "model", num_hidden_layers=8)
-    config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 7]}} if "output" in case else {}
+    folder = make_tiny_model("llama", tmp_path / "model", **({"num_hidden_layers": 8} if case == "3" else {}))
+    config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}} if "output" in case else {}
     made = backend(folder, save_layer(tmp_path / "layer", tensors, **config))
     eagle, seen = made._steps.eagle, []
     propose = eagle.propose
@@ -64,10 +64,10 @@ def test_drafts_are_those_of_eagles_own_code(case: str, tmp_path: Path) -> None:
     dice = random.Random(5)
     plain = streams(dice)
     drafted = copies(plain)
-    stream_all(made, plain, 9, None)  # type: ignore[arg-type]
-    counts = stream_all(made, drafted, 9, dice)  # type: ignore[arg-type]
+    stream_all(made, plain, 7, None)  # type: ignore[arg-type]
+    counts = stream_all(made, drafted, 7, dice)  # type: ignore[arg-type]
     assert [stream.tokens for stream in drafted] == [stream.tokens for stream in plain]
-    assert counts.drafted > 20
+    assert counts.drafted > 15
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     embeddings, head = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()
     for text, proposed in [each for each in seen if each[1]][:: count(1, in_ci=2)]:
@@ -100,9 +100,10 @@ def test_random_plans_change_no_stream(run: int, tmp_path: Path) -> None:
     config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}} if third else {}
     layer = save_layer(tmp_path / "layer", random_layer(third), **config)
     made = backend(folder, layer, HostDevice(mixed_graphs=dice.random() < 0.5))
-    driver = ModelDraftingDriver(made, host_backend(folder, **SIZES), Prophet(dice, NUM_TOKENS, 0.0), dice, 3)
+    requests = count(8, in_ci=3)
+    driver = ModelDraftingDriver(made, host_backend(folder, **SIZES), Prophet(dice, NUM_TOKENS, 0.0), dice, requests)
     driver.run()
-    assert driver.drafted > 5
+    assert driver.drafted > 5 or requests < 8, "a few short requests may draft nothing"
 
 
 def test_a_layer_that_is_right_is_always_accepted(tmp_path: Path) -> None:
@@ -110,10 +111,10 @@ def test_a_layer_that_is_right_is_always_accepted(tmp_path: Path) -> None:
     dice = random.Random(4)
     plain = streams(dice)
     drafted = copies(plain)
-    stream_all(made, plain, 11, None)  # type: ignore[arg-type]
-    counts = stream_all(made, drafted, 11, dice)  # type: ignore[arg-type]
+    stream_all(made, plain, 8, None)  # type: ignore[arg-type]
+    counts = stream_all(made, drafted, 8, dice)  # type: ignore[arg-type]
     assert [stream.tokens for stream in drafted] == [stream.tokens for stream in plain]
-    assert counts.accepted == counts.drafted > 10
+    assert counts.accepted == counts.drafted > 5
     eagle = made._steps.eagle
     made.copy_blocks(np.array([1], np.int32), np.array([50], np.int32))
     states, keys = eagle._states.view(-1, 8, HIDDEN), eagle._layer.cache.view(2, -1, 8, 2, 16)

@@ -1,0 +1,75 @@
+"""Loads a plain checkpoint onto the GPU in several formats, and prints the seconds and the memory of each."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from runner_svc.cuda.products.kernels import prepared
+from runner_svc.model.checkpoint.weights import load_weights
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights.on_load import OnLoad
+
+PLAIN = "none"
+_DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Seconds, and bytes of the GPU that torch's allocator gave to tensors."""
+
+    seconds: float
+    held: int
+    peak: int
+
+
+def time_formats(folder: Path, formats: Sequence[str], until_at: float) -> None:
+    """Prints two loads of each format, beside the second of plain weights, until a time of `time.monotonic`.
+
+    The very first load brings the checkpoint into the page cache and starts CUDA; it is not printed. The first one of a
+    format loads torch's kernels for it, some tenths of a second.
+    """
+    load(folder, formats[0])
+    plain: Loading | None = None
+    for name in formats:
+        if time.monotonic() > until_at:
+            print("no time is left for further formats", flush=True)
+            return
+        for times in ("first", "again"):
+            loading = load(folder, name)
+            plain = loading if name == PLAIN else plain
+            print(line(f"{name}, {times}", loading, plain), flush=True)
+
+
+def line(name: str, loading: Loading, plain: Loading | None) -> str:
+    """Returns a format's line, with ratios to plain weights if they are known."""
+    text = f"loading, {name}: {loading.seconds:.2f} s, {loading.held / 1e9:.2f} GB, peak {loading.peak / 1e9:.2f} GB"
+    if plain is None:
+        return text
+    return (
+        f"{text}; {loading.seconds / plain.seconds:.2f} x seconds, peak {loading.peak / plain.held:.2f} x plain bytes"
+    )
+
+
+def load(folder: Path, name: str) -> Loading:
+    """Loads the folder's weights as a runner does, quantized so while they are read, and frees them."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    began_at, before = time.perf_counter(), torch.cuda.memory_allocated()
+    config = ModelConfig.from_hugging_face(read_config(folder))
+    with torch.no_grad():
+        device = torch.device("cuda")
+        weights = load_weights(folder, config, _DTYPE, device, lambda what, share: None, OnLoad(name))
+        layers = [layer.mapped(partial(prepared, dtype=_DTYPE)) for layer in weights.layers]
+        torch.cuda.synchronize()
+    seconds, held = time.perf_counter() - began_at, torch.cuda.memory_allocated() - before
+    del weights, layers
+    return Loading(seconds, held, torch.cuda.max_memory_allocated() - before)

@@ -1,0 +1,1 @@
+"""Launchers whose kernels add in the canonical order: see docs/determinism.md."""

@@ -1,0 +1,81 @@
+"""Selects a product's variant of kernels/split_product.cu: tiles and clusters. Plain arithmetic, no CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TILE_ROWS = 128
+"""Rows of x of a tile."""
+STEP = 64
+"""Columns of x in a stage; the width of x is a multiple of it."""
+VECTOR = 8
+"""Outputs written at once; the number of outputs is a multiple of it."""
+COLUMNS = (64, 96, 128, 160)
+"""Outputs of a tile."""
+SPLITS = (1, 2, 4)
+"""Blocks that share a tile."""
+
+_SHARED_BYTES = 227 * 1024
+_BARRIER_BYTES = 16
+# Of one output of a tile and a block that shares it, in rows and outputs of a step: sums are exchanged. Fitted to times
+# of the output product of Qwen3-30B-A3B's shape with 256 rows on an H200.
+_EXCHANGE_COST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SplitVariant:
+    """Tiles of 128 rows by `columns` outputs, each shared by `split` blocks."""
+
+    columns: int
+    split: int
+
+    @classmethod
+    def choose(cls, multiprocessors: int, num_rows: int, num_outputs: int, width: int) -> SplitVariant:
+        """Returns the variant whose last block ends first; `width` is a multiple of a step."""
+        splits = [split for split in SPLITS if width % (STEP * split) == 0]
+        variants = [cls(columns, split) for columns in COLUMNS for split in splits]
+        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_rows, num_outputs, width))
+
+    def steps(self, width: int) -> int:
+        """Returns the steps of a block."""
+        return width // (STEP * self.split)
+
+    def blocks(self, num_rows: int, num_outputs: int) -> int:
+        """Returns the blocks of a product."""
+        return -(-num_rows // TILE_ROWS) * -(-num_outputs // self.columns) * self.split
+
+    def cost(self, multiprocessors: int, num_rows: int, num_outputs: int, width: int) -> int:
+        """Returns the cost of a product: rows of x and outputs that the busiest multiprocessor reads in all steps, and
+        what is exchanged."""
+        rounds = -(-self.blocks(num_rows, num_outputs) // self._at_once(multiprocessors))
+        exchanged = _EXCHANGE_COST * self.columns * self.split if self.split > 1 else 0
+        return rounds * ((TILE_ROWS + self.columns) * self.steps(width) + exchanged)
+
+    def _at_once(self, multiprocessors: int) -> int:
+        """Returns the blocks that are sure to run at once: those of four are not in every part of the GPU."""
+        clusters = multiprocessors // self.split
+        return self.split * (clusters * 7 // 8 if self.split > 2 else clusters)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: two warpgroups that multiply and a warp that copies."""
+        return 288
+
+    @property
+    def stages(self) -> int:
+        """Stages of a block: as many as fit."""
+        return _SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a block uses."""
+        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        """The source's macros."""
+        return {"COLUMNS": self.columns, "SPLIT": self.split, "STAGES": self.stages}
+
+    @property
+    def _stage_bytes(self) -> int:
+        return (TILE_ROWS + self.columns) * 2 * STEP

@@ -1,0 +1,1 @@
+"""The deterministic mode on a GPU: docs/determinism.md."""

@@ -1,0 +1,129 @@
+"""Compiles the products of a canonical decoder, and looks whether their bits depend on the number of rows here.
+
+A check can show a fault, not the absence of one. It compares as integers: rows alone and among others, at other places,
+by all kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.arithmetic.known_numbers import known_numbers
+from runner_svc.interface.products.canonical_launchers import ROW_TILE, CanonicalLauncher, NormedRows
+from runner_svc.weights.matrix import Matrix
+
+FEW = (1, 5, 16, 30, 64, 100)
+MOST_ROWS = 2048
+"""More rows are several launches of at most as many."""
+_STEP = 64
+
+Run = Callable[[NormedRows], Sequence[Tensor]]
+"""Multiplies rows; returns outputs with as many rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """The matrices of a layer, and the head's."""
+
+    qkv: Matrix
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
+    head: Matrix
+
+
+class ProductCheck:
+    """Compares the products of a model over numbers of rows."""
+
+    def __init__(self, products: CanonicalLauncher, stream: int, max_tokens: int, device: torch.device) -> None:
+        """`stream` is torch's current one. `max_tokens`: most rows of a pass."""
+        self._products, self._stream, self._device = products, stream, device
+        self._most = min(max_tokens, MOST_ROWS)
+        self._weight = torch.empty(0)
+
+    def digest(self, matrices: Checked) -> bytes:
+        """Returns a digest of the products' bits. Raises UnusableSettings if they depend on the number of rows."""
+        self._weight = known_numbers(matrices.output.size[0], seed=1).bfloat16().to(self._device)
+        digest = hashlib.blake2b(digest_size=16)
+        for name, matrix, run, is_normed in (
+            ("the QKV product", matrices.qkv, self._stored(matrices.qkv, torch.bfloat16), True),
+            ("the output product", matrices.output, self._added(matrices.output), False),
+            ("the gate-up product", matrices.gate_up, self._gated(matrices.gate_up), True),
+            ("the down product", matrices.down, self._added(matrices.down), False),
+            ("the head's product", matrices.head, self._stored(matrices.head, torch.float32), True),
+        ):
+            most = min(self._most, 4 * ROW_TILE) if matrix is matrices.head else self._most
+            for part in self._compared(name, matrix, run, most, is_normed):
+                digest.update(part)
+        return digest.digest()
+
+    def _compared(self, name: str, matrix: Matrix, run: Run, most: int, is_normed: bool) -> Iterator[bytes]:
+        """Yields the bits of the first row."""
+        rows = known_numbers(max(most, FEW[-1]), matrix.size[1], seed=matrix.size[0]).bfloat16().to(self._device)
+
+        def taken(begin: int, count: int) -> NormedRows:
+            own = rows[begin : begin + count]
+            if not is_normed:
+                return NormedRows(own, None)
+            return self._products.take(self._stream, own, None, self._weight, None, torch.empty_like(own))
+
+        wanted = [torch.cat(parts) for parts in zip(*(run(taken(*part)) for part in _tiles(len(rows))), strict=True)]
+        for begin, count in _parts(most):
+            for one, other in zip(run(taken(begin, count)), wanted, strict=True):
+                if not _same(one, other[begin : begin + count]):
+                    raise UnusableSettings(
+                        f"deterministic is true, but on this GPU the bits of {name} depend on the number of rows "
+                        f"({count} differ): set deterministic to false"
+                    )
+        return (each[:1].contiguous().view(torch.uint8).cpu().numpy().tobytes() for each in wanted)
+
+    def _empty(self, rows: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.zeros(rows, width, dtype=dtype, device=self._device)
+
+    def _stored(self, matrix: Matrix, dtype: torch.dtype) -> Run:
+        def run(x: NormedRows) -> Sequence[Tensor]:
+            out = self._empty(len(x.rows), matrix.size[0], dtype)
+            self._products.store(self._stream, x, matrix, out)
+            return [out]
+
+        return run
+
+    def _gated(self, matrix: Matrix) -> Run:
+        def run(x: NormedRows) -> Sequence[Tensor]:
+            out = self._empty(len(x.rows), matrix.size[0] // 2)
+            self._products.gated(self._stream, x, matrix, out)
+            return [out]
+
+        return run
+
+    def _added(self, matrix: Matrix) -> Run:
+        def run(x: NormedRows) -> Sequence[Tensor]:
+            residual, out = (self._empty(len(x.rows), matrix.size[0]) for _ in range(2))
+            following = self._products.add(self._stream, x, matrix, residual, self._weight, out)
+            assert following.squares is not None
+            return [residual, out, following.squares.transpose(1, 2).flatten(0, 1)[: len(out)].clone()]
+
+        return run
+
+
+def _tiles(count: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(ROW_TILE, count - begin)) for begin in range(0, count, ROW_TILE))
+
+
+def _parts(most: int) -> Iterator[tuple[int, int]]:
+    """Yields rows to compute at once, by their first and number."""
+    for place, count in enumerate(FEW):
+        yield min(17 * place, max(most, FEW[-1]) - count), count
+    for count in range(ROW_TILE + _STEP, most + 1, _STEP):
+        yield 0, count
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    kind = torch.int16 if one.dtype is torch.bfloat16 else torch.int32
+    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))

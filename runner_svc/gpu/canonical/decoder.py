@@ -1,0 +1,143 @@
+"""A forward pass whose bits depend on each position alone: see docs/determinism.md.
+
+It is one pass for any number of positions, and has the launches of `runner_svc.decoder.skinny_decoder`: RMSNorm is
+split between the products around it. Logits are computed from the residual stream, 128 rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.products.skinny_variant import canonical_parts
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_mlp import CudaMlp
+from runner_svc.decoder.fusions import Adding, Fusions
+from runner_svc.decoder.hidden import Hidden
+from runner_svc.gpu.canonical.check import Checked, ProductCheck
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.products.canonical_launchers import CanonicalLauncher, NormedRows
+from runner_svc.interface.products.linear_launchers import Sums
+from runner_svc.model.config import ModelConfig
+from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.model_weights import MlpWeights, ModelWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
+
+_ROWS = 8
+
+
+class CanonicalDecoder(CudaDecoder):
+    """A plain dense model in bfloat16."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        launchers: DecoderLaunchers,
+        products: CanonicalLauncher,
+        max_tokens: int,
+    ) -> None:
+        """`max_tokens` is the maximum number of positions of a forward pass. Raises ValueError for other models."""
+        super().__init__(config, weights, launchers, max_tokens)
+        self._padded_head = _padded(self.head.matrix)
+        if not config.is_plain or not all(products.fits(matrix) for matrix in self.matrices):
+            raise ValueError("canonical products need a plain dense model whose sizes are multiples of 64")
+        self._products = products
+        self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
+        products.prepare(self._summed, max_tokens)
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """All matrices."""
+        mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
+        layers = [linear.matrix for layer in self.layers for linear in (layer.qkv, layer.output)]
+        return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self._padded_head]
+
+    @property
+    def _summed(self) -> list[Matrix]:
+        """The matrices of products of which parts may be summed in memory."""
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output)]
+        mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
+        gates = [mlp.gate_up.matrix for mlp in mlps if canonical_parts(*mlp.gate_up.matrix.size) > 1]
+        return [*(linear.matrix for linear in linears), *(mlp.down.matrix for mlp in mlps), *gates]
+
+    @property
+    def rotations(self) -> list[Tensor]:
+        """Cosines and sines of each rotary embedding."""
+        return [rope.table for rope in self._ropes]
+
+    def check(self, max_tokens: int) -> bytes:
+        """Compiles the products of passes of up to `max_tokens` positions; returns a digest of their bits.
+
+        Raises UnusableSettings if they depend on the number of rows.
+        """
+        layer = self.layers[0]
+        assert isinstance(layer.mlp, MlpWeights)
+        of_mlp = (layer.mlp.gate_up.matrix, layer.mlp.down.matrix)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        check = ProductCheck(self._products, stream, max_tokens, self.device)
+        return check.digest(Checked(layer.qkv.matrix, layer.output.matrix, *of_mlp, self._padded_head))
+
+    @property
+    def fusions(self) -> list[Fusions]:
+        """One: products add and activate as their order says."""
+        return [Fusions()]
+
+    def forward(
+        self,
+        stream: int,
+        inputs: DeviceInputs,
+        cache: KVCache,
+        attention: StepAttention,
+        fusions: Fusions,
+        mlps: Sequence[CudaMlp] | None = None,
+    ) -> Hidden:
+        """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass."""
+        products, space, num_tokens = self._products, self.workspace, inputs.tokens.shape[0]
+        residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
+        attended, activated = space.attended[:num_tokens], space.activated[:num_tokens]
+        qkv = space.qkv[:num_tokens]
+        firsts = [layer.attention_norm for layer in self.layers]
+        for index, layer in enumerate(self.layers):
+            first, second = firsts[index], layer.mlp_norm
+            following = firsts[index + 1] if index + 1 < len(firsts) else self.norm_weight
+            assert first is not None and second is not None and following is not None
+            assert isinstance(layer.mlp, MlpWeights)
+            if index == 0:
+                x = products.take(stream, self.embeddings, inputs.tokens, first, residual, normed)
+            products.store(stream, x, layer.qkv.matrix, qkv)
+            self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
+            x = products.add(stream, NormedRows(attended, None), layer.output.matrix, residual, second, normed)
+            x = products.gated(stream, x, layer.mlp.gate_up.matrix, activated)
+            x = products.add(stream, x, layer.mlp.down.matrix, residual, following, normed)
+        return self.hidden(num_tokens, fusions.adding)
+
+    def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
+        """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
+        return Hidden(self.workspace.residual[:num_tokens], None)
+
+    def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size]; L may be more than the positions of a pass."""
+        width, most = self._padded_head.size[0], len(self.workspace.normed)
+        is_padded = width != out.shape[1]
+        for begin in range(0, len(out), most):
+            rows, own = hidden.residual[begin : begin + most], out[begin : begin + most]
+            normed = torch.empty_like(rows)
+            x = self._products.take(stream, rows, None, self.norm_weight, None, normed)
+            stored = torch.empty(len(rows), width, device=self.device) if is_padded else own
+            self._products.store(stream, x, self._padded_head, stored)
+            if is_padded:
+                own.copy_(stored[:, : out.shape[1]])
+
+    def compile_products(self, max_tokens: int) -> None:
+        """Does nothing: they were compiled when the decoder was made."""
+
+
+def _padded(matrix: Matrix) -> Matrix:
+    """Returns the matrix with rows of zeros up to a multiple of 8, which products need; itself if it has as many."""
+    if not isinstance(matrix, PlainMatrix) or matrix.size[0] % _ROWS == 0:
+        return matrix
+    return PlainMatrix(torch.nn.functional.pad(matrix.weight, (0, 0, 0, -matrix.size[0] % _ROWS)))

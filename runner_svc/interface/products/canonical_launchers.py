@@ -1,0 +1,61 @@
+"""Interfaces of products whose bits depend on the matrix alone: see docs/determinism.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from runner_svc.weights.matrix import Matrix
+
+ROW_TILE = 128
+"""Rows whose sums of squares are adjacent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormedRows:
+    """The input of a product: `rows` [T, width]; if `squares` is given, each is yet to be multiplied by 1 / rms."""
+
+    rows: Tensor
+    # float32 [row tiles, tiles of 64 columns, ROW_TILE]: sums of squares before the norm's weight. None: no factor.
+    squares: Tensor | None
+
+
+class CanonicalLauncher(Protocol):
+    """Products of any number of rows with plain matrices, in bfloat16; `runner_svc.cuda.canonical.products`."""
+
+    def fits(self, matrix: Matrix) -> bool:
+        """Returns whether there are such products for this matrix."""
+
+    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
+        """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
+
+    def take(
+        self,
+        stream: int,
+        source: Tensor,
+        indexes: Tensor | None,
+        norm_weight: Tensor,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> NormedRows:
+        """Computes out = rows * norm_weight of the rows `indexes`, int32 [T], of `source`; None: of all its rows.
+
+        `residual` gets the rows themselves. Returns `out` as the input of the next product.
+        """
+
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
+
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
+
+    def add(
+        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+    ) -> NormedRows:
+        """Computes residual += norm(x) W^T and out = residual * norm_weight, both [T, out].
+
+        Returns `out` as the input of the next product.
+        """

@@ -1,0 +1,163 @@
+"""The kernels of the canonical order, their very sources, on a CPU: all routes of a product have the same bits.
+
+Clusters are not emulated: a block adds up its parts itself, with the bits of as many blocks.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runner_svc.cuda import tensor_map
+from runner_svc.cuda.canonical import log_softmax, many_rows, products, rows
+from runner_svc.cuda.canonical.products import CanonicalProducts
+from runner_svc.cuda.products import skinny_product
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from runner_svc.cuda.products.skinny_product import SkinnyProducts
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
+from runner_svc.interface.products.canonical_launchers import NormedRows
+from runner_svc.weights.plain_matrix import PlainMatrix
+from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
+from tests.support.thoroughness import FULL
+
+if shutil.which("g++") is None:
+    pytest.skip("needs g++", allow_module_level=True)
+
+EPS, HIDDEN, INNER, QKV = 1e-5, 128, 128, 160
+BF16, CPU = torch.bfloat16, torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = MapEncoder()
+    monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
+    for module in (skinny_product, many_rows, rows, log_softmax):
+        monkeypatch.setattr(module, "Kernel", EmulatedKernel)
+        monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
+    for module in (skinny_product, many_rows, products):
+        monkeypatch.setattr(module, "num_multiprocessors", lambda: 1)
+    for module in (products, many_rows):  # the down product, and gate and up, have two parts
+        monkeypatch.setattr(module, "canonical_parts", lambda rows, columns: 1 if rows == QKV else 2)
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    EmulatedKernel.orders.seed(seed)
+    torch.manual_seed(seed)
+
+
+class Launcher(CanonicalProducts):
+    """Products whose few rows are up to `tokens` at a time, or that take any rows for many."""
+
+    def __init__(self, tokens: int, *, many: bool) -> None:
+        super().__init__(EPS, "silu", HIDDEN, 256, CPU)
+
+        def few(num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
+            return SkinnyVariant(tokens, 1, 1, products.canonical_parts(num_rows, num_columns), canonical=True)
+
+        self.few = SkinnyProducts(EPS, "silu", few)
+        self.many = many_rows.ManyRows(EPS, "silu", lambda *sizes: GatedVariant(2, 48, 1, 1))
+        self._takes_many = many
+
+    def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
+        return self._takes_many
+
+
+def layer(launcher: Launcher, rows_of: slice, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Computes what surrounds a layer's products, for some of the rows."""
+    ids = given["ids"][rows_of]
+    count = len(ids)
+
+    def empty(width: int, dtype: torch.dtype = BF16) -> Tensor:
+        return torch.full((count, width), torch.nan, dtype=dtype)
+
+    residual, normed, qkv, activated = empty(HIDDEN), empty(HIDDEN), empty(QKV), empty(INNER)
+    x = launcher.take(0, given["embeddings"], ids, given["norm"], residual, normed)
+    launcher.store(0, x, PlainMatrix(given["qkv"]), qkv)
+    x = launcher.gated(0, x, PlainMatrix(given["gate_up"]), activated)
+    x = launcher.add(0, x, PlainMatrix(given["down"]), residual, given["norm"], normed)
+    logits, again = empty(QKV, torch.float32), empty(QKV, torch.float32)
+    launcher.store(0, x, PlainMatrix(given["qkv"]), logits)
+    x = launcher.take(0, residual, None, given["norm"], None, empty(HIDDEN))
+    launcher.store(0, x, PlainMatrix(given["qkv"]), again)
+    return {"qkv": qkv, "activated": activated, "residual": residual, "logits": logits, "again": again}
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    kind = torch.int16 if one.dtype is BF16 else torch.int32
+    return torch.equal(one.view(kind), other.view(kind))
+
+
+@pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=1 runs it; tests/gpu does the same")
+def test_few_rows_and_many_rows_have_the_same_bits() -> None:
+    given = {
+        "ids": torch.randint(0, 9, (11,), dtype=torch.int32),
+        "embeddings": torch.randn(9, HIDDEN).to(BF16),
+        "norm": torch.randn(HIDDEN).to(BF16),
+        "qkv": torch.randn(QKV, HIDDEN).to(BF16),
+        "gate_up": torch.randn(2 * INNER, HIDDEN).to(BF16),
+        "down": torch.randn(HIDDEN, INNER).to(BF16),
+    }
+    whole, others = layer(Launcher(8, many=False), slice(0, 11), given), slice(6, 10)
+    assert whole["logits"].isfinite().all() and same(whole["logits"], whole["again"])
+    for launcher, rows_of in ((Launcher(8, many=True), slice(0, 11)), (Launcher(16, many=False), others)):
+        for name, got in layer(launcher, rows_of, given).items():
+            assert same(got, whole[name][rows_of]), name
+    plain = given["embeddings"][given["ids"].long()].float()
+    normed = torch.nn.functional.rms_norm(plain, (HIDDEN,), given["norm"].float(), EPS)
+    torch.testing.assert_close(whole["qkv"].float(), normed @ given["qkv"].float().t(), rtol=0.02, atol=0.2)
+
+
+def squares_of(row: Tensor) -> np.float32:
+    """Returns the sum of squares of a row, float32 [width], in the order of docs/determinism.md."""
+    tiles = []
+    for tile in row.numpy().reshape(-1, 16, 4):
+        groups = np.zeros(16, np.float32)
+        for column in range(4):
+            groups = groups + tile[:, column] * tile[:, column]
+        while len(groups) > 1:
+            groups = groups[: len(groups) // 2] + groups[len(groups) // 2 :]
+        tiles.append(groups[0])
+    lanes = [np.float32(0)] * 4
+    for index, tile in enumerate(tiles):
+        lanes[index % 4] = lanes[index % 4] + tile
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+
+
+def test_rows_follow_the_documented_order() -> None:
+    width, launcher = 320, rows.CanonicalRows(EPS)
+    x, residual, norm = torch.randn(3, 128).to(BF16), torch.randn(3, width).to(BF16), torch.randn(width).to(BF16)
+    before, sums = residual.clone(), torch.randn(2, 3, width)
+    normed, factors = torch.empty(3, 128, dtype=BF16), torch.full((1, 2, 128), torch.nan)
+    out, squares = torch.empty(3, width, dtype=BF16), torch.full((1, 5, 128), torch.nan)
+    y = launcher.take(0, x, torch.tensor([2, 0, 1], dtype=torch.int32), norm[:128].clone(), None, normed, factors)
+    following = launcher.add(0, sums, y, residual, norm, out, squares)
+    taken = x[[2, 0, 1]].float()
+    assert same(normed, (taken * norm[:128].float()).to(BF16))
+    width_of_x, eps, one = np.float32(1 / 128), np.float32(EPS), np.float32(1)
+    scales = [one / np.sqrt(squares_of(row) * width_of_x + eps) for row in taken]
+    total = ((torch.zeros(()) + sums[0]) + sums[1]) * torch.tensor(np.array(scales)).unsqueeze(1)
+    assert same(residual, (before.float() + total).to(BF16))
+    assert same(out, (residual.float() * norm.float()).to(BF16))
+    assert following.squares is squares and squares[0, :, 3:].isnan().all()
+    lanes = [squares[0, place::4, :3] for place in range(4)]
+    added = [torch.stack([sum(column.tolist()[1:], column[0]) for column in lane.T]) for lane in lanes]
+    expected = torch.tensor(np.array([squares_of(row.float()) for row in residual]))
+    assert same((added[0] + added[2]) + (added[1] + added[3]), expected)
+
+
+def test_log_probabilities() -> None:
+    logits, tokens = torch.randn(3, 1100) * 4, torch.tensor([7, 1099, 0])
+    logits[1, 5] = logits[1, 9] = 30.0
+    logprobs = log_softmax.CanonicalLogprobs(1100)
+    values, ids, largest = logprobs(0, logits, tokens, 3)
+    exact = logits.double().log_softmax(dim=-1)
+    torch.testing.assert_close(values.double(), exact.gather(1, tokens.unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(largest.double(), exact.topk(3, dim=-1).values, rtol=0, atol=1e-5)
+    assert ids[1, :2].tolist() == [5, 9]
+    for got, whole in zip(logprobs(0, logits[2:], tokens[2:], 3), (values, ids, largest), strict=True):
+        assert torch.equal(got, whole[2:])

@@ -1,0 +1,68 @@
+"""The products of the deterministic mode on a GPU in plain torch on the CPU: their definition, a row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
+from runner_svc.interface.products.canonical_launchers import NormedRows
+from runner_svc.model.config import ModelConfig
+from runner_svc.weights.matrix import Matrix
+
+
+class HostCanonical:
+    """Implements `runner_svc.interface.products.canonical_launchers.CanonicalLauncher`, in any type."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._eps = config.norm_eps
+        self._activation = ACTIVATION_FUNCTIONS[config.activation]
+        self.prepared = 0  # matrices
+
+    def fits(self, matrix: Matrix) -> bool:
+        return True
+
+    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
+        self.prepared = len(matrices)
+
+    def take(
+        self,
+        stream: int,
+        source: Tensor,
+        indexes: Tensor | None,
+        norm_weight: Tensor,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> NormedRows:
+        rows = source if indexes is None else source[indexes.long()]
+        if residual is not None:
+            residual.copy_(rows)
+        return self._halfway_normed(rows, norm_weight, out)
+
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
+        out.copy_(self._multiplied(x, matrix))
+
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
+        gate, up = self._multiplied(x, matrix).chunk(2, dim=-1)
+        out.copy_(self._activation(gate) * up)
+        return NormedRows(out, None)
+
+    def add(
+        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+    ) -> NormedRows:
+        residual.copy_(residual.float() + self._multiplied(x, matrix))
+        return self._halfway_normed(residual, norm_weight, out)
+
+    def _halfway_normed(self, rows: Tensor, norm_weight: Tensor, out: Tensor) -> NormedRows:
+        out.copy_(rows * norm_weight)
+        squares = torch.stack([row.float().square().sum() for row in rows]) if len(rows) else torch.zeros(0)
+        return NormedRows(out, squares.view(-1, 1, 1))
+
+    def _multiplied(self, x: NormedRows, matrix: Matrix) -> Tensor:
+        weight = matrix.dequantized().float()
+        products = torch.stack([torch.mv(weight, row.float()) for row in x.rows])
+        if x.squares is None:
+            return products
+        return products / (x.squares.view(-1, 1) / x.rows.shape[1] + self._eps).sqrt()
