@@ -8,10 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from roster_client.cli import app
 from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.client.events import Delta, Finish, FinishReason
 from roster_client.client.health import check_health
@@ -31,7 +34,7 @@ class Reader:
         self._stream = client.generate("a stream", raw=True, max_tokens=max_tokens)
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not self.num_tokens:
             assert time.monotonic() < deadline and self.error is None, self.error
             time.sleep(0.01)
@@ -47,7 +50,7 @@ class Reader:
             self.error = error
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
 
@@ -58,7 +61,7 @@ def drain(roster: RosterProcesses, *flags: str) -> subprocess.Popen[str]:
 
 def await_refusal(client: SyncRosterClient) -> UnavailableError:
     """Returns the refusal of a new request once the drain has begun."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             client.generate("too late", raw=True, max_tokens=1, deadline_s=10).completion()
@@ -70,22 +73,26 @@ def await_refusal(client: SyncRosterClient) -> UnavailableError:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_roster_drain_waits_for_what_runs_and_ends_the_scheduler(tmp_path: Path, workers: int) -> None:
-    with RosterProcesses(tmp_path, scheduler={"front_workers": workers}, runner=SLOW) as roster:
+    """The command runs in this process: another may start only after the stream's end, on a busy machine."""
+    with (
+        RosterProcesses(tmp_path, scheduler={"front_workers": workers}, runner=SLOW) as roster,
+        ThreadPoolExecutor(1) as thread,
+    ):
         with SyncRosterClient(roster.address) as client:
-            stream = Reader(client, max_tokens=60)
-            command = drain(roster)
+            stream = Reader(client, max_tokens=100)
+            command = thread.submit(CliRunner().invoke, app, ["drain", "--admin", roster.admin_address])
             refusal = await_refusal(client)
             assert refusal.retry_after_s is not None and "shutting down" in refusal.message
             assert check_health(client.channel, 10) == "NOT_SERVING"
             assert check_health(client.channel, 10, "") == "SERVING"
             stream.join()
-            output, _ = command.communicate(timeout=60)
-        assert stream.num_tokens == 60 and stream.finish is not None and stream.finish.reason is FinishReason.LENGTH
-        assert command.returncode == 0, output
+            ended = command.result(timeout=60)
+        assert stream.num_tokens == 100 and stream.finish is not None
+        assert stream.finish.reason is FinishReason.LENGTH
+        assert ended.exit_code == 0, ended.output
         # A request of await_refusal may have been accepted just before the drain.
-        assert re.search(r"\b[12] running, [01] waiting", output) and output.endswith(
-            "Drained: every request finished.\n"
-        )
+        assert re.search(r"\b[12] running, [01] waiting", ended.output), ended.output
+        assert ended.output.endswith("Drained: every request finished.\n")
         assert roster.wait("scheduler") == 0
         assert roster.end("runner") == 0
 
@@ -95,7 +102,7 @@ def test_unfinished_requests_end_with_a_message(tmp_path: Path) -> None:
         with SyncRosterClient(roster.address) as client:
             stream = Reader(client, max_tokens=4000)
             command = drain(roster, "--timeout", "1")
-            output, _ = command.communicate(timeout=60)
+            output, _ = command.communicate(timeout=120)
             stream.join()
         assert command.returncode == 5 and output.endswith("Ended; 1 requests were cut short.\n"), output
         assert stream.error is None and stream.finish is not None
@@ -110,7 +117,7 @@ def test_a_drain_gets_shorter_and_never_longer(tmp_path: Path) -> None:
             patient = drain(roster)
             assert patient.stdout is not None and "at most" in patient.stdout.readline()
             hasty = drain(roster, "--timeout", "1")
-            assert hasty.wait(40) == patient.wait(40) == 5
+            assert hasty.wait(120) == patient.wait(120) == 5
             stream.join()
         assert roster.wait("scheduler") == 0
 
