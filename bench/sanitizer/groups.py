@@ -44,7 +44,9 @@ GROUPS = {
         ("test_draft_kernels",),
     ),
     "verifying": Group(("accept_drafts", "ngram_draft", "place_drafts"), ("test_drafts",), shards=3, captures=True),
-    "draft model": Group(("accept_drafts", "place_drafts"), ("test_draft_model",), shards=4, captures=True),
+    "draft model": Group(
+        ("accept_drafts", "place_drafts"), ("test_draft_model", "test_draft_states"), shards=4, captures=True
+    ),
     "rotation": Group(("rotate_halves",), ("test_rotate_halves",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),

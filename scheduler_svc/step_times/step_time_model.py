@@ -51,9 +51,10 @@ _MOST_DELAY = 0.2
 steps, which only take longer in all."""
 _EFFICIENT = 1.15
 """Time per position, relative to the least measured one, from which on a prompt's chunk is large enough."""
-_SPARSE_ROWS, _SPARSE = 8, 2.0
-"""Where a step of this many rows takes more than this many times as long as one of a single row, rows read weights of
-their own, as in a mixture of experts: 3.2 times for 30B-A3B on an H200, 1.1 for dense models."""
+_SPARSE_POSITIONS, _SPARSE = 64, 3.0
+"""Where a prompt of this many positions takes more than this many times as long as one decoding row, positions read
+weights of their own, as in a mixture of experts: about 6 times for 30B-A3B on an H200, 1.2 to 1.7 for dense models.
+Decoding rows would not tell: as they are measured, all have the same context, and so go to much the same experts."""
 _SPARSE_EFFICIENT = 2048
 """Efficient positions there. Larger steps take less for each position, up to 8,192 and more, but rows that decode wait:
 of 1,024 to 8,192, the trace's 512 conversations at once were done soonest with 2,048 (30B-A3B, simulated)."""
@@ -135,8 +136,8 @@ class StepTimeModel:
             for cost in costs
             if cost.prompt_positions and not cost.decode_rows and not cost.prompt_start
         )
-        rows = {cost.decode_rows: cost.step_ns for cost in costs if not cost.prompt_positions}
-        self.is_sparse = self.on_gpu and rows.get(_SPARSE_ROWS, 0) > _SPARSE * rows.get(1, math.inf)
+        per_position = dict(alone).get(_SPARSE_POSITIONS, 0.0)
+        self.is_sparse = self.on_gpu and 0 < _SPARSE * self._measured_row_s < per_position * _SPARSE_POSITIONS * 1e-9
         least = min((each for _, each in alone), default=0.0)
         enough = [positions for positions, each in alone if each <= _EFFICIENT * least]
         self.efficient_prefill = _SPARSE_EFFICIENT if self.is_sparse else min(enough, default=_UNMEASURED_EFFICIENT)

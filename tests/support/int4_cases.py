@@ -55,7 +55,7 @@ class MatrixCase:
 class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
-    With `wide`, the kernel is that of many rows, for so many multiprocessors.
+    With `wide`, the kernel is that of many rows, for this number of multiprocessors.
     """
 
     tokens: int
