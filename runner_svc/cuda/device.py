@@ -15,6 +15,8 @@ from runner_svc.interface.pool_size import MemoryProfile
 # While the host launches a step kernel by kernel, it can't send the previous step's result, for which a client waits.
 # This is tolerated for up to this share of the step's own time.
 _HOST_SHARE = 0.1
+# Memory that captures leave free.
+_LEFT_BYTES = 256 << 20
 
 
 class GpuDevice:
@@ -25,6 +27,7 @@ class GpuDevice:
         torch.cuda.set_device(self.device)
         self._stream = torch.cuda.Stream(self.device)
         self._graph_pool = torch.cuda.graph_pool_handle()
+        self._taken = 0  # bytes, by the last capture
 
     @property
     def memory(self) -> int:
@@ -63,6 +66,7 @@ class GpuDevice:
         function()
         graph = torch.cuda.CUDAGraph()
         self.synchronize()
+        free, _ = torch.cuda.mem_get_info(self.device)
         # Not `torch.cuda.graph`, which frees all cached memory before each capture.
         with _without_collection(), torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._graph_pool)
@@ -70,6 +74,7 @@ class GpuDevice:
                 function()
             finally:
                 graph.capture_end()
+        self._taken = free - torch.cuda.mem_get_info(self.device)[0]
         return graph.replay
 
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:
@@ -83,7 +88,12 @@ class GpuDevice:
         return begin.elapsed_time(end) / 1000 / repeats
 
     def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
-        """Returns whether the host's launch takes more than its tolerated share of the GPU's time for a replay."""
+        """Returns whether the host's launch takes more than its tolerated share of the GPU's time for a replay.
+
+        Returns False, too, if the GPU has little memory left for another capture like the last.
+        """
+        if torch.cuda.mem_get_info(self.device)[0] < 2 * self._taken + _LEFT_BYTES:
+            return False
         self.synchronize()
         begin = time.perf_counter()
         launch()

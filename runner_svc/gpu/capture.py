@@ -117,6 +117,8 @@ def capture_mixed_steps(
     progress("compiling products", 1.0)
     slots.words.zero_()
     steps.packed.zero_()
+    # Launches that allocate, as those of FP8, then find memory for all sizes: cached memory is not freed in a capture.
+    run(graphs.sizes[-1])
     if known is not None:
         graphs.sizes = list(known.sizes)
         graphs.capture_small(run, device.capture, lambda launch, replay: True, progress)
