@@ -127,7 +127,7 @@ ELSEWHERE = [
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),
     Elsewhere(r"roster-runner --device cuda", "tests/gpu/test_cuda_backend.py"),
     Elsewhere(r"python -m bench\..*", "tests/bench/test_modules.py"),
-    Elsewhere(r"(ROSTER_TEST_\w+=\w+ )?pytest( tests/\S+)+", "tests/docs/test_commands.py"),
+    Elsewhere(r"(ROSTER_\w+=\w+ )*pytest( -s| -o timeout=0)*( tests/\S+)+", "tests/docs/test_commands.py"),
     Elsewhere(
         r"cd examples/typescript && npm ci .*|curl -N localhost:8080/chat .*", "tests/examples/test_typescript.py"
     ),

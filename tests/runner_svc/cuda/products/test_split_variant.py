@@ -28,7 +28,7 @@ def test_a_block_fits_in_shared_memory_and_its_sums_in_its_stages(columns: int, 
     ("outputs", "width", "expected", "blocks"),
     [
         (2048, 4096, SplitVariant(64, 2), 128),
-        (4096, 4096, SplitVariant(64, 1), 128),
+        (4096, 4096, SplitVariant(128, 2), 128),
     ],
 )
 def test_one_round_of_blocks(outputs: int, width: int, expected: SplitVariant, blocks: int) -> None:
