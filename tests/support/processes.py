@@ -21,7 +21,7 @@ from typing import Self
 import psutil
 
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.client.errors import UnavailableError
+from roster_client.client.errors import DeadlineError, RequestCancelledError, UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
 from roster_common.setting_options import as_arguments
@@ -108,7 +108,7 @@ class RosterProcesses:
                 try:
                     client.get_model(deadline_s=2)
                     return
-                except UnavailableError:
+                except (DeadlineError, RequestCancelledError, UnavailableError):  # busy, ending, or not there yet
                     time.sleep(0.05)
 
     def await_workers(self, count: int) -> None:

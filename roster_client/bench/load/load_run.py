@@ -55,6 +55,7 @@ class LoadRun:
 
     async def run(self, beside: Callable[[], Any] | None = None) -> None:
         """Sends all requests and waits until they have ended. `beside`: a coroutine function to run concurrently."""
+        was_frozen = gc.get_freeze_count() > 0  # by the caller: it stays so
         gc.collect()
         gc.freeze()  # prompts are many objects, which no collection should scan during the run
         self._start_s = time.monotonic() + LEAD_S
@@ -73,7 +74,8 @@ class LoadRun:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-            gc.unfreeze()
+            if not was_frozen:
+                gc.unfreeze()
 
     async def _serve(self, request: LoadRequest, prepared: Any) -> None:
         times_s: list[float] = []
