@@ -1,6 +1,6 @@
 """SmolLM2's logits are equal in every bit however a position is computed; tried by hand, as it takes a minute or more.
 
-ROSTER_TEST_FULL=1 ROSTER_BIT_POSITIONS=600 pytest -s tests/runner_svc/backends/test_smollm2_bits.py
+ROSTER_TEST_FULL=1 ROSTER_TEST_BIT_POSITIONS=600 pytest -s tests/runner_svc/backends/test_smollm2_bits.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.host_backend import no_progress
 from tests.support.logits_of_steps import different
 from tests.support.thoroughness import FULL
 
-POSITIONS = int(os.environ.get("ROSTER_BIT_POSITIONS", "300"))
+POSITIONS = int(os.environ.get("ROSTER_TEST_BIT_POSITIONS", "300"))
 THREADS = (1, 2, 16)
 
 pytestmark = [
