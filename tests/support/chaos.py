@@ -63,20 +63,22 @@ class Outcome:
 class Load:
     """Sends `count` requests, `concurrency` at a time, each until it is answered."""
 
-    def __init__(self, roster: RosterProcesses, count: int, concurrency: int, seed: int, large: float = 0.0) -> None:
-        """`large`: see `RequestSpec.of`."""
+    def __init__(
+        self, roster: RosterProcesses, count: int, concurrency: int, seed: int, large: float = 0.0, first: int = 0
+    ) -> None:
+        """`large`: see `RequestSpec.of`. `first`: number of the first request; a service refuses a number it had."""
         self._roster = roster
-        self._count = count
+        self._end = first + count
         self._concurrency = concurrency
         self._seed = seed
         self._large = large
-        self._next = 0
+        self._first = self._next = first
         self.outcome = Outcome()
 
     @property
     def taken(self) -> int:
         """Number of requests started."""
-        return self._next
+        return self._next - self._first
 
     async def run(self) -> Outcome:
         """Returns once all requests are done. Raises AssertionError at the first wrong answer."""
@@ -85,7 +87,7 @@ class Load:
         return self.outcome
 
     async def _work(self, client: RosterClient, session: Session) -> None:
-        while self._next < self._count:
+        while self._next < self._end:
             spec = RequestSpec.of(self._next, self._seed, self._large)
             self._next += 1
             deadline = time.monotonic() + PATIENCE_S
