@@ -84,32 +84,50 @@ class DecodePlanner:
         `firsts` are the first positions that rows see, by default those of the window. Padding rows get no work, and
         their output is left unchanged. Only the first `blocks` of the grid get work.
         """
-        num_rows = len(lengths)
-        rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
-        if self.window is None:
-            tiles = (lengths + (TILE - 1)) // TILE
-            rows[:, ROW_FIRST] = 0
-        else:
-            if firsts is None:
-                firsts = np.maximum(lengths - self.window, 0)
-            tiles = (lengths - firsts // TILE * TILE + (TILE - 1)) // TILE
-            rows[:, ROW_FIRST] = firsts
+        seen = self._firsts(lengths, firsts)
+        tiles = (lengths - seen // TILE * TILE + (TILE - 1)) // TILE
         np.maximum(tiles, 1, out=tiles)
-        starts = np.cumsum(tiles, dtype=np.int32)
-        starts -= tiles
-        rows[:, ROW_START] = starts
-        rows[:, ROW_TILES] = tiles
-        rows[:, ROW_LENGTH] = lengths
-        rows[:, ROW_TABLE] = table_rows
-        rows[:, ROW_QUERY] = query_rows
-        rows[:, ROW_INDEX] = self._indexes[:num_rows]
-        ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
+        rows, starts = self._write_rows(lengths, seen, tiles, table_rows, query_rows, plan)
+        ranges = self._ranges(plan)
         blocks = blocks or self.grid
         if self.whole_limit and (bounds := self._whole_bounds(starts, tiles, blocks)) is not None:
             self._write_whole(bounds, rows, ranges)
             return
         aligned = self._aligned_cost(tiles, blocks) if self.end_cost == 0 else None
         self._write_ranges(self._line(starts, tiles, aligned), rows, ranges, blocks, aligned)
+
+    def _firsts(self, lengths: NDArray[np.int32], firsts: NDArray[np.int32] | None) -> NDArray[np.int32] | np.int32:
+        """Returns the first positions that rows see, as in `write`."""
+        if self.window is None:
+            return np.int32(0)
+        return np.maximum(lengths - self.window, 0) if firsts is None else firsts
+
+    def _write_rows(
+        self,
+        lengths: NDArray[np.int32],
+        firsts: NDArray[np.int32] | np.int32,
+        tiles: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        query_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Fills the plan's rows; returns them [N, ROW_WORDS], and where each starts on the line of one unit's tiles."""
+        num_rows = len(lengths)
+        rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
+        starts = np.cumsum(tiles, dtype=np.int32)
+        starts -= tiles
+        rows[:, ROW_START] = starts
+        rows[:, ROW_TILES] = tiles
+        rows[:, ROW_LENGTH] = lengths
+        rows[:, ROW_FIRST] = firsts
+        rows[:, ROW_TABLE] = table_rows
+        rows[:, ROW_QUERY] = query_rows
+        rows[:, ROW_INDEX] = self._indexes[:num_rows]
+        return rows, starts
+
+    def _ranges(self, plan: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns the plan's ranges, [grid, RANGE_WORDS]."""
+        return plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
 
     def _whole_bounds(
         self, starts: NDArray[np.int32], tiles: NDArray[np.int32], blocks: int

@@ -20,14 +20,6 @@ from runner_svc.attention.decode_plan import (
     HEAD_FIRST_SLOT,
     RANGE_BEGIN,
     RANGE_END,
-    RANGE_WORDS,
-    ROW_FIRST,
-    ROW_INDEX,
-    ROW_LENGTH,
-    ROW_QUERY,
-    ROW_START,
-    ROW_TABLE,
-    ROW_TILES,
     ROW_WORDS,
     TAIL_FIRST_SLOT,
     DecodePlanner,
@@ -59,22 +51,10 @@ class CanonicalDecodePlanner(DecodePlanner):
         `firsts` are the first positions that rows see, by default those of the window. Padding rows get no work, and
         their output is left unchanged. Only the first `blocks` of the grid get work.
         """
-        num_rows = len(lengths)
-        rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
-        if self.window is None:
-            firsts = np.zeros_like(lengths)
-        elif firsts is None:
-            firsts = np.maximum(lengths - self.window, 0)
-        segments = np.maximum(-(-lengths // SEGMENT) - firsts // SEGMENT, 1)
-        starts = np.cumsum(segments, dtype=np.int32) - segments
-        rows[:, ROW_START] = starts
-        rows[:, ROW_TILES] = segments
-        rows[:, ROW_LENGTH] = lengths
-        rows[:, ROW_FIRST] = firsts
-        rows[:, ROW_TABLE] = table_rows
-        rows[:, ROW_QUERY] = query_rows
-        rows[:, ROW_INDEX] = np.arange(num_rows, dtype=np.int32)
-        bounds = self._bounds_of(lengths, firsts, segments, starts, blocks or self.grid)
+        seen = self._firsts(lengths, firsts)
+        segments = np.maximum(-(-lengths // SEGMENT) - seen // SEGMENT, 1)
+        rows, starts = self._write_rows(lengths, seen, segments, table_rows, query_rows, plan)
+        bounds = self._bounds_of(lengths, seen, segments, starts, blocks or self.grid)
         starts = starts * self.units
         row_of_bound = starts.searchsorted(np.minimum(bounds, bounds[-1] - 1), side="right") - 1
         own = segments[row_of_bound]
@@ -86,7 +66,7 @@ class CanonicalDecodePlanner(DecodePlanner):
             bounds, slots = units, np.full(len(bounds), WHOLE, np.int32)
             is_cut = np.zeros(len(bounds), bool)
             row_of_bound = starts.searchsorted(np.minimum(bounds, bounds[-1] - 1), side="right") - 1
-        ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
+        ranges = self._ranges(plan)
         ranges[:, :ROW_WORDS] = rows[row_of_bound[:-1]]
         ranges[:, RANGE_BEGIN], ranges[:, RANGE_END] = bounds[:-1], bounds[1:]
         # A range begins within a (row, unit), or with one that its own end cuts, or with a whole one.
@@ -97,7 +77,7 @@ class CanonicalDecodePlanner(DecodePlanner):
     def _bounds_of(
         self,
         lengths: NDArray[np.int32],
-        firsts: NDArray[np.int32],
+        firsts: NDArray[np.int32] | np.int32,
         segments: NDArray[np.int32],
         starts: NDArray[np.int32],
         blocks: int,
