@@ -40,6 +40,8 @@ SAMPLE_RECORD = np.dtype(
     ]
 )
 """SampleRecord of kernels/sample_record.cuh, which documents the fields."""
+RECORD_WORDS = SAMPLE_RECORD.itemsize // 4
+"""Size of a record, in words of 32 bits."""
 
 
 @dataclass(slots=True, eq=False)

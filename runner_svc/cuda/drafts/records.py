@@ -7,10 +7,9 @@ from torch import Tensor
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
 from runner_svc.interface.draft_launchers import DraftRows
-from runner_svc.sampling.sample_records import SAMPLE_RECORD
+from runner_svc.sampling.sample_records import RECORD_WORDS
 
 _THREADS = 128
-_WORDS = SAMPLE_RECORD.itemsize // 4
 
 
 class ExpandRecords:
@@ -29,7 +28,7 @@ class ExpandRecords:
         0.
         """
         num_draws = len(sampled) * stride
-        assert len(expanded) >= num_draws * _WORDS, "more draws than the plan may have"
+        assert len(expanded) >= num_draws * RECORD_WORDS, "more draws than the plan may have"
         self._kernel(
             stream,
             -(-num_draws // _THREADS),

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from runner_svc.gpu.step_buffers import PlacedRecords
 from runner_svc.interface.launchers import SamplingLauncher
-from runner_svc.sampling.sample_records import SAMPLE_RECORD
+from runner_svc.sampling.sample_records import RECORD_WORDS, SAMPLE_RECORD
 
-_WORDS = SAMPLE_RECORD.itemsize // 4
 MOST_EXTRAS = 1 << 14
 """Ids of bias and min_tokens in one step. Of a step with more, drafts are drawn without adjustments."""
 
@@ -39,7 +38,7 @@ class DraftDraws:
             return torch.zeros(count, dtype=torch.int32, device=device)
 
         self._sampling, self._dummy = sampling, num_slots
-        self._records = words(num_slots * _WORDS)
+        self._records = words(num_slots * RECORD_WORDS)
         self._extra_ids, self._extra_values = words(MOST_EXTRAS), words(MOST_EXTRAS)
         self._finite = words(num_slots).to(torch.uint8)
         self.tokens = words(num_slots)
@@ -49,7 +48,7 @@ class DraftDraws:
         """Copies the records of a pass's rows out of the step's input, `packed`."""
         own = records.records.tensor(packed)
         self._records[: len(own)] = own
-        lines = self._records.view(-1, _WORDS)
+        lines = self._records.view(-1, RECORD_WORDS)
         lines[:, _RESERVED] = 0
         if not records.adjusted:
             return
@@ -69,11 +68,11 @@ class DraftDraws:
         the token buffer. Rows that do not fit are drawn for the dummy slot.
         """
         count = len(positions)
-        lines = self._records.view(-1, _WORDS)[:count]
+        lines = self._records.view(-1, RECORD_WORDS)[:count]
         lines[:, _POSITION] = positions * fits
         lines[:, _SLOT] = torch.where(fits, slots, self._dummy)
         tokens, finite = self.tokens[:count], self._finite[:count]
-        records = self._records[: count * _WORDS]
+        records = self._records[: count * RECORD_WORDS]
         extras = self._extra_ids, self._extra_values
         self._sampling(stream, logits, records, *extras, tokens, finite, adjusted=True)
         proposals.copy_(torch.where(fits & (finite > 0), tokens, -1))

@@ -40,9 +40,7 @@ from runner_svc.interface.launchers import SamplingLauncher
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import StepBatch
 from runner_svc.sampling.device_logprobs import PendingLogprobs, launch_row_logprobs
-from runner_svc.sampling.sample_records import SAMPLE_RECORD, SampleRows
-
-_RECORD_WORDS = SAMPLE_RECORD.itemsize // 4
+from runner_svc.sampling.sample_records import RECORD_WORDS, SampleRows
 
 
 class AcceptingSampler:
@@ -85,7 +83,7 @@ class DraftingCudaBackend(CudaBackend):
         device = self._device.device
         most = self._steps.most_sampled
         self._draw_finite = torch.zeros(most, dtype=torch.uint8, device=device)
-        self._expanded = torch.zeros(most * _RECORD_WORDS, dtype=torch.int32, device=device)
+        self._expanded = torch.zeros(most * RECORD_WORDS, dtype=torch.int32, device=device)
         self._masked_sampling = AcceptingSampler(self._sampling, self._steps.launchers.accept)
 
     @property

@@ -31,9 +31,8 @@ from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.draft_launchers import DraftRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.step import StepBatch
-from runner_svc.sampling.sample_records import SAMPLE_RECORD
+from runner_svc.sampling.sample_records import RECORD_WORDS
 
-_WORDS = SAMPLE_RECORD.itemsize // 4
 _KEPT = 0xFF
 """Bits of an outcome of `AcceptLauncher` with the number of draws kept."""
 
@@ -65,7 +64,7 @@ class MedusaDraft:
         """
         count, dummy = len(outcomes), len(self._slots.tokens) - 1
         kept = outcomes & _KEPT
-        slots = records.view(-1, _WORDS)[: count * stride : stride, record_word("slot")]
+        slots = records.view(-1, RECORD_WORDS)[: count * stride : stride, record_word("slot")]
         slots = torch.where(kept > 0, slots, dummy).long()
         lasts = self._firsts[:count] * stride + (kept - 1).clamp(min=0)
         self._states.index_copy_(0, slots, states.index_select(0, lasts))
