@@ -103,6 +103,18 @@ class Drafted:
         self.accepted += sum(result.token_counts) - len(drafts) if result.drafted else 0
 
 
+def near_ties(drafted: Drafted, plain: Drafted, temperature: float) -> int:
+    """Returns the number of answers that differ from those without drafts; each first difference is a near tie."""
+    ties = 0
+    for mine, wanted, gaps in zip(drafted.tokens, plain.tokens, plain.gaps, strict=True):
+        if mine[:LENGTH] != wanted[:LENGTH]:
+            first = next(i for i, (a, b) in enumerate(zip(mine, wanted, strict=False)) if a != b)
+            print(f"token {first} is {mine[first]}, not {wanted[first]}; gap {gaps[first]:.4f}")
+            ties += 1
+            assert temperature > 0 or gaps[first] < TIE * np.std(np.array(gaps)) + 0.05
+    return ties
+
+
 def told(folder: Path, fp8_cache: bool) -> tuple[DraftingCudaBackend, ToldDrafts]:
     """Returns a backend and its drafter, whose texts are still empty."""
     made: list[ToldDrafts] = []
@@ -133,13 +145,7 @@ def test_streams_are_those_without_drafts_up_to_near_ties(
     drafted = Drafted(backend, prompts, temperature)
     drafted.run(rng, 7)
     assert drafted.drafted > 100 and drafted.accepted > 20, "hardly any draft was tried"
-    ties = 0
-    for mine, wanted, gaps in zip(drafted.tokens, plain.tokens, plain.gaps, strict=True):
-        if mine[:LENGTH] != wanted[:LENGTH]:
-            first = next(i for i, (a, b) in enumerate(zip(mine, wanted, strict=False)) if a != b)
-            print(f"token {first} is {mine[first]}, not {wanted[first]}; gap {gaps[first]:.4f}")
-            ties += 1
-            assert temperature > 0 or gaps[first] < TIE * np.std(np.array(gaps)) + 0.05
+    ties = near_ties(drafted, plain, temperature)
     print(f"{family}: ties {ties} of 8, drafted {drafted.drafted}, accepted {drafted.accepted}")
     assert ties <= 4
     assert len(backend.verify_graphs.captured) > 0
