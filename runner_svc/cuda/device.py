@@ -87,13 +87,12 @@ class GpuDevice:
         end.synchronize()
         return begin.elapsed_time(end) / 1000 / repeats
 
-    def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
-        """Returns whether the host's launch takes more than its tolerated share of the GPU's time for a replay.
+    def has_room(self) -> bool:
+        """Returns whether there is memory for another capture like the last."""
+        return torch.cuda.mem_get_info(self.device)[0] >= 2 * self._taken + _LEFT_BYTES
 
-        Returns False, too, if the GPU has little memory left for another capture like the last.
-        """
-        if torch.cuda.mem_get_info(self.device)[0] < 2 * self._taken + _LEFT_BYTES:
-            return False
+    def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
+        """Returns whether the host's launch takes more than its tolerated share of the GPU's time for a replay."""
         self.synchronize()
         begin = time.perf_counter()
         launch()

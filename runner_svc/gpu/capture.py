@@ -21,7 +21,7 @@ from runner_svc.gpu.graphs import StepGraphs, bucket_sizes, token_sizes
 from runner_svc.gpu.profiling_batch import TIMED_CONTEXT, decode_batch, largest_batch
 from runner_svc.gpu.step_buffers import PackedStep
 from runner_svc.gpu.steps import CudaSteps
-from runner_svc.interface.device import Device
+from runner_svc.interface.device import Device, Launch, Replay
 from runner_svc.interface.progress import Progress
 from runner_svc.timings.start_timings import SizeTimings, StartTimings
 
@@ -123,7 +123,11 @@ def capture_mixed_steps(
         graphs.sizes = list(known.sizes)
         graphs.capture_small(run, device.capture, lambda launch, replay: True, progress)
     else:
-        graphs.capture_small(run, device.capture, device.is_late, progress)
+
+        def is_worth_it(launch: Launch, replay: Replay) -> bool:
+            return device.has_room() and device.is_late(launch, replay)
+
+        graphs.capture_small(run, device.capture, is_worth_it, progress)
         timings.mixed = SizeTimings(timed, list(graphs.sizes))
     return graphs
 

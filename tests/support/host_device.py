@@ -94,6 +94,9 @@ class HostDevice:
     def seconds(self, replay: Callable[[], None]) -> float:
         return 0.0
 
+    def has_room(self) -> bool:
+        return True
+
     def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
         return self._mixed_graphs
 

@@ -97,3 +97,13 @@ def test_timings_of_other_sizes_are_measured_again(folder: Path, tmp_path: Path)
     again = TimingsFile(tmp_path, KEY)
     _, device = started(folder, again, num_slots=8)
     assert device.timed > 0 and again.timings.decode is not None and max(again.timings.decode.seconds) == 8
+
+
+def test_captures_end_where_memory_for_another_lacks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy, _ = started(folder, TimingsFile(tmp_path, KEY))
+    monkeypatch.setattr(TimedDevice, "has_room", lambda device: False)
+    full, device = started(folder, TimingsFile(tmp_path / "full", KEY))
+    assert roomy._mixed_graphs.sizes and not full._mixed_graphs.sizes
+    assert device.asked_late == 0 and answer(full) == answer(roomy)
