@@ -1,7 +1,7 @@
 """Prints a step's time by kernel, from torch's profiler: `python -m bench.steps.profile qwen3-0.6b 64`.
 
-This example profiles a decode step of 64 rows. With `--chunk 992` it is a mixed step: the rows of `bench.steps.mixed`
-and a chunk of 992 positions. Prints each kernel's launches per step, its median time and the median gap before it. A
+This example profiles a decode step of 64 rows. With `--chunk 992` it is a mixed step: `--decoding` rows and a chunk of
+992 positions. Prints each kernel's launches per step, its median time and the median gap before it. A
 kernel that starts while its predecessor ends (programmatic launch) has a negative gap and waits within its own time.
 """
 
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(ALL_SHAPES))
     parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
     parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of the chunks in mixed steps")
+    parser.add_argument("--decoding", type=int, default=DECODING, help="decoding rows of mixed steps")
     arguments = parser.parse_args()
     require_gpu()
     runner = Runner(backend_of(arguments.shape))
@@ -45,9 +46,9 @@ def main() -> None:
             decoding.prefill()
             profiler = profiled(decoding.decode(_DECODE_STEPS + _STEPS), _DECODE_STEPS)
         print_profile(profiler)
-    mixing = Mixing(runner, vocab_size)
+    mixing = Mixing(runner, vocab_size, arguments.decoding)
     for chunk in arguments.chunk:
-        print(f"{arguments.shape}, {DECODING} decoding rows and a chunk of {chunk}")
+        print(f"{arguments.shape}, {arguments.decoding} decoding rows and a chunk of {chunk}")
         for _ in range(2):
             profiler = profiled(mixing.steps(chunk, _MIXED_STEPS + _STEPS), _MIXED_STEPS)
         print_profile(profiler)
