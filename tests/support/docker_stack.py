@@ -41,6 +41,7 @@ class DockerStack:
         buildkit = {name: os.environ.get(name, "0") for name in ("DOCKER_BUILDKIT", "COMPOSE_DOCKER_CLI_BUILD")}
         self.secrets = folder / "secrets"
         own = {name: str(port) for name, port in ports.items()} | {"ROSTER_SECRETS": str(self.secrets)}
+        own["ROSTER_DRAFT"] = "ngram"  # the dashboard has panels of drafts
         self._environment = os.environ | buildkit | own
         services = read_compose(ROOT / "compose.yaml", profile, self._environment)
         self.services = [service.name for service in services]
