@@ -97,7 +97,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret", "has_experts")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class Hello(_message.Message):
     LOAD_BLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     OFFLOAD_BLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     NAMING_SECRET_FIELD_NUMBER: _ClassVar[int]
+    HAS_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -155,7 +156,8 @@ class Hello(_message.Message):
     load_block_ns: int
     offload_block_ns: int
     naming_secret: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ...) -> None: ...
+    has_experts: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ..., has_experts: _Optional[bool] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns", "drafts")

@@ -87,6 +87,7 @@ class Runner:
             max_drafts=self._max_drafts,
             drafter=getattr(backend, "drafter_name", "") if self._max_drafts else "",
             max_sampled=getattr(backend, "max_sampled", 0),
+            has_experts=getattr(backend, "has_experts", False),
             fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 

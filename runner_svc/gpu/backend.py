@@ -133,6 +133,11 @@ class CudaBackend:
         return self._graphs
 
     @property
+    def has_experts(self) -> bool:
+        """Whether layers of the model are mixtures of experts."""
+        return self._steps.has_experts
+
+    @property
     def decoder(self) -> CudaDecoder | TransformersCudaDecoder:
         """The decoder that computes its steps."""
         return self._decoder

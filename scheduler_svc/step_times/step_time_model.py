@@ -51,13 +51,10 @@ _MOST_DELAY = 0.2
 steps, which only take longer in all."""
 _EFFICIENT = 1.15
 """Time per position, relative to the least measured one, from which on a prompt's chunk is large enough."""
-_SPARSE_POSITIONS, _SPARSE = 64, 3.0
-"""Where a prompt of this many positions takes more than this many times as long as one decoding row, positions read
-weights of their own, as in a mixture of experts: about 6 times for 30B-A3B on an H200, 1.2 to 1.7 for dense models.
-Decoding rows would not tell: as they are measured, all have the same context, and so go to much the same experts."""
 _SPARSE_EFFICIENT = 2048
-"""Efficient positions there. Larger steps take less for each position, up to 8,192 and more, but rows that decode wait:
-of 1,024 to 8,192, the trace's 512 conversations at once were done soonest with 2,048 (30B-A3B, simulated)."""
+"""Efficient positions of a mixture of experts on a GPU. Larger steps take less for each position, up to 8,192 and more,
+but rows that decode wait: of 1,024 to 8,192, the trace's 512 conversations at once were done soonest with 2,048
+(30B-A3B, simulated)."""
 _UNMEASURED_EFFICIENT = 512
 """The same without measured steps: a GPU's products are efficient from about 512 rows."""
 _DRIFT_MEMORY = 50
@@ -83,8 +80,9 @@ class StepTimeModel:
         on_gpu: bool = False,
         costs: Sequence[plan_pb2.StepCost] = (),
         max_drafts: int = 0,
+        has_experts: bool = False,
     ) -> None:
-        """`costs`: steps that the runner measured at start. `tile_tokens`, `max_drafts`: as in Hello."""
+        """`costs`: steps that the runner measured at start. `tile_tokens`, `max_drafts`, `has_experts`: as in Hello."""
         self.on_gpu = on_gpu
         self._largest_prefill = 0  # prompt positions of one step, measured or observed
         self._tile = max(1, tile_tokens)
@@ -103,8 +101,9 @@ class StepTimeModel:
         self._measured_row_s = 0.0
         self.efficient_prefill = _UNMEASURED_EFFICIENT
         """Prompt positions of a step from which larger ones save little time per position."""
-        self.is_sparse = False
-        """Whether steps of more rows read more weights."""
+        self.is_sparse = on_gpu and has_experts
+        """Whether steps of more rows read more weights. Measured steps would not tell: their rows have one context, and
+        so go to much the same experts."""
         self.on_fit: Callable[[], None] = lambda: None
         """Called when the model has been fitted to further steps."""
         self.verifying = VerifyTimes(self._decode_s, self._position_s, on_gpu, costs)
@@ -116,7 +115,8 @@ class StepTimeModel:
     @classmethod
     def of(cls, hello: plan_pb2.Hello) -> StepTimeModel:
         """Returns the model of the runner that `hello` describes."""
-        return cls(hello.tile_tokens, hello.device.startswith("cuda"), hello.step_costs, hello.max_drafts)
+        on_gpu = hello.device.startswith("cuda")
+        return cls(hello.tile_tokens, on_gpu, hello.step_costs, hello.max_drafts, hello.has_experts)
 
     def _seed_with(self, costs: Sequence[plan_pb2.StepCost]) -> None:
         for cost in costs:
@@ -136,8 +136,6 @@ class StepTimeModel:
             for cost in costs
             if cost.prompt_positions and not cost.decode_rows and not cost.prompt_start
         )
-        per_position = dict(alone).get(_SPARSE_POSITIONS, 0.0)
-        self.is_sparse = self.on_gpu and 0 < _SPARSE * self._measured_row_s < per_position * _SPARSE_POSITIONS * 1e-9
         least = min((each for _, each in alone), default=0.0)
         enough = [positions for positions, each in alone if each <= _EFFICIENT * least]
         self.efficient_prefill = _SPARSE_EFFICIENT if self.is_sparse else min(enough, default=_UNMEASURED_EFFICIENT)

@@ -115,6 +115,13 @@ def test_all_variants_of_a_decode_step_give_the_same_logits(
         torch.testing.assert_close(others, logits[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("family", "has_experts"), [("mixtral", True), ("qwen3", False)])
+def test_a_runner_says_whether_its_model_is_a_mixture_of_experts(
+    family: str, has_experts: bool, tmp_path: Path
+) -> None:
+    assert Runner(cuda_backend(make_tiny_model(family, tmp_path / "tiny"))).hello().has_experts is has_experts
+
+
 @pytest.mark.parametrize(
     ("family", "captured", "fusions"),
     [

@@ -60,6 +60,7 @@ OWN: dict[str, Change] = {
     "max_drafts": lambda h: setattr(h, "max_drafts", 7),
     "drafter": lambda h: setattr(h, "drafter", "ngram"),
     "max_sampled": lambda h: setattr(h, "max_sampled", 64),
+    "has_experts": lambda h: setattr(h, "has_experts", True),
     "device": lambda h: setattr(h, "device", "cuda:1"),
     "runner_id": lambda h: setattr(h, "runner_id", "second"),
     "eos in another order": lambda h: h.model.eos_token_ids.extend(h.model.eos_token_ids),

@@ -91,7 +91,7 @@ def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schem
     assert set(table) == OURS
     featured = {field for fields in table.values() for field in fields.split(", ")}
     hello = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Hello.cache_groups"}
-    hello |= {"Hello.max_drafts", "Hello.drafter", "Hello.max_sampled"}
+    hello |= {"Hello.max_drafts", "Hello.drafter", "Hello.max_sampled", "Hello.has_experts"}
     hello |= {"Hello.step_costs", *(f"StepCost.{name}" for name in plan_pb2.StepCost.DESCRIPTOR.fields_by_name)}
     assert schema.fields_since() <= featured | hello | {
         "Model.decoder",
