@@ -3,6 +3,13 @@
 
 #include "hopper.cuh"
 
+#ifndef FETCH_STRIDE
+#define FETCH_STRIDE 1
+#endif
+#ifndef FETCHED
+#define FETCHED 14
+#endif
+
 constexpr int kBlocks = 4;            // of 64 rows of W in a tile
 constexpr int kGatedOutputs = 128;    // of a tile
 
@@ -17,6 +24,6 @@ __device__ __forceinline__ void fetch_tile(
     const TensorMap* weights, int index, int tiles, int outputs, int count, int thread = 0, int threads = 1) {
     const int expert = index / tiles, tile = index % tiles;
     for (int i = thread; i < count * kBlocks; i += threads) {
-        prefetch_tensor(weights, 0, gated_row(expert, tile, i % kBlocks, outputs), i / kBlocks);
+        prefetch_tensor(weights, 0, gated_row(expert, tile, i % kBlocks, outputs), i / kBlocks * FETCH_STRIDE + FETCH_STRIDE - 1);
     }
 }

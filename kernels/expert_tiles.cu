@@ -39,7 +39,7 @@ using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
-constexpr int kFetched = 14;  // steps of a block's first tile that L2 gets early
+constexpr int kFetched = FETCHED;  // steps of a block's first tile that L2 gets early
 
 // The rows of a job, as a thread of the copying warpgroup knows them: it copies 16 bytes of every 16th.
 struct JobRows {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void gather_into_ring(
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
-    if (leads) fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, min(kFetched, problem.steps));
+    if (leads) fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, min(kFetched, problem.steps / FETCH_STRIDE));
     wait_then_release();
     Ring<STAGES> ring(1);
     Work work = first_work(problem);
