@@ -183,13 +183,13 @@ __device__ __forceinline__ void route(
 }
 
 // product, residual and out [num_rows, WIDTH]; router [EXPERTS, WIDTH]; bias, experts to arrived: as expert_routing.cu,
-// of several blocks. gate_up: the map of the gated products' weights, whose first `fetched` pieces of 64 columns of the
-// first tiles, as many as `products`, are asked for. The grid has SPLIT blocks for kRows rows.
+// of several blocks. gate_up: the map of the gated products' weights, of whose first tiles, as many as `products`,
+// `fetched` pieces of 64 columns are asked for, every `stride`-th. The grid has SPLIT blocks for kRows rows.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads) expert_entry(
     const __grid_constant__ TensorMap gate_up, const Scalar* product, Scalar* residual, const Scalar* norm_weight,
     Scalar* out, const Scalar* router, const float* bias, int* experts, float* weights, int* indexes, int* members,
     int* counts, int* ends, int* jobs, int* arrived, float eps, int num_rows, int job_rows, int room, int products, int tiles,
-    int outputs, int fetched) {
+    int outputs, int fetched, int stride) {
     extern __shared__ __align__(128) char shared_bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     release_successors();
@@ -208,7 +208,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     __syncthreads();
     if (threadIdx.x >= kThreads - 32) {
         for (int i = blockIdx.x; i < products; i += gridDim.x) {
-            fetch_tile(&gate_up, i, tiles, outputs, fetched, threadIdx.x % 32, 32);
+            fetch_tile(&gate_up, i, tiles, outputs, fetched, stride, threadIdx.x % 32, 32);
         }
         __syncwarp();
     }

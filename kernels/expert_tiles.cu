@@ -39,7 +39,16 @@ using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
-constexpr int kFetched = FETCHED;  // steps of a block's first tile that L2 gets early
+#ifndef FETCH_STRIDE
+#define FETCH_STRIDE (TOKENS > 32 ? 1 : 2)
+#endif
+#ifndef FETCHED
+#define FETCHED (TOKENS > 32 ? 14 : 11)
+#endif
+// Steps of a block's first tile that L2 gets early. Of few rows it gets every second one: the others then come from memory at
+// the same time, while the ring is filled.
+constexpr int kFetchStride = FETCH_STRIDE;
+constexpr int kFetched = FETCHED;
 
 // The rows of a job, as a thread of the copying warpgroup knows them: it copies 16 bytes of every 16th.
 struct JobRows {
@@ -122,7 +131,10 @@ __device__ __forceinline__ void gather_into_ring(
     const Shared& shared = copies.shared;
     JobRows job{x};
     job.row = threadIdx.x % 128 / 8, job.chunk = threadIdx.x % 8;
-    if (leads) fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, min(kFetched, problem.steps / FETCH_STRIDE));
+    if (leads) {
+        const int fetched = min(kFetched, problem.steps / kFetchStride);
+        fetch_tile(copies.weights, blockIdx.x, problem.tiles, problem.outputs, fetched, kFetchStride);
+    }
     wait_then_release();
     Ring<STAGES> ring(1);
     Work work = first_work(problem);

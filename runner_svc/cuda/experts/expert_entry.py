@@ -22,8 +22,9 @@ _MOST_ROWS = 512
 """More make the router's product long enough for a kernel of its own."""
 _SPLITS = (4, 8)
 """Blocks of a cluster, the faster number first: it leaves more multiprocessors to the products that follow."""
-_FETCHED = 8
-"""Pieces of 64 columns of the first gate-up tiles, 32 KiB each, that L2 gets meanwhile."""
+_FETCHED, _FETCH_STRIDE = 8, 2
+"""Pieces of 64 columns of the first gate-up tiles, 32 KiB each, that L2 gets meanwhile, and which: every second one, as
+kernels/expert_tiles.cu asks for."""
 _MAX_BYTES = 200 * 1024
 _MAX_MAPS = 1024
 
@@ -56,8 +57,8 @@ class ExpertEntry:
             "expert_entry",
             # map of gate-up weights; product, residual, norm weight, out, router, bias; experts, weights, indexes,
             # members, counts, ends, jobs, arrived; eps; rows, rows of a job, room; of gate-up: blocks, tiles, outputs,
-            # pieces
-            "128sPPPPPPPPPPPPPPfiiiiiii",
+            # pieces, and their distance
+            "128sPPPPPPPPPPPPPPfiiiiiiii",
             _THREADS,
             shared_bytes=entry_bytes(config.num_experts, hidden_size, split),
             overlap=overlap,
@@ -113,7 +114,8 @@ class ExpertEntry:
             min(num_multiprocessors(), num_experts * tiles),
             tiles,
             outputs,
-            min(_FETCHED, width // STEP),
+            min(_FETCHED, width // STEP // _FETCH_STRIDE),
+            _FETCH_STRIDE,
         )
 
 
