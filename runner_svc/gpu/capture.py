@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
+import structlog
 import torch
 
 from runner_svc.decoder.fusions import Fusions
@@ -24,6 +25,8 @@ from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.device import Device, Launch, Replay
 from runner_svc.interface.progress import Progress
 from runner_svc.timings.start_timings import SizeTimings, StartTimings
+
+log = structlog.get_logger()
 
 # Positions per row of the mixed steps that are timed.
 _POSITIONS_A_ROW = 16
@@ -112,6 +115,7 @@ def capture_mixed_steps(
     steps.fusions = FusionChoice(
         {size: {fusions[name]: taken for name, taken in times.items()} for size, times in timed.items()}
     )
+    log.info("chose the products of steps with prompts", **{f"from_{size}": steps.fusions(size).name for size in timed})
     progress("compiling products", 0.0)
     steps.compile_products(max_step_tokens)
     progress("compiling products", 1.0)
