@@ -39,16 +39,10 @@ using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
-#ifndef FETCH_STRIDE
-#define FETCH_STRIDE (TOKENS > 32 ? 1 : 2)
-#endif
-#ifndef FETCHED
-#define FETCHED (TOKENS > 32 ? 14 : 11)
-#endif
 // Steps of a block's first tile that L2 gets early. Of few rows it gets every second one: the others then come from memory at
 // the same time, while the ring is filled.
-constexpr int kFetchStride = FETCH_STRIDE;
-constexpr int kFetched = FETCHED;
+constexpr int kFetchStride = TOKENS > 32 ? 1 : 2;
+constexpr int kFetched = TOKENS > 32 ? 14 : 11;
 
 // The rows of a job, as a thread of the copying warpgroup knows them: it copies 16 bytes of every 16th.
 struct JobRows {

@@ -78,7 +78,7 @@ class AutoParameters(PolicyParameters):
         "order of arrival.",
     )
     ageing_s: float = Field(
-        default=2.0,
+        default=6.0,
         ge=0,
         description="Seconds by which a deep queue may delay a short output behind long ones.",
     )

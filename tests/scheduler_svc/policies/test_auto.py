@@ -216,6 +216,15 @@ def test_a_deep_queue_of_a_mixture_of_experts_gets_steps_of_one_size() -> None:
         assert (long < short) == longer_goes_first
 
 
+def test_requests_that_a_client_sends_at_once_are_ordered_by_their_outputs() -> None:
+    """Though it takes half a second until the service has read them all."""
+    ledger = Ledger()
+    ledger.step_times, ledger.runners = model(), 1
+    ledger.count_waiting = lambda: 1_000_000
+    first_and_short, last_and_long = (auto().key(request(*one), ledger) for one in ((1.0, 1000, 90), (1.5, 1000, 700)))
+    assert last_and_long < first_and_short
+
+
 def test_no_request_is_overtaken_by_one_that_arrives_later_than_its_bound() -> None:
     ledger, policy, rng = Ledger(), auto(), random.Random(4)
     ledger.step_times, ledger.runners = model(), 1
@@ -225,7 +234,7 @@ def test_no_request_is_overtaken_by_one_that_arrives_later_than_its_bound() -> N
         waiting = 1_000_000 if number % 2 else 0
         ledger.count_waiting = lambda waiting=waiting: waiting  # type: ignore[misc]
         one = request(rng.uniform(0, 20), rng.randint(1, 8000), rng.choice([10, 1000, 100_000]))
-        bound_s = 2.0 if waiting else policy.parameters.patience * one.prompt_tokens * position_s
+        bound_s = policy.parameters.ageing_s if waiting else policy.parameters.patience * one.prompt_tokens * position_s
         keys.append((policy.key(one, ledger), one, bound_s))
     for key, one, bound_s in keys:
         assert one.arrival_s <= key <= one.arrival_s + bound_s + 1e-9
