@@ -31,8 +31,8 @@ FORCED = "forced"
 """Plans append tokens to sequences whose grammar admits no other ones."""
 
 TIERS = "tiers"
-"""Plans copy blocks between a runner's cache and its host pool, and results name the tickets that are done. Only a runner
-that states Hello.num_host_blocks gets such plans."""
+"""Plans copy blocks between a runner's cache and its host pool, and results name the tickets that are done. Only a
+runner that states Hello.num_host_blocks gets such plans."""
 TAG_BYTES = 20
 """Bytes of Plan.offload_tags for each block: its name, 16 bytes, and its number of tokens, uint32."""
 
