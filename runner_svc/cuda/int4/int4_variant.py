@@ -42,6 +42,8 @@ class Int4Variant:
     by_warps: bool = False
     """Whether each warp multiplies on its own (mma.sync); otherwise, warpgroups do (wgmma). The bits are the same."""
 
+    inputs: ClassVar[str] = "128s"
+    """How x is given, as in `Kernel`: a map."""
     kernel: ClassVar[str] = "int4_product"
     outputs: ClassVar[int] = 64
     """Outputs of a tile for each row of x, where not gated."""
