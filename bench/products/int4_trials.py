@@ -13,19 +13,23 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 from bench.common.gpu_timing import copy_bandwidth
 from bench.common.on_gpu import require_gpu
-from bench.products.int4 import BF16, SHAPES, Key, Work, compile_all, label, streams
+from bench.products.int4 import BF16, SHAPES, Key, Shape, Work, compile_one, label, streams
 from runner_svc.cuda import module
 from runner_svc.cuda.int4.few_rows import Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS
 
+LAYERS = 12
 TILE_BYTES = 4224
 """Of symmetric groups of 128 columns with scales in bfloat16."""
 
@@ -71,6 +75,7 @@ STREAM_TRIALS: Mapping[str, Sequence[Change]] = {
     "no copies, no products": (NO_COPIES, NO_PRODUCTS),
     "shifts by products": (SHIFTS_BY_PRODUCTS,),
 }
+WHOLE = ("whole", "shifts by products")
 TILE_TRIALS: Mapping[str, Sequence[Change]] = {
     "whole": (),
     "no products": (NO_WARPGROUP_PRODUCTS,),
@@ -81,21 +86,45 @@ TILE_FORMS: Mapping[int, Sequence[tuple[int, int, int]]] = {64: ((2, 2, 1), (4, 
 """Row groups, parts and blocks of `int4_product`'s gate-up, by rows of x."""
 
 
-@contextmanager
-def changed_kernels(changes: Sequence[Change]) -> Iterator[None]:
-    """Compiles kernels with changed headers. Raises ValueError unless each old text is there once."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(shutil.copytree(module.kernel_folder(), Path(name, "kernels")))
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A folder of changed kernels, and what is timed of them."""
+
+    name: str
+    folder: Path
+    digest: str
+    """Of the changes; empty without one."""
+
+    @classmethod
+    def prepared(cls, parent: Path, name: str, changes: Sequence[Change]) -> Trial:
+        """Writes the folder. Raises ValueError unless each old text is there once."""
+        if not changes:
+            return cls(name, module.kernel_folder(), "")
+        folder = Path(shutil.copytree(module.kernel_folder(), parent / name.replace(" ", "-").replace(",", "")))
         for change in changes:
             text = (folder / change.header).read_text("utf-8")
             if text.count(change.old) != 1:
                 raise ValueError(f"{change.old!r} is in {change.header} {text.count(change.old)} times")
             (folder / change.header).write_text(text.replace(change.old, change.new), "utf-8")
-        digest = hashlib.sha256("".join(change.new for change in changes).encode()).hexdigest()[:16]
-        if changes:
-            stack.enter_context(patch.object(module, "kernel_folder", lambda: folder))
-            stack.enter_context(patch.object(module, "headers_hash", lambda: digest))
-        yield
+        return cls(name, folder, hashlib.sha256("".join(change.new for change in changes).encode()).hexdigest()[:16])
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Kernels are compiled from the folder."""
+        if not self.digest:
+            yield
+            return
+        with (
+            patch.object(module, "kernel_folder", lambda: self.folder),
+            patch.object(module, "headers_hash", lambda: self.digest),
+        ):
+            yield
+
+
+def compile_trial(trial: Trial, some_keys: Sequence[Key]) -> str:
+    """Compiles kernels into CuPy's cache, in a process of its own; returns errors."""
+    with trial.used():
+        return "".join(compile_one(key) for key in some_keys)
 
 
 def keys(variants: Sequence[tuple[Variant, str]]) -> list[Key]:
@@ -103,48 +132,63 @@ def keys(variants: Sequence[tuple[Variant, str]]) -> list[Key]:
     return [(variant, epilogue, BF16, 128, BF16, False) for variant, epilogue in variants]
 
 
+def parts_of(some_keys: Sequence[Key], size: int = 3) -> list[Sequence[Key]]:
+    """Returns the keys, `size` at a time."""
+    return [some_keys[begin : begin + size] for begin in range(0, len(some_keys), size)]
+
+
 def tile_variants() -> list[tuple[int, Variant]]:
     """Returns the numbers of rows and the variants whose gate-up is tried."""
     return [
-        (
-            tokens,
-            Int4Variant(tokens, row_groups, parts, 1, 2 if tokens == 64 and row_groups * parts < 3 else 1, TILE_BYTES),
-        )
+        (tokens, Int4Variant(tokens, row_groups, parts, 1, blocks, TILE_BYTES))
         for tokens, forms in TILE_FORMS.items()
-        for row_groups, parts in forms
+        for row_groups, parts, blocks in forms
     ]
 
 
-def try_streams(work: Work, rows: Sequence[int]) -> None:
-    """Prints microseconds of the products of `rows` rows, and of layers with the fastest variants."""
-    for name, changes in STREAM_TRIALS.items():
-        with changed_kernels(changes):
-            chosen = {(shape, tokens): streams(shape, tokens, TILE_BYTES) for shape in SHAPES for tokens in rows}
-            compile_all(keys([(one, shape.epilogue) for (shape, _), found in chosen.items() for one in found]))
-            for tokens in rows:
-                fastest: dict[str, Variant] = {}
-                for shape in SHAPES:
-                    times = {one: work.product_time(shape, one, tokens) for one in chosen[shape, tokens]}
-                    fastest[shape.name] = min(times, key=lambda one: times[one])
-                    shown = " ".join(f"{label(one)} {us:.1f}" for one, us in times.items())
-                    print(f"T {tokens} {shape.name:7} {name}: {shown}", flush=True)
-                layer = work.layer_time(fastest, tokens, LAYERS)
-                one_block = {shape.name: chosen[shape, tokens][0] for shape in SHAPES}
-                alike = work.layer_time(one_block, tokens, LAYERS)
-                print(f"T {tokens} layer {name}: {layer:.1f} us, one block each {alike:.1f} us", flush=True)
+def stream_variants(trial: Trial, rows: Sequence[int]) -> list[tuple[Shape, int, Variant]]:
+    """Returns shapes, numbers of rows and variants to time: all of whole kernels, else those of large matrices."""
+    return [
+        (shape, tokens, variant)
+        for shape in (SHAPES if trial.name in WHOLE else SHAPES[:2])
+        for tokens in (rows if trial.name in WHOLE else rows[-1:])
+        for variant in streams(shape, tokens, TILE_BYTES)[: None if trial.name in WHOLE else 1]
+    ]
 
 
-def try_tiles(work: Work) -> None:
+def try_streams(work: Work, trial: Trial, rows: Sequence[int]) -> None:
+    """Prints microseconds of the products, and of layers with the fastest variants of whole kernels."""
+    times: dict[tuple[int, Shape], dict[Variant, float]] = {}
+    for shape, tokens, variant in stream_variants(trial, rows):
+        times.setdefault((tokens, shape), {})[variant] = work.product_time(shape, variant, tokens)
+    for (tokens, shape), found in times.items():
+        shown = " ".join(f"{label(one)} {us:.1f}" for one, us in found.items())
+        print(f"T {tokens} {shape.name:7} {trial.name}: {shown}", flush=True)
+    for tokens in rows if trial.name in WHOLE else ():
+        ways = {
+            "fastest": {
+                shape.name: min(times[tokens, shape], key=times[tokens, shape].__getitem__) for shape in SHAPES
+            },
+            "one block": {shape.name: next(iter(times[tokens, shape])) for shape in SHAPES},
+            "two blocks": {shape.name: list(times[tokens, shape])[-1] for shape in SHAPES},
+        }
+        shown = ", ".join(f"{way} {work.layer_time(chosen, tokens, LAYERS):.1f} us" for way, chosen in ways.items())
+        print(f"T {tokens} layer {trial.name}: {shown}", flush=True)
+
+
+def try_tiles(work: Work, trial: Trial) -> None:
     """Prints microseconds of `int4_product`'s gate-up."""
-    for name, changes in TILE_TRIALS.items():
-        with changed_kernels(changes):
-            compile_all(keys([(one, SHAPES[0].epilogue) for _, one in tile_variants()]))
-            for tokens, variant in tile_variants():
-                microseconds = work.product_time(SHAPES[0], variant, tokens)
-                print(f"T {tokens} gate-up {label(variant)} {name}: {microseconds:.1f} us", flush=True)
+    for tokens, variant in tile_variants():
+        microseconds = work.product_time(SHAPES[0], variant, tokens)
+        print(f"T {tokens} gate-up {label(variant)} {trial.name}: {microseconds:.1f} us", flush=True)
 
 
-LAYERS = 12
+def compared_variants() -> dict[str, Variant]:
+    """Returns the variants of `int4_product` for eight rows."""
+    return {
+        shape.name: Int4Variant.timed(1, 8, shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
+        for shape in SHAPES
+    }
 
 
 def main() -> None:
@@ -154,18 +198,39 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu()
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
-    begin = time.monotonic()
-    work = Work(LAYERS)
-    print(f"copy {copy_bandwidth():.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
-    try_streams(work, arguments.rows)
-    try_tiles(work)
-    # The kernel of before, for comparison in the same process.
-    compared: dict[str, Variant] = {
-        shape.name: Int4Variant.timed(1, 8, shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
-        for shape in SHAPES
-    }
-    compile_all(keys([(compared[shape.name], shape.epilogue) for shape in SHAPES]))
-    print(f"T 8 layer of int4_product: {work.layer_time(compared, 8, LAYERS):.1f} us", flush=True)
+    begin, rows = time.monotonic(), sorted(arguments.rows)
+    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(14, get_context("spawn")) as pool:
+        for kind in ("streams", "tiles"):
+            Path(name, kind).mkdir()
+        of_streams = [Trial.prepared(Path(name, "streams"), *trial) for trial in STREAM_TRIALS.items()]
+        of_tiles = [Trial.prepared(Path(name, "tiles"), *trial) for trial in TILE_TRIALS.items()]
+        jobs = [
+            *(
+                (trial, [(one, shape.epilogue) for shape, _, one in stream_variants(trial, rows)])
+                for trial in of_streams
+            ),
+            *((trial, [(one, SHAPES[0].epilogue) for _, one in tile_variants()]) for trial in of_tiles),
+            (
+                of_tiles[0],
+                [(one, shape.epilogue) for shape, one in zip(SHAPES, compared_variants().values(), strict=True)],
+            ),
+        ]
+        compiling = [
+            pool.submit(compile_trial, trial, part)
+            for trial, pairs in jobs
+            for part in parts_of(list(dict.fromkeys(keys(pairs))))
+        ]
+        work = Work(LAYERS)
+        print(f"copy {copy_bandwidth():.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
+        print("".join(future.result() for future in compiling), end="")
+        print(f"compiled after {time.monotonic() - begin:.1f} s", flush=True)
+        for trial in of_streams:
+            with trial.used():
+                try_streams(work, trial, rows)
+        print(f"T 8 layer of int4_product: {work.layer_time(compared_variants(), 8, LAYERS):.1f} us", flush=True)
+        for trial in of_tiles:
+            with trial.used():
+                try_tiles(work, trial)
     print(f"{time.monotonic() - begin:.0f} s", flush=True)
 
 
