@@ -183,12 +183,24 @@ def try_tiles(work: Work, trial: Trial) -> None:
         print(f"T {tokens} gate-up {label(variant)} {trial.name}: {microseconds:.1f} us", flush=True)
 
 
-def compared_variants() -> dict[str, Variant]:
-    """Returns the variants of `int4_product` for eight rows."""
+def tile_layers() -> dict[tuple[int, int], dict[str, Variant]]:
+    """Returns what `int4_product` is timed as at start, by rows of x and blocks of a multiprocessor."""
     return {
-        shape.name: Int4Variant.timed(1, 8, shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
-        for shape in SHAPES
+        (tokens, blocks): {
+            shape.name: Int4Variant.timed(blocks, tokens, shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
+            for shape in SHAPES
+        }
+        for tokens in (8, 64)
+        for blocks in (1, 2)
     }
+
+
+def time_tile_layers(work: Work) -> None:
+    """Prints microseconds of layers of `int4_product`, and of their products."""
+    for (tokens, blocks), chosen in tile_layers().items():
+        shown = " ".join(f"{shape.name} {work.product_time(shape, chosen[shape.name], tokens):.1f}" for shape in SHAPES)
+        layer = work.layer_time(chosen, tokens, LAYERS)
+        print(f"T {tokens} layer of int4_product, {blocks} a multiprocessor: {layer:.1f} us; {shown}", flush=True)
 
 
 def main() -> None:
@@ -210,9 +222,9 @@ def main() -> None:
                 for trial in of_streams
             ),
             *((trial, [(one, SHAPES[0].epilogue) for _, one in tile_variants()]) for trial in of_tiles),
-            (
-                of_tiles[0],
-                [(one, shape.epilogue) for shape, one in zip(SHAPES, compared_variants().values(), strict=True)],
+            *(
+                (of_tiles[0], [(chosen[shape.name], shape.epilogue) for shape in SHAPES])
+                for chosen in tile_layers().values()
             ),
         ]
         compiling = [
@@ -227,7 +239,7 @@ def main() -> None:
         for trial in of_streams:
             with trial.used():
                 try_streams(work, trial, rows)
-        print(f"T 8 layer of int4_product: {work.layer_time(compared_variants(), 8, LAYERS):.1f} us", flush=True)
+        time_tile_layers(work)
         for trial in of_tiles:
             with trial.used():
                 try_tiles(work, trial)
