@@ -235,6 +235,7 @@ def main() -> None:
         work = Work(LAYERS)
         print(f"copy {copy_bandwidth():.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
         print("".join(future.result() for future in compiling), end="")
+        pool.shutdown()
         print(f"compiled after {time.monotonic() - begin:.1f} s", flush=True)
         for trial in of_streams:
             with trial.used():
