@@ -7,16 +7,15 @@
 // multiplies. A group's sums are multiplied by its scale in float32: weights are not rounded. The last warp to end a unit
 // adds up the warps' sums, in the order of columns, and does what follows the product. So no warp waits for another.
 //
-// The columns are divided among WARPS warps by the matrix alone: the bits of a row's result depend neither on the number
-// of rows nor on the rows beside it.
+// The columns are divided among WARPS warps, and W's rows among blocks, by the matrix and the number of multiprocessors:
+// the bits of a row's result depend neither on the number of rows nor on the rows beside it.
 //
 // The kernel is launched while its predecessor runs (programmatic dependent launch). Weights do not depend on the
 // predecessor, so the rings are filled with them at once: only x waits.
 //
 // Macros: those of int4_tile.cuh; SCALAR, type of x and of the residual stream; OUT, type of `out`; EPILOGUE; ACTIVATION;
-// STRIPS of a unit; UNITS, most of a block; WARPS; STAGES of a ring; ROWS of x in shared memory, 1, 2, 4 or 8;
-// RESIDENT_STEPS, most steps of a warp if x stays in shared memory, 0: x passes through the ring; SLOTS, units whose sums
-// have a place; BLOCKS of a multiprocessor.
+// STRIPS of a unit; UNITS, most of a block; WARPS; STAGES of a ring; RESIDENT_STEPS, most steps of a warp if x
+// stays in shared memory, 0: x passes through the ring; SLOTS, units whose sums have a place.
 
 #define EPILOGUE_STORE 0     // out = scale * product + bias
 #define EPILOGUE_GATED 1     // out = activation(gate) * up of scale * product + bias; W: the rows of gate, then of up
@@ -31,7 +30,7 @@
 constexpr int kThreads = (WARPS + 1) * 32;  // with a warp that reads the scales of x's rows
 
 // x [tokens, width] has rows `x_stride` elements apart.
-extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) int4_stream(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) int4_stream(
     const SCALAR* x, int x_stride, int width, const char* matrix, const float* squares, int num_squares,
     float inverse_width, float eps, OUT* out, const SCALAR* bias, SCALAR* residual, const SCALAR* norm_weight,
     float* new_squares, int steps, int tiles, int outputs, int pitch, int tokens) {

@@ -12,13 +12,13 @@
 constexpr int kRowsOfX = 8;  // columns of the product
 constexpr int kRestPieces = (kStripBytes - kCodeBytes) / 16;  // of a strip's scales and zeros
 constexpr int kStageBytes = STRIPS * kStripBytes;
-constexpr int kPieceBytes = ROWS * kStep * 2;  // of x: the columns of a step
+constexpr int kPieceBytes = kRowsOfX * kStep * 2;  // of x: the columns of a step
 constexpr int kChain = GROUP < 64 ? GROUP : 64;  // columns whose products are added one after another
 constexpr int kChains = kStep / kChain;
 constexpr int kLinks = kChain / 16;
 constexpr int kUnitSums = STRIPS * 32 * 16;  // bytes of a warp's sums of a unit
 using XRows = SwizzledRows<kStep * 2>;
-static_assert(STAGES >= 2 && ROWS <= kRowsOfX, "one stage is read while others are copied");
+static_assert(STAGES >= 2, "one stage is read while others are copied");
 static_assert(RESIDENT_STEPS > 0 || UNITS == 1, "x that several units need stays in shared memory");
 
 // Shared memory: each warp's ring of weights and its part of x; sums [SLOTS][WARPS], a unit's in the order of lanes; scales
@@ -84,6 +84,8 @@ struct Stream {
     int lane = threadIdx.x % 32;
     int begin = steps * warp / WARPS;
     int own = steps * (warp + 1) / WARPS - begin;  // steps of each unit
+    // The first of them: blocks begin with different ones, for all would ask L2 for the same columns of x at once.
+    int turn = own > 0 ? units.first % own : 0;
 
     // Where the next copies come from.
     int copied_unit = units.first;
@@ -97,26 +99,25 @@ struct Stream {
     __device__ __forceinline__ void multiply(End end) {
         const int count = own * (units.end - units.first);
         place();
-        for (int i = 0; i < STAGES - 1; i++) {
+        for (int i = 0; i < STAGES; i++) {
             if (i < count) copy_weights(i), advance();
         }
         wait_for_predecessors();
-        for (int i = 0; i < STAGES - 1; i++) {
+        for (int i = 0; i < STAGES; i++) {
             if (i < own) copy_x(i, i);
             commit_copies();
         }
         int slot = 0, done = 0;
         for (int unit = units.first; unit < units.end; unit++) {
             for (int step = 0; step < own; step++, done++) {
-                wait_copies<STAGES - 2>();
-                __syncwarp();  // all lanes see all copies, and have read the stage that is copied to next
-                const int next = slot == 0 ? STAGES - 1 : slot - 1, ahead = done + STAGES - 1;
-                if (ahead < count) {
-                    copy_weights(next);
-                    advance();
+                if (done == 0) {
+                    wait_copies<STAGES - 1>();
+                    __syncwarp();
+                } else {
+                    wait_copies<STAGES - 2>();
+                    __syncwarp();  // all lanes see all copies, and have read the stage before
+                    refill(slot == 0 ? STAGES - 1 : slot - 1, done + STAGES - 1, count);
                 }
-                if (ahead < own) copy_x(ahead, RESIDENT_STEPS > 0 ? ahead : next);
-                commit_copies();
                 add(shared.bytes + shared.weights(warp, slot), shared.x(warp, RESIDENT_STEPS > 0 ? step : slot));
                 if (++slot == STAGES) slot = 0;
             }
@@ -135,18 +136,29 @@ private:
 #pragma unroll
         for (int i = 0; i < STRIPS; i++) {
             const int strip = units.strip(copied_unit, i);
-            codes[i] = matrix + (static_cast<long long>(strip / kTileStrips) * steps + begin) * kTileBytes +
+            codes[i] = matrix + (static_cast<long long>(strip / kTileStrips) * steps + begin + turn) * kTileBytes +
                        strip % kTileStrips * kStripBytes + lane * 16;
         }
     }
     __device__ __forceinline__ void advance() {
         if (++copied_step < own) {
+            const int distance = copied_step + turn == own ? (1 - own) * kTileBytes : kTileBytes;
 #pragma unroll
-            for (int i = 0; i < STRIPS; i++) codes[i] += kTileBytes;
+            for (int i = 0; i < STRIPS; i++) codes[i] += distance;
         } else {
             copied_step = 0, copied_unit++;
             place();
         }
+    }
+
+    // Copies what is used as number `ahead` of all steps of all units, of `count`.
+    __device__ __forceinline__ void refill(int stage, int ahead, int count) {
+        if (ahead < count) {
+            copy_weights(stage);
+            advance();
+        }
+        if (ahead < own) copy_x(ahead, RESIDENT_STEPS > 0 ? ahead : stage);
+        commit_copies();
     }
 
     __device__ __forceinline__ void copy_weights(int stage) const {
@@ -165,10 +177,11 @@ private:
     // The columns of one of this warp's steps.
     __device__ __forceinline__ void copy_x(int step, int piece) const {
         const unsigned target = shared.base + shared.x(warp, piece);
+        const int turned = step + turn < own ? step + turn : step + turn - own;
 #pragma unroll
-        for (int index = lane; index < ROWS * XRows::kChunks; index += 32) {
+        for (int index = lane; index < kRowsOfX * XRows::kChunks; index += 32) {
             const int row = index / XRows::kChunks, chunk = index % XRows::kChunks;
-            const int column = (begin + step) * kStep + chunk * 8;
+            const int column = (begin + turned) * kStep + chunk * 8;
             const bool present = row < tokens && column < width;
             const SCALAR* source = present ? x + row * x_stride + column : x;
             copy_async(target + XRows::offset(row, chunk), source, present ? 16 : 0);
@@ -191,7 +204,7 @@ private:
         }
 #pragma unroll
         for (int pair = 0; pair < 4; pair++) {
-            load_matrices(b[pair], shared.base + x_place + XRows::offset(lane % ROWS, pair * 4 + lane / 8));
+            load_matrices(b[pair], shared.base + x_place + XRows::offset(lane % 8, pair * 4 + lane / 8));
         }
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {

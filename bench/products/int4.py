@@ -98,24 +98,24 @@ def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Variant]:
             if variant.stages >= 2:
                 found.append(variant)
     if tokens <= MOST_ROWS:
-        found += streams(shape, tokens, tile_bytes)
+        found += streams(shape, tile_bytes)
     if tokens >= 64:
         sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, tile_bytes, shape.epilogue)
         found.append(WideVariant.choose(module.num_multiprocessors(), tokens, *sizes))
     return found
 
 
-def streams(shape: Shape, tokens: int, tile_bytes: int) -> list[Variant]:
-    """Returns the variants of `int4_stream`."""
-    sizes = (module.num_multiprocessors(), tokens, shape.rows // TILE_ROWS, shape.columns // STEP, tile_bytes)
-    found = [StreamVariant.choose(blocks, *sizes, shape.epilogue) for blocks in (1, 2)]
-    return [one for one in found if one.fits]
+def streams(shape: Shape, tile_bytes: int) -> list[Variant]:
+    """Returns the variant of `int4_stream`, if there is one."""
+    tiles, steps = shape.rows // TILE_ROWS, shape.columns // STEP
+    found = StreamVariant.choose(module.num_multiprocessors(), tiles, steps, tile_bytes, shape.epilogue)
+    return [found] if found.fits else []
 
 
 def label(variant: Variant) -> str:
     """Returns how a variant is named in the output."""
     if isinstance(variant, StreamVariant):
-        return f"stream{variant.rows}.{variant.strips}x{variant.units}/{variant.blocks}.{variant.stages}"
+        return f"stream{variant.strips}x{variant.units}.{variant.stages}"
     if isinstance(variant, WideVariant):
         return f"wide{variant.strips}.{variant.split}"
     form = f"{variant.row_groups}.{variant.parts}.{variant.split}/{variant.blocks}.{variant.launched}"
@@ -190,7 +190,7 @@ def compile_one(key: Key) -> str:
     """Compiles a kernel into CuPy's cache; returns an error."""
     variant, epilogue, out, group, scale, zeros = key
     try:
-        module.load("int4_product", product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
+        module.load(variant.kernel, product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
     except Exception as error:
         return f"{key}: {error}"
     return ""

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from bench.common.gpu_timing import copy_bandwidth
 from bench.common.on_gpu import require_gpu
-from bench.products.int4 import BF16, SHAPES, Key, Shape, Work, compile_one, label, streams
+from bench.products.int4 import BF16, SHAPES, Form, Key, Shape, Work, compile_one, label, streams
 from runner_svc.cuda import module
 from runner_svc.cuda.int4.few_rows import Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
@@ -58,13 +58,6 @@ NO_PRODUCTS = Change(
 )
 NO_NUMBERS = Change(STREAM, "minus<SCALAR>(raised<SCALAR>(word >> 4 * i), zero[i % 2])", "word")
 NO_COPIES = Change(STREAM, "if (!units.has(copied_unit, i)) continue;", "continue;")
-# The first trial keeps a register that the compiler cannot know, so that it makes no shift of the product.
-SHIFTS_BY_PRODUCTS = Change(
-    STREAM,
-    "a[i] = minus<SCALAR>(raised<SCALAR>(word >> 4 * i), zero[i % 2]);",
-    '{ unsigned power = 1u << (32 - 4 * i) % 32, shifted = word; asm("" : "+r"(power)); '
-    "if (i > 0) shifted = __umulhi(word, power); a[i] = minus<SCALAR>(raised<SCALAR>(shifted), zero[i % 2]); }",
-)
 STREAM_TRIALS: Mapping[str, Sequence[Change]] = {
     "whole": (),
     "no products": (NO_PRODUCTS,),
@@ -73,17 +66,19 @@ STREAM_TRIALS: Mapping[str, Sequence[Change]] = {
     "no copies": (NO_COPIES,),
     "no copies, no numbers": (NO_COPIES, NO_NUMBERS),
     "no copies, no products": (NO_COPIES, NO_PRODUCTS),
-    "shifts by products": (SHIFTS_BY_PRODUCTS,),
 }
-WHOLE = ("whole", "shifts by products")
 TILE_TRIALS: Mapping[str, Sequence[Change]] = {
     "whole": (),
     "no products": (NO_WARPGROUP_PRODUCTS,),
     "no numbers": (NO_WARPGROUP_NUMBERS,),
     "copies alone": (NO_WARPGROUP_PRODUCTS, NO_WARPGROUP_NUMBERS),
 }
-TILE_FORMS: Mapping[int, Sequence[tuple[int, int, int]]] = {64: ((2, 2, 1), (4, 1, 1), (2, 1, 2)), 128: ((1, 2, 1),)}
-"""Row groups, parts and blocks of `int4_product`'s gate-up, by rows of x."""
+WHOLE = "whole"
+ROWS = 64
+"""Rows of x of the tiles that are tried."""
+FORMS = (Form(2, 1, 2), Form(4, 1, 1), Form(4, 1, 1, sharers=2), Form(2, 1, 2, sharers=2), Form(2, 2, 1))
+TOTALS = {"gate-up": (1, 2), "down": (4, 8), "qkv": (2, 4), "output": (4, 8)}
+"""Parts of the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,50 +132,43 @@ def parts_of(some_keys: Sequence[Key], size: int = 3) -> list[Sequence[Key]]:
     return [some_keys[begin : begin + size] for begin in range(0, len(some_keys), size)]
 
 
-def tile_variants() -> list[tuple[int, Variant]]:
-    """Returns the numbers of rows and the variants whose gate-up is tried."""
-    return [
-        (tokens, Int4Variant(tokens, row_groups, parts, 1, blocks, TILE_BYTES))
-        for tokens, forms in TILE_FORMS.items()
-        for row_groups, parts, blocks in forms
-    ]
+def tile_variants(shape: Shape) -> list[Variant]:
+    """Returns the variants of `int4_product` for 64 rows."""
+    found: list[Variant] = []
+    for form in FORMS:
+        for total in TOTALS[shape.name]:
+            split = total // form.parts
+            if total % form.parts or split * form.sharers > 8 or (split > 1 and shape is SHAPES[0]):
+                continue
+            one = Int4Variant(ROWS, form.row_groups, form.parts, split, form.blocks, TILE_BYTES, *form[3:])
+            if one.stages >= 2:
+                found.append(one)
+    return found
 
 
-def stream_variants(trial: Trial, rows: Sequence[int]) -> list[tuple[Shape, int, Variant]]:
-    """Returns shapes, numbers of rows and variants to time: all of whole kernels, else those of large matrices."""
-    return [
-        (shape, tokens, variant)
-        for shape in (SHAPES if trial.name in WHOLE else SHAPES[:2])
-        for tokens in (rows if trial.name in WHOLE else rows[-1:])
-        for variant in streams(shape, tokens, TILE_BYTES)[: None if trial.name in WHOLE else 1]
-    ]
+def tile_trial(trial: Trial) -> list[tuple[Shape, Variant]]:
+    """Returns what is timed: all of whole kernels, else gate-up."""
+    shapes = SHAPES if trial.name == WHOLE else SHAPES[:1]
+    return [(shape, one) for shape in shapes for one in tile_variants(shape)]
 
 
-def try_streams(work: Work, trial: Trial, rows: Sequence[int]) -> None:
-    """Prints microseconds of the products, and of layers with the fastest variants of whole kernels."""
-    times: dict[tuple[int, Shape], dict[Variant, float]] = {}
-    for shape, tokens, variant in stream_variants(trial, rows):
-        times.setdefault((tokens, shape), {})[variant] = work.product_time(shape, variant, tokens)
-    for (tokens, shape), found in times.items():
-        shown = " ".join(f"{label(one)} {us:.1f}" for one, us in found.items())
-        print(f"T {tokens} {shape.name:7} {trial.name}: {shown}", flush=True)
-    for tokens in rows if trial.name in WHOLE else ():
-        ways = {
-            "fastest": {
-                shape.name: min(times[tokens, shape], key=times[tokens, shape].__getitem__) for shape in SHAPES
-            },
-            "one block": {shape.name: next(iter(times[tokens, shape])) for shape in SHAPES},
-            "two blocks": {shape.name: list(times[tokens, shape])[-1] for shape in SHAPES},
-        }
-        shown = ", ".join(f"{way} {work.layer_time(chosen, tokens, LAYERS):.1f} us" for way, chosen in ways.items())
-        print(f"T {tokens} layer {trial.name}: {shown}", flush=True)
+def stream_trial(trial: Trial) -> list[tuple[Shape, Variant]]:
+    """Returns what is timed: all of whole kernels, else the large matrices."""
+    shapes = SHAPES if trial.name == WHOLE else SHAPES[:2]
+    return [(shape, one) for shape in shapes for one in streams(shape, TILE_BYTES)]
 
 
-def try_tiles(work: Work, trial: Trial) -> None:
-    """Prints microseconds of `int4_product`'s gate-up."""
-    for tokens, variant in tile_variants():
-        microseconds = work.product_time(SHAPES[0], variant, tokens)
-        print(f"T {tokens} gate-up {label(variant)} {trial.name}: {microseconds:.1f} us", flush=True)
+def try_variants(work: Work, trial: Trial, tried: Sequence[tuple[Shape, Variant]], tokens: int) -> None:
+    """Prints microseconds of the products, and of a layer with the fastest variants of whole kernels."""
+    times: dict[Shape, dict[Variant, float]] = {}
+    for shape, variant in tried:
+        times.setdefault(shape, {})[variant] = work.product_time(shape, variant, tokens)
+    for shape, found in times.items():
+        shown = " ".join(f"{label(one)} {us:.1f}" for one, us in sorted(found.items(), key=lambda pair: pair[1]))
+        print(f"T {tokens:2} {shape.name:7} {trial.name}: {shown}", flush=True)
+    if trial.name == WHOLE:
+        fastest = {shape.name: min(found, key=found.__getitem__) for shape, found in times.items()}
+        print(f"T {tokens:2} layer: {work.layer_time(fastest, tokens, LAYERS):.1f} us", flush=True)
 
 
 def tile_layers() -> dict[tuple[int, int], dict[str, Variant]]:
@@ -205,23 +193,19 @@ def time_tile_layers(work: Work) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8], help="up to 8")
     parser.add_argument("--seconds", type=float, default=120.0)
     arguments = parser.parse_args()
     require_gpu()
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
-    begin, rows = time.monotonic(), sorted(arguments.rows)
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(14, get_context("spawn")) as pool:
         for kind in ("streams", "tiles"):
             Path(name, kind).mkdir()
         of_streams = [Trial.prepared(Path(name, "streams"), *trial) for trial in STREAM_TRIALS.items()]
         of_tiles = [Trial.prepared(Path(name, "tiles"), *trial) for trial in TILE_TRIALS.items()]
         jobs = [
-            *(
-                (trial, [(one, shape.epilogue) for shape, _, one in stream_variants(trial, rows)])
-                for trial in of_streams
-            ),
-            *((trial, [(one, SHAPES[0].epilogue) for _, one in tile_variants()]) for trial in of_tiles),
+            *((trial, [(one, shape.epilogue) for shape, one in stream_trial(trial)]) for trial in of_streams),
+            *((trial, [(one, shape.epilogue) for shape, one in tile_trial(trial)]) for trial in of_tiles),
             *(
                 (of_tiles[0], [(chosen[shape.name], shape.epilogue) for shape in SHAPES])
                 for chosen in tile_layers().values()
@@ -239,11 +223,12 @@ def main() -> None:
         print(f"compiled after {time.monotonic() - begin:.1f} s", flush=True)
         for trial in of_streams:
             with trial.used():
-                try_streams(work, trial, rows)
+                for tokens in (1, 8) if trial.name == WHOLE else (8,):
+                    try_variants(work, trial, stream_trial(trial), tokens)
         time_tile_layers(work)
         for trial in of_tiles:
             with trial.used():
-                try_tiles(work, trial)
+                try_variants(work, trial, tile_trial(trial), ROWS)
     print(f"{time.monotonic() - begin:.0f} s", flush=True)
 
 

@@ -56,8 +56,8 @@ class MatrixCase:
 class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
-    With `wide`, the kernel is that of many rows, for this number of multiprocessors; with `stream`, that of streams, of
-    which the last number of `form` is the blocks of a multiprocessor.
+    With `wide`, the kernel is that of many rows, for this number of multiprocessors; with `stream`, that of streams,
+    likewise.
     """
 
     tokens: int
@@ -78,7 +78,7 @@ class ProductCase:
         if self.wide:
             return WideVariant.choose(self.wide, *sizes)
         if self.stream:
-            return StreamVariant.choose(self.form[-1], self.stream, *sizes)
+            return StreamVariant.choose(self.stream, *sizes[1:])
         tokens = next(tokens for tokens in (8, 16, 32, 64, 128) if tokens >= self.tokens)
         return Int4Variant(
             tokens,

@@ -11,10 +11,10 @@ def timed(
 ) -> Int4Variant | StreamVariant:
     """Returns what is timed as `blocks`, 1 or 2 of a multiprocessor, for x of `num_tokens` rows.
 
-    W has `tiles` by `steps` tiles of `tile_bytes`. Streams are for up to 8 rows, where shared memory suffices.
+    W has `tiles` by `steps` tiles of `tile_bytes`. Streams have one block, and up to 8 rows.
     """
-    if num_tokens <= MOST_ROWS:
-        stream = StreamVariant.choose(blocks, multiprocessors, num_tokens, tiles, steps, tile_bytes, epilogue)
+    if blocks == 1 and num_tokens <= MOST_ROWS:
+        stream = StreamVariant.choose(multiprocessors, tiles, steps, tile_bytes, epilogue)
         if stream.fits:
             return stream
     return Int4Variant.timed(blocks, num_tokens, tiles, steps, tile_bytes)
