@@ -15,19 +15,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from bench.common.gpu_timing import copy_bandwidth
+import torch
+from torch import Tensor
+
+from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
 from bench.common.on_gpu import require_gpu
-from bench.products.int4 import BF16, SHAPES, Form, Key, Shape, Work, compile_one, label, streams
+from bench.products.int4 import BF16, GATED, SHAPES, STORE, Form, Key, Shape, Work, compile_one, label, streams
 from runner_svc.cuda import module
-from runner_svc.cuda.int4.few_rows import Variant
+from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
-from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS
+from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix
+from runner_svc.cuda.int4.wide_variant import WideVariant
+from runner_svc.interface.products.skinny_launchers import ScaledRows
 
 LAYERS = 12
 TILE_BYTES = 4224
@@ -73,6 +79,11 @@ TILE_TRIALS: Mapping[str, Sequence[Change]] = {
     "no numbers": (NO_WARPGROUP_NUMBERS,),
     "copies alone": (NO_WARPGROUP_PRODUCTS, NO_WARPGROUP_NUMBERS),
 }
+WIDE_TRIALS: Mapping[str, Sequence[Change]] = {
+    "whole": (),
+    "unturned": (Change("int4_wide.cuh", "return length() > 0 ? tile % length() : 0;", "return 0;"),),
+}
+MANY_ROWS = 256
 WHOLE = "whole"
 ROWS = 64
 """Rows of x of the tiles that are tried."""
@@ -171,6 +182,37 @@ def try_variants(work: Work, trial: Trial, tried: Sequence[tuple[Shape, Variant]
         print(f"T {tokens:2} layer: {work.layer_time(fastest, tokens, LAYERS):.1f} us", flush=True)
 
 
+def wide_trial() -> list[tuple[Shape, Variant]]:
+    """Returns the variants for 256 rows, which add nothing."""
+    multiprocessors, found = module.num_multiprocessors(), list[tuple[Shape, Variant]]()
+    for shape in SHAPES:
+        kept = shape if shape.epilogue == GATED else replace(shape, epilogue=STORE)
+        sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
+        found.append((kept, WideVariant.choose(multiprocessors, MANY_ROWS, *sizes, kept.epilogue)))
+    return found
+
+
+def try_wide(work: Work, trial: Trial) -> None:
+    """Prints microseconds of the products of 256 rows."""
+    shown = []
+    for shape, variant in wide_trial():
+        products = Int4Products(1e-5, "silu", lambda *sizes, one=variant: one, overlap=True)
+        x = torch.randn(MANY_ROWS, shape.columns, device="cuda").to(BF16)
+        out = torch.empty(MANY_ROWS, shape.rows // (1 + (shape.epilogue == GATED)), device="cuda", dtype=BF16)
+        launch = partial(launch_all, products, shape.epilogue, x, work.weights[shape.name], out)
+        microseconds = median_microseconds(captured(launch), 15, 5) / len(work.weights[shape.name])
+        shown.append(f"{shape.name} {label(variant)} {microseconds:.1f}")
+    print(f"T {MANY_ROWS} {trial.name}: {', '.join(shown)} us", flush=True)
+
+
+def launch_all(
+    products: Int4Products, epilogue: str, x: Tensor, weights: Sequence[PackedInt4Matrix], out: Tensor
+) -> None:
+    """Multiplies by each of the matrices."""
+    for weight in weights:
+        products.launch(torch.cuda.current_stream().cuda_stream, epilogue, ScaledRows(x, None), weight, out)
+
+
 def tile_layers() -> dict[tuple[int, int], dict[str, Variant]]:
     """Returns what `int4_product` is timed as at start, by rows of x and blocks of a multiprocessor."""
     return {
@@ -199,11 +241,13 @@ def main() -> None:
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(14, get_context("spawn")) as pool:
-        for kind in ("streams", "tiles"):
+        for kind in ("streams", "tiles", "wide"):
             Path(name, kind).mkdir()
         of_streams = [Trial.prepared(Path(name, "streams"), *trial) for trial in STREAM_TRIALS.items()]
         of_tiles = [Trial.prepared(Path(name, "tiles"), *trial) for trial in TILE_TRIALS.items()]
+        of_wide = [Trial.prepared(Path(name, "wide"), *trial) for trial in WIDE_TRIALS.items()]
         jobs = [
+            *((trial, [(one, shape.epilogue) for shape, one in wide_trial()]) for trial in of_wide),
             *((trial, [(one, shape.epilogue) for shape, one in stream_trial(trial)]) for trial in of_streams),
             *((trial, [(one, shape.epilogue) for shape, one in tile_trial(trial)]) for trial in of_tiles),
             *(
@@ -226,6 +270,9 @@ def main() -> None:
                 for tokens in (1, 8) if trial.name == WHOLE else (8,):
                     try_variants(work, trial, stream_trial(trial), tokens)
         time_tile_layers(work)
+        for trial in [*of_wide, *of_wide]:
+            with trial.used():
+                try_wide(work, trial)
         for trial in of_tiles:
             with trial.used():
                 try_variants(work, trial, tile_trial(trial), ROWS)
