@@ -188,7 +188,10 @@ def wide_trial() -> list[tuple[Shape, Variant]]:
     for shape in SHAPES:
         kept = shape if shape.epilogue == GATED else replace(shape, epilogue=STORE)
         sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
-        found.append((kept, WideVariant.choose(multiprocessors, MANY_ROWS, *sizes, kept.epilogue)))
+        chosen = WideVariant.choose(multiprocessors, MANY_ROWS, *sizes, kept.epilogue)
+        found.append((kept, chosen))
+        if shape.epilogue == GATED:  # smaller tiles leave registers to more warps that convert
+            found += [(kept, replace(chosen, strips=strips, converters=7)) for strips in (8, 10, 12)]
     return found
 
 
