@@ -30,11 +30,17 @@ which state Hello.max_drafts, so that neither side needs to look for the feature
 FORCED = "forced"
 """Plans append tokens to sequences whose grammar admits no other ones."""
 
+TIERS = "tiers"
+"""Plans copy blocks between a runner's cache and its host pool, and results name the tickets that are done. Only a runner
+that states Hello.num_host_blocks gets such plans."""
+TAG_BYTES = 20
+"""Bytes of Plan.offload_tags for each block: its name, 16 bytes, and its number of tokens, uint32."""
+
 GRAPH_DRAFTS = (1, 3, 5, 7)
 """Drafts per row for which a GPU runner captures graphs: with 4 query heads per KV head, they fill whole tiles. A step
 with other numbers is computed as one with the next."""
 
-OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS, FORCED})
+OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS, FORCED, TIERS})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:

@@ -55,16 +55,18 @@ class ToScheduler(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("resume", "term", "term_id", "features")
+    __slots__ = ("resume", "term", "term_id", "features", "naming_secret")
     RESUME_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     TERM_ID_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    NAMING_SECRET_FIELD_NUMBER: _ClassVar[int]
     resume: bool
     term: int
     term_id: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, resume: _Optional[bool] = ..., term: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    naming_secret: bytes
+    def __init__(self, resume: _Optional[bool] = ..., term: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., naming_secret: _Optional[bytes] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("reason",)
@@ -95,7 +97,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +125,11 @@ class Hello(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_BLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    NAMING_SECRET_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -143,7 +150,12 @@ class Hello(_message.Message):
     max_drafts: int
     drafter: str
     max_sampled: int
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    block_bytes: int
+    load_block_ns: int
+    offload_block_ns: int
+    naming_secret: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns", "drafts")
@@ -199,7 +211,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ..., decoder: _Optional[str] = ..., weight_formats: _Optional[str] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags", "extent_drafts", "extent_forced", "forced_tokens")
+    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags", "extent_drafts", "extent_forced", "forced_tokens", "offload_sources", "offload_targets", "offload_counts", "offload_tags", "load_sources", "load_targets", "load_counts")
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
     APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +226,13 @@ class Plan(_message.Message):
     EXTENT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_FORCED_FIELD_NUMBER: _ClassVar[int]
     FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_TAGS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_COUNTS_FIELD_NUMBER: _ClassVar[int]
     releases: bytes
     admissions: _containers.RepeatedCompositeFieldContainer[Admission]
     append_slots: bytes
@@ -228,7 +247,14 @@ class Plan(_message.Message):
     extent_drafts: bytes
     extent_forced: bytes
     forced_tokens: bytes
-    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ..., extent_drafts: _Optional[bytes] = ..., extent_forced: _Optional[bytes] = ..., forced_tokens: _Optional[bytes] = ...) -> None: ...
+    offload_sources: bytes
+    offload_targets: bytes
+    offload_counts: bytes
+    offload_tags: bytes
+    load_sources: bytes
+    load_targets: bytes
+    load_counts: bytes
+    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ..., extent_drafts: _Optional[bytes] = ..., extent_forced: _Optional[bytes] = ..., forced_tokens: _Optional[bytes] = ..., offload_sources: _Optional[bytes] = ..., offload_targets: _Optional[bytes] = ..., offload_counts: _Optional[bytes] = ..., offload_tags: _Optional[bytes] = ..., load_sources: _Optional[bytes] = ..., load_targets: _Optional[bytes] = ..., load_counts: _Optional[bytes] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "sequence_id", "tokens", "prompt_len", "num_computed", "seed", "sample_index", "sampling", "blocks", "context")
@@ -299,7 +325,7 @@ class RowMask(_message.Message):
     def __init__(self, row: _Optional[int] = ..., bits: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("statuses", "token_counts", "tokens", "logprobs", "prompt_logprobs", "timings", "drafted")
+    __slots__ = ("statuses", "token_counts", "tokens", "logprobs", "prompt_logprobs", "timings", "drafted", "offloads_done", "offloads_us", "loads_done", "loads_us")
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +333,10 @@ class Result(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    OFFLOADS_DONE_FIELD_NUMBER: _ClassVar[int]
+    OFFLOADS_US_FIELD_NUMBER: _ClassVar[int]
+    LOADS_DONE_FIELD_NUMBER: _ClassVar[int]
+    LOADS_US_FIELD_NUMBER: _ClassVar[int]
     statuses: bytes
     token_counts: bytes
     tokens: bytes
@@ -314,7 +344,11 @@ class Result(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     timings: Timings
     drafted: bytes
-    def __init__(self, statuses: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., drafted: _Optional[bytes] = ...) -> None: ...
+    offloads_done: bytes
+    offloads_us: bytes
+    loads_done: bytes
+    loads_us: bytes
+    def __init__(self, statuses: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., drafted: _Optional[bytes] = ..., offloads_done: _Optional[bytes] = ..., offloads_us: _Optional[bytes] = ..., loads_done: _Optional[bytes] = ..., loads_us: _Optional[bytes] = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("row", "first_position", "values", "top", "top_ids", "top_values")
@@ -361,12 +395,16 @@ class Event(_message.Message):
     def __init__(self, resend_from: _Optional[int] = ..., fault: _Optional[str] = ..., draining: _Optional[bool] = ..., fenced: _Optional[int] = ..., fenced_id: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("last_plan", "sequences")
+    __slots__ = ("last_plan", "sequences", "host_blocks", "host_tags")
     LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_TAGS_FIELD_NUMBER: _ClassVar[int]
     last_plan: int
     sequences: _containers.RepeatedCompositeFieldContainer[ResidentSequence]
-    def __init__(self, last_plan: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[ResidentSequence, _Mapping]]] = ...) -> None: ...
+    host_blocks: bytes
+    host_tags: bytes
+    def __init__(self, last_plan: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[ResidentSequence, _Mapping]]] = ..., host_blocks: _Optional[bytes] = ..., host_tags: _Optional[bytes] = ...) -> None: ...
 
 class ResidentSequence(_message.Message):
     __slots__ = ("slot", "sequence_id", "tokens", "prompt_len", "computed", "blocks", "context")
