@@ -8,7 +8,7 @@
 //
 // Macros: COLUMNS of W in a tile, 112 or 128; GATED, 1 for the second form: half of the columns are G's, half U's;
 // GROUPED, 1 for scales per 128 x 128 weights and 128 inputs of a row; STAGES; CLUSTER_ROWS and SPLIT, 1 or 2, not both
-// 2; TURNED, 0: all tiles begin with the same columns of x; ACTIVATION, only if GATED.
+// 2; ACTIVATION, only if GATED.
 
 #include "fp8_many.cuh"
 

@@ -127,7 +127,7 @@ struct Place {
     __device__ __forceinline__ Place(const Tiles& tiles, int tile, Member member, int steps) : steps(steps) {
         row = (tile % tiles.rows * CLUSTER_ROWS + member.row) * kRows;
         column = tile / tiles.rows * kOutputs;
-        turn = TURNED ? tile / tiles.rows % steps : 0;
+        turn = tile / tiles.rows % steps;
     }
     __device__ __forceinline__ int step(int index) const {
         const int turned = turn + index;

@@ -10,14 +10,14 @@ import argparse
 import faulthandler
 import hashlib
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
 from bench.common.on_gpu import require_gpu
-from bench.products.int4 import BF16, GATED, SHAPES, STORE, Form, Key, Shape, Work, compile_one, label, streams
+from bench.products.int4 import BF16, GATED, SHAPES, STORE, Form, Key, Shape, Work, compile_all, label, streams
 from runner_svc.cuda import module
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
@@ -127,20 +127,9 @@ class Trial:
             yield
 
 
-def compile_trial(trial: Trial, some_keys: Sequence[Key]) -> str:
-    """Compiles kernels into CuPy's cache, in a process of its own; returns errors."""
-    with trial.used():
-        return "".join(compile_one(key) for key in some_keys)
-
-
 def keys(variants: Sequence[tuple[Variant, str]]) -> list[Key]:
     """Returns what is compiled for the variants and their epilogues."""
     return [(variant, epilogue, BF16, 128, BF16, False) for variant, epilogue in variants]
-
-
-def parts_of(some_keys: Sequence[Key], size: int = 3) -> list[Sequence[Key]]:
-    """Returns the keys, `size` at a time."""
-    return [some_keys[begin : begin + size] for begin in range(0, len(some_keys), size)]
 
 
 def tile_variants(shape: Shape) -> list[Variant]:
@@ -236,6 +225,39 @@ def time_tile_layers(work: Work) -> None:
         print(f"T {tokens} layer of int4_product, {blocks} a multiprocessor: {layer:.1f} us; {shown}", flush=True)
 
 
+def layers_of_tiles() -> list[tuple[Shape, Variant]]:
+    """Returns the variants of `tile_layers`."""
+    return [(shape, chosen[shape.name]) for chosen in tile_layers().values() for shape in SHAPES]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Trials of one kernel, and what each of them times."""
+
+    trials: Mapping[str, Sequence[Change]]
+    timed: Callable[[Trial], list[tuple[Shape, Variant]]]
+
+
+KINDS = {
+    "streams": Kind(STREAM_TRIALS, stream_trial),
+    "tiles": Kind(TILE_TRIALS, lambda trial: tile_trial(trial) + (layers_of_tiles() if trial.name == WHOLE else [])),
+    "wide": Kind(WIDE_TRIALS, lambda trial: wide_trial()),
+}
+
+
+def compile_kernels(kind: str, name: str, folder: str, digest: str) -> None:
+    """Compiles a trial's kernels into CuPy's cache, in a process of its own: the folder is that of a process."""
+    trial = Trial(name, Path(folder), digest)
+    with trial.used():
+        compile_all(keys([(one, shape.epilogue) for shape, one in KINDS[kind].timed(trial)]))
+
+
+def compiling(kind: str, trial: Trial) -> subprocess.Popen[bytes]:
+    """Starts a process that compiles a trial's kernels."""
+    call = f"import sys; from {__spec__.name} import compile_kernels; compile_kernels(*sys.argv[1:])"
+    return subprocess.Popen([sys.executable, "-c", call, kind, trial.name, str(trial.folder), trial.digest])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -243,40 +265,26 @@ def main() -> None:
     require_gpu()
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(14, get_context("spawn")) as pool:
-        for kind in ("streams", "tiles", "wide"):
+    with tempfile.TemporaryDirectory() as name:
+        trials: dict[str, list[Trial]] = {}
+        for kind, of_kind in KINDS.items():
             Path(name, kind).mkdir()
-        of_streams = [Trial.prepared(Path(name, "streams"), *trial) for trial in STREAM_TRIALS.items()]
-        of_tiles = [Trial.prepared(Path(name, "tiles"), *trial) for trial in TILE_TRIALS.items()]
-        of_wide = [Trial.prepared(Path(name, "wide"), *trial) for trial in WIDE_TRIALS.items()]
-        jobs = [
-            *((trial, [(one, shape.epilogue) for shape, one in wide_trial()]) for trial in of_wide),
-            *((trial, [(one, shape.epilogue) for shape, one in stream_trial(trial)]) for trial in of_streams),
-            *((trial, [(one, shape.epilogue) for shape, one in tile_trial(trial)]) for trial in of_tiles),
-            *(
-                (of_tiles[0], [(chosen[shape.name], shape.epilogue) for shape in SHAPES])
-                for chosen in tile_layers().values()
-            ),
-        ]
-        compiling = [
-            pool.submit(compile_trial, trial, part)
-            for trial, pairs in jobs
-            for part in parts_of(list(dict.fromkeys(keys(pairs))))
-        ]
+            trials[kind] = [Trial.prepared(Path(name, kind), *trial) for trial in of_kind.trials.items()]
+        processes = [compiling(kind, trial) for kind, of_kind in trials.items() for trial in of_kind]
         work = Work(LAYERS)
         print(f"copy {copy_bandwidth():.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
-        print("".join(future.result() for future in compiling), end="")
-        pool.shutdown()
+        for process in processes:
+            process.wait()
         print(f"compiled after {time.monotonic() - begin:.1f} s", flush=True)
-        for trial in of_streams:
+        for trial in trials["streams"]:
             with trial.used():
                 for tokens in (1, 8) if trial.name == WHOLE else (8,):
                     try_variants(work, trial, stream_trial(trial), tokens)
         time_tile_layers(work)
-        for trial in [*of_wide, *of_wide]:
+        for trial in trials["wide"] * 2:
             with trial.used():
                 try_wide(work, trial)
-        for trial in of_tiles:
+        for trial in trials["tiles"]:
             with trial.used():
                 try_variants(work, trial, tile_trial(trial), ROWS)
     print(f"{time.monotonic() - begin:.0f} s", flush=True)

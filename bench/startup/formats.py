@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -54,16 +55,18 @@ def time_formats(folder: Path, formats: Sequence[str], until_at: float) -> None:
 
 
 def _in_a_process(folder: Path, name: str) -> list[Loading]:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(load_twice, folder, name).result()
+    call = f"import sys; from {__name__} import print_loads; print_loads(*sys.argv[1:])"
+    command = [sys.executable, "-c", call, str(folder), name]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [Loading(**fields) for fields in json.loads(printed.splitlines()[-1])]
 
 
-def load_twice(folder: Path, name: str) -> list[Loading]:
-    """Returns the first load of this process and the next one; CUDA has started before."""
+def print_loads(folder: str, name: str) -> None:
+    """Prints the first load of this process and the next one, as JSON; CUDA has started before."""
     is_hopper()
     torch.zeros(1, device="cuda").add_(1)
     torch.cuda.synchronize()
-    return [load(folder, name) for _ in range(2)]
+    print(json.dumps([asdict(load(Path(folder), name)) for _ in range(2)]), flush=True)
 
 
 def line(name: str, loading: Loading, plain: Loading | None) -> str:

@@ -32,8 +32,6 @@ class Fp8ManyVariant:
     grouped: bool
     cluster_rows: int = 1
     split: int = 1
-    turned: bool = True
-    """Whether tiles of other rows of W begin with other columns of x."""
 
     @classmethod
     def choose(
@@ -113,5 +111,4 @@ class Fp8ManyVariant:
             "STAGES": self.stages,
             "CLUSTER_ROWS": self.cluster_rows,
             "SPLIT": self.split,
-            "TURNED": int(self.turned),
         }
