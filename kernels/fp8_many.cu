@@ -1,8 +1,8 @@
 // Products of more than 64 rows with a matrix of e4m3, for Hopper (sm_90a): out = x W^T, or activation(x G^T) * (x U^T).
 //
 // Tiles and the ring are those of gated_product.cu. A wgmma adds up fewer bits than float32 has, so a chain of them spans
-// one step of 128 columns, and its sums are added in float32: in ascending steps, and in SPLIT parts, both given by the
-// matrix alone (fp8_product.cu). While a step's sums are added, the next step is multiplied. A cluster has two blocks at
+// one step of 128 columns, and its sums are added in float32: in steps whose order depends on the tile of W's rows, and in
+// SPLIT parts, both given by the matrix alone. While a step's sums are added, the next step is multiplied. A cluster has two blocks at
 // most. With CLUSTER_ROWS 2 they need the same weights, and each copies half of them for both. With SPLIT 2 they have the
 // parts of a tile and exchange their sums at the end: each writes half of the columns.
 //
@@ -23,12 +23,12 @@ struct Producer {
     Member member;
 
     __device__ __forceinline__ void copy_inputs(int stage, const Place& place, int step) const {
-        const int column = (problem.begin + step) * kStep;
+        const int column = (problem.begin + place.step(step)) * kStep;
         copy_tensor(shared.inputs(stage), inputs, column, place.row, 0, shared.full(stage));
     }
 
     __device__ __forceinline__ void copy_weights(int stage, const Place& place, int step) const {
-        const int column = (problem.begin + step) * kStep;
+        const int column = (problem.begin + place.step(step)) * kStep;
         const unsigned target = shared.weights(stage), full = shared.full(stage);
         if (CLUSTER_ROWS == 1) {
             copy_tensor(target, weights, column, place.half(problem, 0), 0, full);
@@ -41,7 +41,7 @@ struct Producer {
     __device__ __forceinline__ void produce(const Tiles& tiles) const {
         Ring<STAGES> ring(1);
         for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
-            const Place place(tiles, tile, member);
+            const Place place(tiles, tile, member, problem.steps);
             int step = 0;
             if (tile == tiles.first()) {  // the copies of weights need not wait for predecessors
                 const int ahead = min(STAGES, problem.steps);
@@ -107,27 +107,27 @@ struct Consumer {
     }
 
     // Computes the sums of a tile.
-    __device__ __forceinline__ void multiply_tile(const Problem& problem, const RowScales& rows, const Halves& halves,
-                                                  bool first_tile) {
+    __device__ __forceinline__ void multiply_tile(const Problem& problem, const Place& place, const RowScales& rows,
+                                                  const Halves& halves, bool first_tile) {
 #pragma unroll
         for (int i = 0; i < kSums; i++) totals[i] = 0.0f;
         const int steps = problem.steps;
-        scales[0].load(problem, rows, halves, 0);
+        scales[0].load(problem, rows, halves, place.step(0));
         start(parts[0]);
         start_others(first_tile, 0, steps);
         int step = 1;
         for (; step + 1 < steps; step += 2) {
-            scales[1].load(problem, rows, halves, step);
+            scales[1].load(problem, rows, halves, place.step(step));
             start(parts[1]);
             start_others(first_tile, step, steps);
             finish<1>(parts[0], scales[0], halves);
-            scales[0].load(problem, rows, halves, step + 1);
+            scales[0].load(problem, rows, halves, place.step(step + 1));
             start(parts[0]);
             start_others(first_tile, step + 1, steps);
             finish<1>(parts[1], scales[1], halves);
         }
         if (step < steps) {
-            scales[1].load(problem, rows, halves, step);
+            scales[1].load(problem, rows, halves, place.step(step));
             start(parts[1]);
             start_others(first_tile, step, steps);
             finish<1>(parts[0], scales[0], halves);
@@ -246,12 +246,12 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
         consumer.await_head_start();
         wait_for_predecessors();
         for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
-            const Place place(tiles, tile, member);
+            const Place place(tiles, tile, member, problem.steps);
             const RowScales row_scales(problem, place.row + warpgroup * 64 + (threadIdx.x & 127) / 32 * 16 +
                                                     (threadIdx.x & 31) / 4);
             const Halves halves(problem, place);
             tile_scales.load(problem, place);
-            consumer.multiply_tile(problem, row_scales, halves, tile == tiles.first());
+            consumer.multiply_tile(problem, place, row_scales, halves, tile == tiles.first());
 #if SPLIT == 2
             consumer.exchange();
 #endif

@@ -121,10 +121,17 @@ struct Problem {
 struct Place {
     int row;
     int column;
+    int steps;
+    int turn;  // the step with which the tile begins: all would ask L2 for the same columns of x at once
 
-    __device__ __forceinline__ Place(const Tiles& tiles, int tile, Member member) {
+    __device__ __forceinline__ Place(const Tiles& tiles, int tile, Member member, int steps) : steps(steps) {
         row = (tile % tiles.rows * CLUSTER_ROWS + member.row) * kRows;
         column = tile / tiles.rows * kOutputs;
+        turn = tile / tiles.rows % steps;
+    }
+    __device__ __forceinline__ int step(int index) const {
+        const int turned = turn + index;
+        return turned < steps ? turned : turned - steps;
     }
     // The first row of W of one of the tile's halves.
     __device__ __forceinline__ int half(const Problem& problem, int index) const {

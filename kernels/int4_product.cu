@@ -6,8 +6,8 @@
 // a group of columns are multiplied by its scales in float32 when they are added to the total: weights are not rounded.
 //
 // The columns of a tile of 64 rows are divided into S = SPLIT * PARTS parts, the same for any number of tokens: PARTS
-// warpgroups of each of the SPLIT blocks of a cluster. Each part's sums are added ascending, and the parts in order: the
-// bits of a row's result depend on the matrix alone, not on the rows beside it. A block has ROW_GROUPS tiles at a time,
+// warpgroups of each of the SPLIT blocks of a cluster. Each part's sums are added ascending from a column on that depends
+// on the tile, and the parts in order: the bits of a row's result depend on the matrix alone, not on the rows beside it. A block has ROW_GROUPS tiles at a time,
 // which share x; SHARERS blocks with the same columns copy x for each other. One thread copies pieces of 128 columns
 // through a ring of stages.
 //

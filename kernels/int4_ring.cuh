@@ -19,6 +19,8 @@ constexpr int kTeam = PARTS * 128;         // the threads of a tile
 constexpr int kPlaneBytes = TOKENS * 128;  // of 64 columns of x
 constexpr int kInputBytes = 2 * kPlaneBytes;
 constexpr int kHalfTile = kTileBytes / 2;  // the unit of gates
+constexpr int kTurnedTiles = 8;            // adjacent tiles whose columns are added in the same order
+static_assert(kTurnedTiles % (SHARERS * ROW_GROUPS) == 0, "which depends on the matrix alone");
 static_assert(STAGES >= 2, "a warpgroup waits for the next stage before it releases its own");
 
 // Shared memory: the rings of x and of weights, sums [ROW_GROUPS][PARTS][TOKENS][kPitch], scales [TOKENS], a full and an
@@ -80,7 +82,7 @@ struct Producer {
         const int longest = problem.longest(), ahead = min(STAGES, longest);
         for (int i = 0; i < ahead; i++) copy_weights(problem.own(problem.first()), i, i);
         wait_for_predecessors();
-        for (int i = 0; i < ahead; i++) copy_inputs(i, i);
+        for (int i = 0; i < ahead; i++) copy_inputs(problem.first(), i, i);
         Ring<STAGES> ring(1);
         for (int i = 0; i < ahead; i++) ring.advance();
         int done = ahead;
@@ -88,7 +90,7 @@ struct Producer {
             for (int i = done; i < longest; i++, ring.advance()) {
                 barrier_wait(shared.empty(ring.stage), ring.parity);
                 copy_weights(problem.own(tile), i, ring.stage);
-                copy_inputs(i, ring.stage);
+                copy_inputs(tile, i, ring.stage);
             }
         }
     }
@@ -112,6 +114,13 @@ struct Producer {
     }
 
 private:
+    // Which of a part's steps is number `index`: blocks with other tiles begin elsewhere, for all would ask L2 for the
+    // same columns of x at once. Those that share x have tiles of one group.
+    __device__ __forceinline__ int turned(int tile, int part, int index) const {
+        const int length = problem.length(part), step = index + tile / kTurnedTiles % length;
+        return problem.begin(part) + (step < length ? step : step - length);
+    }
+
     // Calls `act` with tile, step and warpgroup for each tile of W that a stage has.
     template <typename Act>
     __device__ __forceinline__ void for_tiles(int first, int stage_step, Act act) const {
@@ -120,7 +129,7 @@ private:
         for (int part = 0; part < PARTS; part++) {
             if (stage_step >= problem.length(part)) continue;
             for (int row_group = 0; row_group < present; row_group++) {
-                act(first + row_group, problem.begin(part) + stage_step, row_group * PARTS + part);
+                act(first + row_group, turned(first, part, stage_step), row_group * PARTS + part);
             }
         }
     }
@@ -147,11 +156,11 @@ private:
         const long long tile = static_cast<long long>(index / 2) * problem.steps + step;
         return matrix + tile * kTileBytes + index % 2 * kHalfTile;
     }
-    __device__ __forceinline__ void copy_inputs(int step, int stage) const {
+    __device__ __forceinline__ void copy_inputs(int tile, int step, int stage) const {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             if (step >= problem.length(part)) continue;
-            const int plane = 2 * (problem.begin(part) + step);
+            const int plane = 2 * turned(tile, part, step);
 #if SHARERS > 1
             // One plane for both blocks, each of which copies the other.
             const unsigned ranks = (1u << problem.rank) | (1u << (problem.rank + SPLIT));

@@ -4,7 +4,8 @@
 // A block has TOKENS rows of x and STRIPS times 16 rows of W (where gated, half of them gate's and half up's). One warp
 // copies x and codes through rings of stages, converting warps write numbers into a third ring, and a warpgroup for
 // each 64 rows of x multiplies: x is the 64-row operand, so that x is read once for many rows of W. With SPLIT > 1, the
-// blocks of a cluster have parts of W's columns. A part's sums are added ascending, and the parts in order.
+// blocks of a cluster have parts of W's columns. A part's sums are added ascending from a column on that depends on the
+// tile, and the parts in order.
 //
 // The kernel is launched while its predecessor runs (programmatic dependent launch): weights are converted before x is
 // there, as many as the rings have room for.

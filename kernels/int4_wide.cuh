@@ -66,6 +66,8 @@ struct Problem {
 
     __device__ __forceinline__ int first() const { return steps * rank / SPLIT; }
     __device__ __forceinline__ int length() const { return steps * (rank + 1) / SPLIT - first(); }
+    // The step with which the tile begins: others begin elsewhere, for all would ask L2 for the same columns of x at once.
+    __device__ __forceinline__ int turn() const { return length() > 0 ? tile % length() : 0; }
     // Strips of each half that the tile has.
     __device__ __forceinline__ int present() const { return min(kOwnStrips, strips - tile * kOwnStrips); }
 };
@@ -82,6 +84,7 @@ struct Producer {
     const char* source;  // of the next step
     int bytes = 0;
     int place = 0;  // in a stage
+    int copied = problem.turn(), multiplied = copied;  // the next steps whose codes and x are copied
     Ring<INPUT_STAGES> input_ring{1};
     Ring<CODE_STAGES> code_ring{1};
 
@@ -95,7 +98,7 @@ struct Producer {
         if (end <= begin) return;
         bytes = (end - begin) * kStripBytes;
         place = (half * kOwnStrips + begin - first) * kStripBytes;
-        source += (static_cast<long long>(tile) * problem.steps + problem.first()) * kTileBytes +
+        source += (static_cast<long long>(tile) * problem.steps + problem.first() + copied) * kTileBytes +
                   (begin - tile * kTileStrips) * kStripBytes;
     }
 
@@ -105,8 +108,9 @@ struct Producer {
         for (int i = 0; i < ahead; i++) copy_codes();
         wait_for_predecessors();
         for (int i = 0; i < problem.length(); i++) {
-            copy_inputs(2 * i);
-            copy_inputs(2 * i + 1);
+            copy_inputs(2 * multiplied);
+            copy_inputs(2 * multiplied + 1);
+            if (++multiplied == problem.length()) multiplied = 0;
             if (i + ahead < problem.length()) copy_codes();
         }
     }
@@ -119,6 +123,7 @@ private:
         __syncwarp();
         if (bytes > 0) copy_bytes(shared.base + shared.codes(code_ring.stage) + place, source, bytes, full);
         source += kTileBytes;
+        if (++copied == problem.length()) copied = 0, source -= static_cast<long long>(problem.length()) * kTileBytes;
         code_ring.advance();
     }
     __device__ __forceinline__ void copy_inputs(int plane) {

@@ -2,25 +2,19 @@
 
 For each matrix of an 8B model and each number of rows, a CUDA graph multiplies by copies of the matrix in turn, so that
 L2 holds none of them; launches overlap, as in a step. TB/s count the bytes of codes and scales. Then whole layers with
-the fastest variants, and kernels that leave something out.
+the fastest variants. What kernels wait for is measured by `bench.products.int4_trials`.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import hashlib
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -32,6 +26,7 @@ from runner_svc.cuda.int4.dequantize import Dequantize
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant, product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix, packed
+from runner_svc.cuda.int4.stream_variant import MOST_ROWS, StreamVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
@@ -102,14 +97,25 @@ def variants(shape: Shape, tokens: int, tile_bytes: int) -> list[Variant]:
             variant = Int4Variant(tokens, form.row_groups, form.parts, split, form.blocks, tile_bytes, *form[3:])
             if variant.stages >= 2:
                 found.append(variant)
+    if tokens <= MOST_ROWS:
+        found += streams(shape, tile_bytes)
     if tokens >= 64:
         sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, tile_bytes, shape.epilogue)
         found.append(WideVariant.choose(module.num_multiprocessors(), tokens, *sizes))
     return found
 
 
+def streams(shape: Shape, tile_bytes: int) -> list[Variant]:
+    """Returns the variant of `int4_stream`, if there is one."""
+    tiles, steps = shape.rows // TILE_ROWS, shape.columns // STEP
+    found = StreamVariant.choose(module.num_multiprocessors(), tiles, steps, tile_bytes, shape.epilogue)
+    return [found] if found.fits else []
+
+
 def label(variant: Variant) -> str:
     """Returns how a variant is named in the output."""
+    if isinstance(variant, StreamVariant):
+        return f"stream{variant.strips}x{variant.units}.{variant.stages}"
     if isinstance(variant, WideVariant):
         return f"wide{variant.strips}.{variant.split}"
     form = f"{variant.row_groups}.{variant.parts}.{variant.split}/{variant.blocks}.{variant.launched}"
@@ -137,7 +143,7 @@ class Work:
         self.out = torch.empty(MAX_ROWS, 14336, device="cuda", dtype=BF16)
         self.residual = torch.zeros(MAX_ROWS, 4096, device="cuda", dtype=BF16)
         self.norm = torch.ones(4096, device="cuda", dtype=BF16)
-        self.squares = torch.rand(64, MAX_ROWS, device="cuda")
+        self.squares = torch.rand(128, MAX_ROWS, device="cuda")
 
     def launch(self, products: Int4Products, shape: Shape, weight: PackedInt4Matrix, tokens: int) -> None:
         x = self._rows(self.x, tokens, shape.columns)
@@ -184,7 +190,7 @@ def compile_one(key: Key) -> str:
     """Compiles a kernel into CuPy's cache; returns an error."""
     variant, epilogue, out, group, scale, zeros = key
     try:
-        module.load("int4_product", product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
+        module.load(variant.kernel, product_defines(variant, epilogue, "silu", BF16, out, group, scale, zeros))
     except Exception as error:
         return f"{key}: {error}"
     return ""
@@ -212,50 +218,6 @@ def time_dequantization(work: Work) -> None:
 
     microseconds = median_microseconds(captured(run), 5, 2) / len(weights)
     print(f"dequantized: {microseconds:.1f} us gate-up", flush=True)
-
-
-CONSUMER = "int4_consumer.cuh"
-# The numbers are combined instead, for the compiler would leave out what nothing uses.
-NO_PRODUCTS = (
-    "Product::multiply(sums, a[chunk % 2][f], x, !begins || f > 0);",
-    "for (int i = 0; i < 4; i++) sums[f] = __uint_as_float(__float_as_uint(sums[f]) ^ a[chunk % 2][f][i] ^ x);",
-)
-NO_NUMBERS = ("minus<SCALAR>(raised<SCALAR>(words[f] >> 4 * i), zero[i % 2])", "words[f]")
-TRIALS = {"whole": (), "no products": (NO_PRODUCTS,), "no numbers": (NO_NUMBERS,), "neither": (NO_PRODUCTS, NO_NUMBERS)}
-"""What the kernel leaves out, to find what it waits for."""
-
-
-@contextmanager
-def changed_kernels(changes: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Compiles kernels with changes of a header, each of which must be there once."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(shutil.copytree(module.kernel_folder(), Path(name, "kernels")))
-        text = (folder / CONSUMER).read_text("utf-8")
-        for old, new in changes:
-            if text.count(old) != 1:
-                raise ValueError(f"{old!r} is in {CONSUMER} {text.count(old)} times")
-            text = text.replace(old, new)
-        (folder / CONSUMER).write_text(text, "utf-8")
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        with (
-            patch.object(module, "kernel_folder", lambda: folder),
-            patch.object(module, "headers_hash", lambda: digest),
-        ):
-            yield
-
-
-def time_trials(work: Work) -> None:
-    """Prints the times of kernels that leave something out."""
-    chosen = (
-        (8, Int4Variant(8, 1, 2, 1, 2, 4224)),
-        (64, Int4Variant(64, 2, 2, 1, 1, 4224)),
-        (128, Int4Variant(128, 2, 1, 1, 1, 4224, sharers=2)),
-    )
-    for tokens, variant in chosen:
-        for name, changes in TRIALS.items():
-            with changed_kernels(changes):
-                microseconds = work.product_time(SHAPES[0], variant, tokens)
-            print(f"T {tokens:3} gate-up, {name}: {microseconds:.1f} us", flush=True)
 
 
 def tune(rows: Sequence[int], layers: int) -> None:
@@ -288,7 +250,6 @@ def tune(rows: Sequence[int], layers: int) -> None:
                 print_layer(work, kind, chosen[kind], fewer, layers, bandwidth)
             except Exception as error:
                 print("FAILED layer", str(error)[:200], flush=True)
-    time_trials(work)
 
 
 def print_layer(work: Work, kind: str, chosen: dict[str, Variant], tokens: int, layers: int, bandwidth: float) -> None:

@@ -70,7 +70,7 @@ GROUPS = {
         captures=True,
     ),
     "int4": Group(
-        ("int4_product", "int4_wide", "int4_dequantize"),
+        ("int4_product", "int4_stream", "int4_wide", "int4_dequantize"),
         ("test_int4_offsets", "test_int4_product"),
         shards=2,
         but_not="14336 or 28672",

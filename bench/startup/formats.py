@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from runner_svc.cuda.fp8.on_load import on_gpu
+from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.products.kernels import prepared
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
@@ -31,21 +36,37 @@ class Loading:
 
 
 def time_formats(folder: Path, formats: Sequence[str], until_at: float) -> None:
-    """Prints two loads of each format, beside the second of plain weights, until a time of `time.monotonic`.
+    """Prints two loads of each format, each format in a process of its own, beside those of plain weights.
 
-    The very first load brings the checkpoint into the page cache and starts CUDA; it is not printed. The first one of a
-    format loads torch's kernels for it, some tenths of a second.
+    A format's first process may compile kernels, and the very first one brings the checkpoint into the page cache; what
+    counts is the second one: in it, the first load is that of a runner's start. It stops at a time of `time.monotonic`.
     """
-    load(folder, formats[0])
-    plain: Loading | None = None
+    plain: list[Loading] = []
     for name in formats:
-        if time.monotonic() > until_at:
-            print("no time is left for further formats", flush=True)
-            return
-        for times in ("first", "again"):
-            loading = load(folder, name)
-            plain = loading if name == PLAIN else plain
-            print(line(f"{name}, {times}", loading, plain), flush=True)
+        for kernels in ("empty", "warm"):
+            if time.monotonic() > until_at:
+                print("no time is left for further formats", flush=True)
+                return
+            loadings = _in_a_process(folder, name)
+            plain = loadings if name == PLAIN else plain
+            for index, (times, loading) in enumerate(zip(("first", "again"), loadings, strict=True)):
+                beside = plain[index] if plain else None
+                print(line(f"{name}, {kernels} caches, {times}", loading, beside), flush=True)
+
+
+def _in_a_process(folder: Path, name: str) -> list[Loading]:
+    call = f"import sys; from {__name__} import print_loads; print_loads(*sys.argv[1:])"
+    command = [sys.executable, "-c", call, str(folder), name]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [Loading(**fields) for fields in json.loads(printed.splitlines()[-1])]
+
+
+def print_loads(folder: str, name: str) -> None:
+    """Prints the first load of this process and the next one, as JSON; CUDA has started before."""
+    is_hopper()
+    torch.zeros(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    print(json.dumps([asdict(load(Path(folder), name)) for _ in range(2)]), flush=True)
 
 
 def line(name: str, loading: Loading, plain: Loading | None) -> str:
@@ -67,7 +88,7 @@ def load(folder: Path, name: str) -> Loading:
     config = ModelConfig.from_hugging_face(read_config(folder))
     with torch.no_grad():
         device = torch.device("cuda")
-        weights = load_weights(folder, config, _DTYPE, device, lambda what, share: None, OnLoad(name))
+        weights = load_weights(folder, config, _DTYPE, device, lambda what, share: None, on_gpu(OnLoad(name)))
         layers = [layer.mapped(partial(prepared, dtype=_DTYPE)) for layer in weights.layers]
         torch.cuda.synchronize()
     seconds, held = time.perf_counter() - began_at, torch.cuda.memory_allocated() - before

@@ -13,6 +13,7 @@ import torch
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.catalog.source import model_folder
 from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.fp8.on_load import on_gpu
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
@@ -116,11 +117,12 @@ def _own(
     device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
     model = _described(name, folder, config, dtype, cache_folder, options, progress)
     model.weight_formats = weight_formats(config, options.on_load)
+    on_load = on_gpu(options.on_load)
     if options.random_weights:
-        weights = random_weights(config, dtype, device.device, progress, on_load=options.on_load)
+        weights = random_weights(config, dtype, device.device, progress, on_load=on_load)
     else:
         check_experts(config, dtype, device.memory)
-        weights = load_weights(folder, config, dtype, device.device, progress, options.on_load)
+        weights = load_weights(folder, config, dtype, device.device, progress, on_load)
     launchers = CudaLaunchers(config, dtype, canonical=options.deterministic)
     products = b""
 

@@ -16,6 +16,7 @@ from runner_svc.cuda.int4.any_rows import MOST_ROWS, Int4Gated, Int4Linear  # im
 from runner_svc.cuda.int4.dequantize import Workspace
 from runner_svc.cuda.int4.few_rows import Choose, Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.timed_variants import timed
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
@@ -56,6 +57,20 @@ CASES = (
     ProductCase(8, MatrixCase(4096, 4096), ADD, (1, 4, 1, 2)),
     ProductCase(32, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, (2, 2, 2, 1), by_warps=True),
 )
+STREAMS = (
+    ProductCase(1, MatrixCase(6144, 4096), STORE, stream=132),
+    ProductCase(8, MatrixCase(6144, 4096), STORE, stream=132),
+    ProductCase(1, MatrixCase(28672, 4096), GATED, stream=132),
+    ProductCase(8, MatrixCase(28672, 4096), GATED, stream=132),
+    ProductCase(1, MatrixCase(4096, 14336), ADD, stream=132),
+    ProductCase(5, MatrixCase(4096, 14336), ADD, stream=132),
+    ProductCase(8, MatrixCase(4096, 4096), ADD, stream=132),
+    ProductCase(3, MatrixCase(4096, 4096, 32, has_zeros=True), STORE, stream=132),
+    ProductCase(7, MatrixCase(192, 576, 64, has_zeros=True, scale=F16), STORE, stream=7),
+    ProductCase(6, MatrixCase(3072, 576, 32, has_order=True, scale=F32), GATED, stream=13),
+    ProductCase(8, MatrixCase(28672, 8192, 64, has_zeros=True), GATED, stream=132),
+    ProductCase(2, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), ADD, stream=5),
+)
 WIDE = (
     *(ProductCase(tokens, MatrixCase(6144, 4096), STORE, wide=132) for tokens in (64, 128, 256)),
     *(ProductCase(tokens, MatrixCase(28672, 4096), GATED, wide=132) for tokens in (50, 128, 300)),
@@ -83,6 +98,27 @@ def _wide_products(dtype: torch.dtype = BF16) -> Int4Products:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_few_rows(case: ProductCase) -> None:
     case.check("cuda", stream())
+
+
+@needs_hopper
+@pytest.mark.parametrize("case", STREAMS, ids=str)
+def test_streams(case: ProductCase) -> None:
+    case.check("cuda", stream())
+
+
+@needs_hopper
+def test_bits_of_streams_depend_neither_on_the_number_of_rows_nor_on_neighbours() -> None:
+    _, matrix = MatrixCase(6144, 4096).packed("cuda")
+    x, found = torch.randn(8, 4096, device="cuda").to(BF16), []
+    products = Int4Products(EPS, "silu", partial(timed, 1, num_multiprocessors()))
+    for rows in (1, 2, 5, 8):
+        out = torch.full((rows, 6144), torch.nan, device="cuda")
+        products.store(stream(), ScaledRows(x[:rows], None), matrix, out)
+        found.append(out[0])
+        x[1:] = torch.randn(7, 4096, device="cuda").to(BF16)
+        x[3:] = torch.nan
+    assert found[0].isfinite().all()
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @needs_hopper
@@ -162,11 +198,13 @@ def test_any_number_of_rows_with_gates(rows: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "choose"),
     [
+        (1, partial(timed, 1, 132)),
+        (8, partial(timed, 1, 132)),
         (33, partial(Int4Variant.choose, 2)),
         (33, partial(WideVariant.choose, 132)),
         (128, partial(WideVariant.choose, 132)),
     ],
-    ids=["tiles", "wide", "most"],
+    ids=["row", "streams", "tiles", "wide", "most"],
 )
 def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(rows: int, choose: Choose) -> None:
     """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""

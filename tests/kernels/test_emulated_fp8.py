@@ -16,12 +16,15 @@ from runner_svc.cuda import tensor_map
 from runner_svc.cuda.fp8 import many, norm, product, rows, scale
 from runner_svc.cuda.fp8.linear import FEW, Fp8Linear
 from runner_svc.cuda.fp8.norm import Fp8Norm
+from runner_svc.cuda.fp8.on_load import GpuOnLoad, quantize_fp8
 from runner_svc.cuda.fp8.product import Fp8Products, fits
 from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.interface.products.linear_launchers import QuantizedRows, Sums
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, StaticRounding, TokenRounding, to_e4m3
-from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8_blocks
+from runner_svc.weights.fp8_matrix import Fp8Matrix, to_fp8, to_fp8_blocks
+from runner_svc.weights.on_load import OnLoad
+from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.fp8_cases import block_scaled_mm, check_activated_rows, check_norm_of_sums
 from tests.support.scaled_twins import scaled_numbers, scaled_twin
@@ -227,3 +230,26 @@ def test_norm(rounding: Rounding, adds: bool) -> None:
     numbers = out.codes.float() * scales
     differs = (numbers - rounding.rounded(normed)).abs() > 1e-6
     assert differs.float().mean() < 0.02  # a sum in another order may round a number of bf16 differently
+
+
+def test_weights_are_quantized_as_by_torch() -> None:
+    weight = torch.randn(24, 272).to(torch.bfloat16)
+    weight[3], weight[5, 7], weight[6, 1], weight[9] = 0.0, 1000.0, torch.nan, torch.finfo(torch.bfloat16).tiny
+    expected, found = to_fp8(weight), quantize_fp8(PlainMatrix(weight))
+    assert found is not None
+    assert torch.equal(found.codes.view(torch.uint8)[:6], expected.codes.view(torch.uint8)[:6])
+    assert torch.equal(found.codes.float().isnan().any(dim=1), expected.codes.float().isnan().any(dim=1))
+    rows = torch.arange(24) != 6
+    assert torch.equal(found.codes.view(torch.uint8)[rows], expected.codes.view(torch.uint8)[rows])
+    assert torch.equal(found.scales[rows], expected.scales[rows])
+
+
+def test_what_the_kernel_lacks_is_quantized_by_torch() -> None:
+    plain = PlainMatrix(torch.randn(24, 40).to(torch.bfloat16))
+    assert quantize_fp8(plain) is None
+    assert quantize_fp8(PlainMatrix(torch.randn(24, 48))) is None
+    for layers in ("fp8", "fp8-block", "int4", "none"):
+        of_gpu, of_torch = GpuOnLoad(layers).layer_matrix(plain), OnLoad(layers).layer_matrix(plain)
+        assert torch.equal(of_gpu.dequantized(), of_torch.dequantized())
+    assert isinstance(GpuOnLoad(head=True).head_matrix(PlainMatrix(torch.randn(8, 48))), Fp8Matrix)
+    assert isinstance(GpuOnLoad().head_matrix(plain), PlainMatrix)

@@ -44,6 +44,11 @@ CASES = {
     "wide": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, wide=3),
     "two passes": ProductCase(130, MatrixCase(320, 320, 32, has_order=True), GATED, wide=3),
     "added wide": ProductCase(30, MatrixCase(192, 320), ADD, wide=3),
+    # Warps without columns; blocks of one and of two units; units that lack strips; a row alone.
+    "streams": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, stream=3),
+    "streams of gates": ProductCase(7, MatrixCase(576, 1216, 32, has_order=True), GATED, stream=4),
+    "added streams": ProductCase(1, MatrixCase(192, 2048), ADD, stream=2),
+    "streams of a row": ProductCase(1, MatrixCase(320, 1088, has_zeros=True), STORE, stream=2),
     "most": ProductCase(101, MatrixCase(64, 256, scale=torch.float32), STORE, (1, 1, 1, 1)),
 }
 

@@ -8,6 +8,7 @@ import torch
 from runner_svc.cuda.int4.dequantize import dequantize_defines
 from runner_svc.cuda.int4.few_rows import product_defines
 from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.stream_variant import StreamVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.int4_cases import ADD, GATED, STORE
@@ -58,6 +59,16 @@ def test_products_by_warps(tokens: int, group: int) -> None:
     variant = Int4Variant(tokens, 1, 4, 1, 1, 4096 + 128 // group * 192, by_warps=True)
     defines = product_defines(variant, ADD, "silu", BF16, BF16, group, F16, True)
     compiled("int4_product", "sm_90a", defines)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "form"), choice([(t, f) for t in (96, 448) for f in FORMATS], in_ci=[(448, FORMATS[2])])
+)
+def test_streams(tiles: int, form: tuple[str, int, torch.dtype, bool]) -> None:
+    epilogue, group, scale, has_zeros = form
+    variant = StreamVariant.choose(132, tiles, 32, 4096 + 128 // group * 64 * (scale.itemsize + has_zeros), epilogue)
+    defines = product_defines(variant, epilogue, "silu", BF16, BF16, group, scale, has_zeros)
+    compiled("int4_stream", "sm_90a", defines)
 
 
 WIDE = [(tokens, form, tiles) for tokens in (64, 128) for form in FORMATS for tiles in (64, 96, 448)]

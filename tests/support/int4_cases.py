@@ -10,6 +10,7 @@ from torch import Tensor
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix, packed
+from runner_svc.cuda.int4.stream_variant import StreamVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.weights.int4_matrix import Int4Matrix
@@ -55,7 +56,8 @@ class MatrixCase:
 class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
-    With `wide`, the kernel is that of many rows, for this number of multiprocessors.
+    With `wide`, the kernel is that of many rows, for this number of multiprocessors; with `stream`, that of streams,
+    likewise.
     """
 
     tokens: int
@@ -66,6 +68,7 @@ class ProductCase:
     by_warps: bool = False
     prefetched: int = 0
     wide: int = 0
+    stream: int = 0
 
     @property
     def variant(self) -> Variant:
@@ -74,6 +77,8 @@ class ProductCase:
         sizes = (self.tokens, -(-self.case.rows // TILE_ROWS), -(-self.case.columns // STEP), tile_bytes, self.epilogue)
         if self.wide:
             return WideVariant.choose(self.wide, *sizes)
+        if self.stream:
+            return StreamVariant.choose(self.stream, *sizes[1:])
         tokens = next(tokens for tokens in (8, 16, 32, 64, 128) if tokens >= self.tokens)
         return Int4Variant(
             tokens,

@@ -14,6 +14,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
+from runner_svc.cuda.int4.stream_variant import StreamVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
@@ -21,7 +22,7 @@ from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 
-Variant = Int4Variant | WideVariant
+Variant = Int4Variant | WideVariant | StreamVariant
 
 Choose = Callable[[int, int, int, int, str], Variant]
 """Returns the variant for rows of x, tiles of W's rows and of its columns, bytes of a tile, and the epilogue."""
@@ -135,7 +136,7 @@ class Int4Products:
         self._kernel(variant, epilogue, out.dtype, matrix.group, matrix.scale_dtype, matrix.has_zeros)(
             stream,
             variant.grid(tiles, num_multiprocessors(), num_tokens),
-            self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.planes),
+            *self._inputs(variant, rows),
             matrix.tiles.data_ptr(),
             address_of(x.squares),
             len(x.squares) if x.squares is not None else 0,
@@ -152,6 +153,13 @@ class Int4Products:
             out.stride(0),
             num_tokens,
         )
+
+    def _inputs(self, variant: Variant, rows: Tensor) -> tuple[bytes] | tuple[int, int, int]:
+        """Returns the kernel's first arguments, `rows` as it reads them."""
+        num_tokens, width = rows.shape
+        if isinstance(variant, StreamVariant):
+            return rows.data_ptr(), rows.stride(0), width
+        return (self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.planes),)
 
     def _variant(self, num_tokens: int, matrix: PackedInt4Matrix, epilogue: str) -> Variant:
         tiles, steps, tile_bytes = matrix.tiles.shape
@@ -170,9 +178,9 @@ class Int4Products:
         return Kernel(
             load(variant.kernel, defines),
             variant.kernel,
-            # map of x; matrix; squares, number, 1 / width, eps; out, bias, residual, norm, squares; steps, tiles,
+            # x; matrix; squares, number, 1 / width, eps; out, bias, residual, norm, squares; steps, tiles,
             # outputs, stride of out, tokens
-            "128sPPiffPPPPPiiiii",
+            variant.inputs + "PPiffPPPPPiiiii",
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 _TOKENS = (8, 16, 32, 64, 128)
 _PARTS = (1, 2, 4, 8)
-# Warpgroups with something to do, about four for each multiprocessor.
-_ENOUGH_WARPGROUPS = 512
+# Warpgroups with something to do, more than three for each multiprocessor.
+_ENOUGH_WARPGROUPS = 440
 # Tiles of a part of W's columns: with fewer, adding the parts takes longer than what they save.
 _FEWEST_STEPS = 8
 # Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
@@ -42,6 +42,8 @@ class Int4Variant:
     by_warps: bool = False
     """Whether each warp multiplies on its own (mma.sync); otherwise, warpgroups do (wgmma). The bits are the same."""
 
+    inputs: ClassVar[str] = "128s"
+    """How x is given, as in `Kernel`: a map."""
     kernel: ClassVar[str] = "int4_product"
     outputs: ClassVar[int] = 64
     """Outputs of a tile for each row of x, where not gated."""

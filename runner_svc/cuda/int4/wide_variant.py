@@ -35,6 +35,8 @@ class WideVariant:
     tile_bytes: int
     gated: bool
 
+    inputs: ClassVar[str] = "128s"
+    """How x is given, as in `Kernel`: a map."""
     kernel: ClassVar[str] = "int4_wide"
     planes: ClassVar[int] = 1
     """Planes of x that are copied at once."""

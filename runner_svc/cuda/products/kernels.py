@@ -20,9 +20,9 @@ from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.int4.any_rows import Int4Gated, Int4Linear
 from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products, fits_few_rows
-from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.offset_matrix import OffsetInt4Linear, OffsetInt4Matrix, with_offsets
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
+from runner_svc.cuda.int4.timed_variants import timed
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.products.gated_product import GatedProduct
@@ -126,7 +126,7 @@ def _int4_gated(settings: ProductSettings) -> GatedLauncher | None:
 def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | None:
     if not is_hopper() or settings.dtype is not torch.bfloat16:
         return None
-    choose = partial(Int4Variant.timed, blocks)
+    choose = partial(timed, blocks, num_multiprocessors())
     return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
 
 

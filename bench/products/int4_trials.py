@@ -1,0 +1,294 @@
+"""Times kernels of 4-bit matrices that leave something out, to find what they wait for: copies, conversion or products.
+
+`python -m bench.products.int4_trials`. Microseconds of each matrix of an 8B model, alone and rotated as in
+`bench.products.int4`; then of whole layers. Kernels that leave something out compute nothing useful.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
+from bench.common.on_gpu import require_gpu
+from bench.products.int4 import BF16, GATED, SHAPES, STORE, Form, Key, Shape, Work, compile_all, label, streams
+from runner_svc.cuda import module
+from runner_svc.cuda.int4.few_rows import Int4Products, Variant
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix
+from runner_svc.cuda.int4.wide_variant import WideVariant
+from runner_svc.interface.products.skinny_launchers import ScaledRows
+
+LAYERS = 12
+TILE_BYTES = 4224
+"""Of symmetric groups of 128 columns with scales in bfloat16."""
+
+
+class Change(NamedTuple):
+    """A change of the one place in a header that has the old text."""
+
+    header: str
+    old: str
+    new: str
+
+
+CONSUMER, STREAM = "int4_consumer.cuh", "int4_stream.cuh"
+# What is left out is combined instead, for the compiler would leave out what nothing uses.
+NO_WARPGROUP_PRODUCTS = Change(
+    CONSUMER,
+    "Product::multiply(sums, a[chunk % 2][f], x, !begins || f > 0);",
+    "for (int i = 0; i < 4; i++) sums[f] = __uint_as_float(__float_as_uint(sums[f]) ^ a[chunk % 2][f][i] ^ x);",
+)
+NO_WARPGROUP_NUMBERS = Change(CONSUMER, "minus<SCALAR>(raised<SCALAR>(words[f] >> 4 * i), zero[i % 2])", "words[f]")
+NO_PRODUCTS = Change(
+    STREAM,
+    "Tensor16<SCALAR>::mma(sums[s][chain], a, b[fragment / 2][fragment % 2 * 2],",
+    "for (int i = 0; i < 4; i++) sums[s][chain][i] = __uint_as_float(__float_as_uint(sums[s][chain][i]) ^ a[i] ^ "
+    "b[fragment / 2][fragment % 2 * 2] ^",
+)
+NO_NUMBERS = Change(STREAM, "minus<SCALAR>(raised<SCALAR>(word >> 4 * i), zero[i % 2])", "word")
+NO_COPIES = Change(STREAM, "if (!units.has(copied_unit, i)) continue;", "continue;")
+STREAM_TRIALS: Mapping[str, Sequence[Change]] = {
+    "whole": (),
+    "no products": (NO_PRODUCTS,),
+    "no numbers": (NO_NUMBERS,),
+    "copies alone": (NO_PRODUCTS, NO_NUMBERS),
+    "no copies": (NO_COPIES,),
+    "no copies, no numbers": (NO_COPIES, NO_NUMBERS),
+    "no copies, no products": (NO_COPIES, NO_PRODUCTS),
+}
+TILE_TRIALS: Mapping[str, Sequence[Change]] = {
+    "whole": (),
+    "no products": (NO_WARPGROUP_PRODUCTS,),
+    "no numbers": (NO_WARPGROUP_NUMBERS,),
+    "copies alone": (NO_WARPGROUP_PRODUCTS, NO_WARPGROUP_NUMBERS),
+}
+WIDE_TRIALS: Mapping[str, Sequence[Change]] = {
+    "whole": (),
+    "unturned": (Change("int4_wide.cuh", "return length() > 0 ? tile % length() : 0;", "return 0;"),),
+}
+MANY_ROWS = 256
+WHOLE = "whole"
+ROWS = 64
+"""Rows of x of the tiles that are tried."""
+FORMS = (Form(2, 1, 2), Form(4, 1, 1), Form(4, 1, 1, sharers=2), Form(2, 1, 2, sharers=2), Form(2, 2, 1))
+TOTALS = {"gate-up": (1, 2), "down": (4, 8), "qkv": (2, 4), "output": (4, 8)}
+"""Parts of the columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A folder of changed kernels, and what is timed of them."""
+
+    name: str
+    folder: Path
+    digest: str
+    """Of the changes; empty without one."""
+
+    @classmethod
+    def prepared(cls, parent: Path, name: str, changes: Sequence[Change]) -> Trial:
+        """Writes the folder. Raises ValueError unless each old text is there once."""
+        if not changes:
+            return cls(name, module.kernel_folder(), "")
+        folder = Path(shutil.copytree(module.kernel_folder(), parent / name.replace(" ", "-").replace(",", "")))
+        for change in changes:
+            text = (folder / change.header).read_text("utf-8")
+            if text.count(change.old) != 1:
+                raise ValueError(f"{change.old!r} is in {change.header} {text.count(change.old)} times")
+            (folder / change.header).write_text(text.replace(change.old, change.new), "utf-8")
+        return cls(name, folder, hashlib.sha256("".join(change.new for change in changes).encode()).hexdigest()[:16])
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Kernels are compiled from the folder."""
+        if not self.digest:
+            yield
+            return
+        with (
+            patch.object(module, "kernel_folder", lambda: self.folder),
+            patch.object(module, "headers_hash", lambda: self.digest),
+        ):
+            yield
+
+
+def keys(variants: Sequence[tuple[Variant, str]]) -> list[Key]:
+    """Returns what is compiled for the variants and their epilogues."""
+    return [(variant, epilogue, BF16, 128, BF16, False) for variant, epilogue in variants]
+
+
+def tile_variants(shape: Shape) -> list[Variant]:
+    """Returns the variants of `int4_product` for 64 rows."""
+    found: list[Variant] = []
+    for form in FORMS:
+        for total in TOTALS[shape.name]:
+            split = total // form.parts
+            if total % form.parts or split * form.sharers > 8 or (split > 1 and shape is SHAPES[0]):
+                continue
+            one = Int4Variant(ROWS, form.row_groups, form.parts, split, form.blocks, TILE_BYTES, *form[3:])
+            if one.stages >= 2:
+                found.append(one)
+    return found
+
+
+def tile_trial(trial: Trial) -> list[tuple[Shape, Variant]]:
+    """Returns what is timed: all of whole kernels, else gate-up."""
+    shapes = SHAPES if trial.name == WHOLE else SHAPES[:1]
+    return [(shape, one) for shape in shapes for one in tile_variants(shape)]
+
+
+def stream_trial(trial: Trial) -> list[tuple[Shape, Variant]]:
+    """Returns what is timed: all of whole kernels, else the large matrices."""
+    shapes = SHAPES if trial.name == WHOLE else SHAPES[:2]
+    return [(shape, one) for shape in shapes for one in streams(shape, TILE_BYTES)]
+
+
+def try_variants(work: Work, trial: Trial, tried: Sequence[tuple[Shape, Variant]], tokens: int) -> None:
+    """Prints microseconds of the products, and of a layer with the fastest variants of whole kernels."""
+    times: dict[Shape, dict[Variant, float]] = {}
+    for shape, variant in tried:
+        times.setdefault(shape, {})[variant] = work.product_time(shape, variant, tokens)
+    for shape, found in times.items():
+        shown = " ".join(f"{label(one)} {us:.1f}" for one, us in sorted(found.items(), key=lambda pair: pair[1]))
+        print(f"T {tokens:2} {shape.name:7} {trial.name}: {shown}", flush=True)
+    if trial.name == WHOLE:
+        fastest = {shape.name: min(found, key=found.__getitem__) for shape, found in times.items()}
+        print(f"T {tokens:2} layer: {work.layer_time(fastest, tokens, LAYERS):.1f} us", flush=True)
+
+
+def wide_trial() -> list[tuple[Shape, Variant]]:
+    """Returns the variants for 256 rows, which add nothing."""
+    multiprocessors, found = module.num_multiprocessors(), list[tuple[Shape, Variant]]()
+    for shape in SHAPES:
+        kept = shape if shape.epilogue == GATED else replace(shape, epilogue=STORE)
+        sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
+        chosen = WideVariant.choose(multiprocessors, MANY_ROWS, *sizes, kept.epilogue)
+        found.append((kept, chosen))
+        if shape.epilogue == GATED:  # smaller tiles leave registers to more warps that convert
+            found += [(kept, replace(chosen, strips=strips, converters=7)) for strips in (8, 10, 12)]
+    return found
+
+
+def try_wide(work: Work, trial: Trial) -> None:
+    """Prints microseconds of the products of 256 rows."""
+    shown = []
+    for shape, variant in wide_trial():
+        products = Int4Products(1e-5, "silu", lambda *sizes, one=variant: one, overlap=True)
+        x = torch.randn(MANY_ROWS, shape.columns, device="cuda").to(BF16)
+        out = torch.empty(MANY_ROWS, shape.rows // (1 + (shape.epilogue == GATED)), device="cuda", dtype=BF16)
+        launch = partial(launch_all, products, shape.epilogue, x, work.weights[shape.name], out)
+        microseconds = median_microseconds(captured(launch), 15, 5) / len(work.weights[shape.name])
+        shown.append(f"{shape.name} {label(variant)} {microseconds:.1f}")
+    print(f"T {MANY_ROWS} {trial.name}: {', '.join(shown)} us", flush=True)
+
+
+def launch_all(
+    products: Int4Products, epilogue: str, x: Tensor, weights: Sequence[PackedInt4Matrix], out: Tensor
+) -> None:
+    """Multiplies by each of the matrices."""
+    for weight in weights:
+        products.launch(torch.cuda.current_stream().cuda_stream, epilogue, ScaledRows(x, None), weight, out)
+
+
+def tile_layers() -> dict[tuple[int, int], dict[str, Variant]]:
+    """Returns what `int4_product` is timed as at start, by rows of x and blocks of a multiprocessor."""
+    return {
+        (tokens, blocks): {
+            shape.name: Int4Variant.timed(blocks, tokens, shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
+            for shape in SHAPES
+        }
+        for tokens in (8, 64)
+        for blocks in (1, 2)
+    }
+
+
+def time_tile_layers(work: Work) -> None:
+    """Prints microseconds of layers of `int4_product`, and of their products."""
+    for (tokens, blocks), chosen in tile_layers().items():
+        shown = " ".join(f"{shape.name} {work.product_time(shape, chosen[shape.name], tokens):.1f}" for shape in SHAPES)
+        layer = work.layer_time(chosen, tokens, LAYERS)
+        print(f"T {tokens} layer of int4_product, {blocks} a multiprocessor: {layer:.1f} us; {shown}", flush=True)
+
+
+def layers_of_tiles() -> list[tuple[Shape, Variant]]:
+    """Returns the variants of `tile_layers`."""
+    return [(shape, chosen[shape.name]) for chosen in tile_layers().values() for shape in SHAPES]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Trials of one kernel, and what each of them times."""
+
+    trials: Mapping[str, Sequence[Change]]
+    timed: Callable[[Trial], list[tuple[Shape, Variant]]]
+
+
+KINDS = {
+    "streams": Kind(STREAM_TRIALS, stream_trial),
+    "tiles": Kind(TILE_TRIALS, lambda trial: tile_trial(trial) + (layers_of_tiles() if trial.name == WHOLE else [])),
+    "wide": Kind(WIDE_TRIALS, lambda trial: wide_trial()),
+}
+
+
+def compile_kernels(kind: str, name: str, folder: str, digest: str) -> None:
+    """Compiles a trial's kernels into CuPy's cache, in a process of its own: the folder is that of a process."""
+    trial = Trial(name, Path(folder), digest)
+    with trial.used():
+        compile_all(keys([(one, shape.epilogue) for shape, one in KINDS[kind].timed(trial)]))
+
+
+def compiling(kind: str, trial: Trial) -> subprocess.Popen[bytes]:
+    """Starts a process that compiles a trial's kernels."""
+    call = f"import sys; from {__spec__.name} import compile_kernels; compile_kernels(*sys.argv[1:])"
+    return subprocess.Popen([sys.executable, "-c", call, kind, trial.name, str(trial.folder), trial.digest])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    arguments = parser.parse_args()
+    require_gpu()
+    faulthandler.dump_traceback_later(arguments.seconds, exit=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        trials: dict[str, list[Trial]] = {}
+        for kind, of_kind in KINDS.items():
+            Path(name, kind).mkdir()
+            trials[kind] = [Trial.prepared(Path(name, kind), *trial) for trial in of_kind.trials.items()]
+        processes = [compiling(kind, trial) for kind, of_kind in trials.items() for trial in of_kind]
+        work = Work(LAYERS)
+        print(f"copy {copy_bandwidth():.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
+        for process in processes:
+            process.wait()
+        print(f"compiled after {time.monotonic() - begin:.1f} s", flush=True)
+        for trial in trials["streams"]:
+            with trial.used():
+                for tokens in (1, 8) if trial.name == WHOLE else (8,):
+                    try_variants(work, trial, stream_trial(trial), tokens)
+        time_tile_layers(work)
+        for trial in trials["wide"] * 2:
+            with trial.used():
+                try_wide(work, trial)
+        for trial in trials["tiles"]:
+            with trial.used():
+                try_variants(work, trial, tile_trial(trial), ROWS)
+    print(f"{time.monotonic() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""The variants of products with 4-bit matrices that are timed at start."""
+
+from __future__ import annotations
+
+from runner_svc.cuda.int4.int4_variant import Int4Variant
+from runner_svc.cuda.int4.stream_variant import MOST_ROWS, StreamVariant
+
+
+def timed(
+    blocks: int, multiprocessors: int, num_tokens: int, tiles: int, steps: int, tile_bytes: int, epilogue: str
+) -> Int4Variant | StreamVariant:
+    """Returns what is timed as `blocks`, 1 or 2 of a multiprocessor, for x of `num_tokens` rows.
+
+    W has `tiles` by `steps` tiles of `tile_bytes`. Streams have one block, and up to 8 rows.
+    """
+    if blocks == 1 and num_tokens <= MOST_ROWS:
+        stream = StreamVariant.choose(multiprocessors, tiles, steps, tile_bytes, epilogue)
+        if stream.fits:
+            return stream
+    return Int4Variant.timed(blocks, num_tokens, tiles, steps, tile_bytes)
