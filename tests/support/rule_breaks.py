@@ -110,9 +110,10 @@ SOURCES = [
      "(of_pairs.unsqueeze(-1)).clamp_(min=LEAST_EXPONENT)", "(of_pairs.unsqueeze(-1))"),
     ("hidden positions have the least weight", "attention", WEIGHTED, "masked.mul_(group.visible)", "pass"),
     ("sums of p in another order", "attention", WEIGHTED, "scores.sum(dim=-1)", "scores.flip(-1).sum(dim=-1)"),
-    ("values of half segments", "attention", WEIGHTED,
+    # Some machines' bmm adds halves of its columns itself: 102 of 256 is no block of any.
+    ("values of parts of segments", "attention", WEIGHTED,
      "torch.bmm(weights, values[:, :, head], out=products[head, part.pairs])",
-     "half = part.keys // 2\n            products[head, part.pairs] = torch.bmm(weights[..., :half], "
+     "half = part.keys * 2 // 5\n            products[head, part.pairs] = torch.bmm(weights[..., :half], "
      "values[:, :half, head]) + torch.bmm(weights[..., half:], values[:, half:, head])"),
     ("segments added in descending order", "attention", ATTENTION + "_over_segments",
      "(segments, -1)).unbind(1))", "(segments, -1)).unbind(1))[::-1]"),
@@ -180,7 +181,14 @@ RULES = [
             ),
         ),
     ),
-    Rule("segments of 128", "attention", value(128, PLAN + "SEGMENT", ATTENTION + "SEGMENT")),
+    Rule(
+        "segments of 64",
+        "attention",
+        both(
+            value(64, PLAN + "SEGMENT", ATTENTION + "SEGMENT"),
+            source(PLAN + "CanonicalPlanner.__init__", "max(block_size, keys)", "min(64, max(block_size, keys))"),
+        ),
+    ),
     Rule(
         "segments by the number of queries",
         "positions alone",
@@ -191,6 +199,7 @@ RULES = [
                 "    windows = {",
                 "    from runner_svc.attention import canonical_plan\n"
                 "    globals()['SEGMENT'] = canonical_plan.SEGMENT = 128 if counts.max() == 1 else 256\n"
+                "    self._planner._unit = min(self._planner._unit, 128)\n"  # 256 where a machine needs it
                 "    windows = {",
             ),
         ),

@@ -227,7 +227,7 @@ def test_the_service_pins_before_torch_is_imported() -> None:
 
 @pytest.mark.skipif(not FULL, reason="imports torch in two processes")
 def test_products_that_are_not_pinned_are_refused() -> None:
-    """With MKL's code for AVX2. With that for AVX-512 they are the same, pinned or not."""
+    """With MKL's code for AVX2 on Intel's processors. With that for AVX-512, and on others, pinning makes no difference."""
     question = "from tests.support.deterministic_cpu import refusal; print(refusal())"
     avx2 = {**LEVELS["AVX2"], "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"}
     found = []
@@ -238,4 +238,6 @@ def test_products_that_are_not_pinned_are_refused() -> None:
         asked = subprocess.run([sys.executable, "-c", question], env=variables, capture_output=True, text=True)
         assert not asked.returncode, asked.stderr
         found.append(asked.stdout.strip())
+    if found == ["", ""] and "GenuineIntel" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("MKL's products are the same here, pinned or not")
     assert "the bits of MKL's products in attention depend" in found[0] and found[1] == ""
