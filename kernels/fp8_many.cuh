@@ -123,13 +123,15 @@ struct Place {
     int column;
     int steps;
     int turn;  // the step with which the tile begins: all would ask L2 for the same columns of x at once
+    static constexpr bool kTurns = !(GROUPED && SPLIT == 2);  // there it would spill registers
 
     __device__ __forceinline__ Place(const Tiles& tiles, int tile, Member member, int steps) : steps(steps) {
         row = (tile % tiles.rows * CLUSTER_ROWS + member.row) * kRows;
         column = tile / tiles.rows * kOutputs;
-        turn = tile / tiles.rows % steps;
+        turn = kTurns ? tile / tiles.rows % steps : 0;
     }
     __device__ __forceinline__ int step(int index) const {
+        if (!kTurns) return index;
         const int turned = turn + index;
         return turned < steps ? turned : turned - steps;
     }

@@ -227,7 +227,7 @@ def test_the_service_pins_before_torch_is_imported() -> None:
 
 @pytest.mark.skipif(not FULL, reason="imports torch in two processes")
 def test_products_that_are_not_pinned_are_refused() -> None:
-    """With MKL's code for AVX2 on Intel's processors. With that for AVX-512, and on others, pinning makes no difference."""
+    """With MKL's code for AVX2 on Intel's processors; otherwise pinning makes no difference."""
     question = "from tests.support.deterministic_cpu import refusal; print(refusal())"
     avx2 = {**LEVELS["AVX2"], "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"}
     found = []
