@@ -46,6 +46,7 @@ class OverlappingExecutor:
     def submit(self, job: Job) -> None:
         """Executes the job, or launches its plan."""
         if isinstance(job, Stop):
+            self._runner.release_held()
             self.finished.extend(self._plans.finish_all())
             self._stopped = True
             return
@@ -56,13 +57,16 @@ class OverlappingExecutor:
             if isinstance(job, TakeMasks):
                 self._plans.hand_masks(job)
                 return
+            self._runner.finish_copies() if isinstance(job, TakeSnapshot) else self._runner.release_held()
             self.finished.extend(self._plans.finish_all())
             if isinstance(job, TakeSnapshot):
                 snapshot = self._runner.snapshot()
                 self.finished.append(plan_pb2.ToScheduler(session=job.session, snapshot=snapshot))
             elif isinstance(job, BeginSession):
-                self._runner.resume() if job.resume else self._runner.reset()
+                begin = self._runner.resume if job.resume else self._runner.reset
+                begin(job.naming_secret)
         except Exception as error:
+            self._runner.release_held()
             self.finished.extend(self._plans.finish_all())  # the fault follows the results of earlier plans
             self.finished.append(fault_of(job.session, error))
 
@@ -74,6 +78,7 @@ class OverlappingExecutor:
         return len(plans) > 0 and not plans.oldest_awaits_masks
 
     def _launch(self, job: ExecutePlan) -> None:
+        self._runner.release_held()
         while len(self._plans) >= self._runner.max_depth and not self._plans.oldest_awaits_masks:
             self.finished.append(self._plans.take_result())
         self._plans.launch(job)
