@@ -19,6 +19,22 @@ _HOST_SHARE = 0.1
 _LEFT_BYTES = 256 << 20
 
 
+class GpuSideStream:
+    """Implements `runner_svc.interface.device.SideStream`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self.handle: int = self._stream.cuda_stream
+
+    def record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        self._stream.wait_event(event)
+
+
 class GpuDevice:
     """One GPU and the stream that all steps are launched on."""
 
@@ -57,6 +73,19 @@ class GpuDevice:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def side_stream(self) -> GpuSideStream:
+        """Returns another stream, of the same priority."""
+        return GpuSideStream(self.device)
+
+    def lock(self, memory: Tensor) -> None:
+        """Page-locks a tensor of the host, for as long as the process lives: much faster than allocating it so.
+
+        Raises RuntimeError if the driver refuses.
+        """
+        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)
+        if int(status):
+            raise RuntimeError(f"page-locking {memory.numel() * memory.element_size() >> 20} MiB failed: {status}")
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Captures what `function` launches in a CUDA graph; returns its replay.

@@ -32,6 +32,7 @@ class HostTier:
         self._news: list[DoneTicket] = []  # of no result yet
         self._secret = b""
         self._faulted = False
+        self._error: Exception | None = None  # of a copy
 
     @property
     def naming_secret(self) -> bytes:
@@ -60,6 +61,20 @@ class HostTier:
         """Whether a ticket is being copied."""
         return self._copier.in_flight > 0
 
+    def look(self) -> bool:
+        """Lets a copier without threads go on; returns whether a ticket is being copied.
+
+        An error is raised where the next result asks for tickets.
+        """
+        if self._faulted or not self._copier.in_flight:
+            return False
+        try:
+            self._poll()
+        except Exception as error:
+            self._error = error
+            return False
+        return self._copier.in_flight > 0
+
     def has_news(self) -> bool:
         """Returns whether tickets are done that no result has named, or none is in flight."""
         self._poll()
@@ -77,6 +92,8 @@ class HostTier:
     def _poll(self) -> None:
         if self._faulted:
             return
+        if self._error is not None:
+            raise self._error
         for done in self._copier.take_done():
             self._tickets.end(done)
             self._news.append(done)
@@ -94,7 +111,7 @@ class HostTier:
         """Counts tickets from 1 again; empties the host pool if its blocks have other names. No copy is in flight."""
         self._copier.restart()
         self._tickets.restart()
-        self._news, self._faulted = [], False
+        self._news, self._faulted, self._error = [], False, None
         if not naming_secret or naming_secret != self._secret:
             if self._tickets.holds_any:
                 log.warning("emptied the host pool: the scheduler names its blocks with another secret")

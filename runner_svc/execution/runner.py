@@ -156,6 +156,10 @@ class Runner:
             self._held.release()
             self._held = None
 
+    def look_at_copies(self) -> bool:
+        """Lets copies go on whose backend has no thread for them; returns whether any is in flight."""
+        return self._tier is not None and self._tier.look()
+
     def wake_for_copies(self, on_done: Callable[[], None]) -> None:
         """Has `on_done` called, from any thread, when a copy is done that a held result may wait for."""
         if self._tier is not None:

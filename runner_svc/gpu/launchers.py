@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.blocks import CudaBlockCopies
 from runner_svc.cuda.canonical.log_softmax import CanonicalLogprobs
 from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.copy import CopyWords
@@ -104,6 +105,10 @@ class StepLaunchers:
     def scatter(self) -> ScatterSegments:
         """Applies changes to the slots."""
         return ScatterSegments()
+
+    def blocks(self) -> CudaBlockCopies:
+        """Copies KV blocks to and from a host pool."""
+        return CudaBlockCopies()
 
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> CudaSampler:
         """Samples from float32 logits; `writes` the drawn tokens into the token buffer `tokens`."""

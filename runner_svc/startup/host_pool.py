@@ -12,7 +12,9 @@ from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.settings.backend_for_tests import BackendForTests
 from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.loading_progress import LoadingProgress
 from runner_svc.startup.start_times import StartTimes
+from runner_svc.tiers.block_copies import DeviceCache
 from runner_svc.tiers.kv_copier import Direction, KVCopier, Tickets
 from runner_svc.tiers.thread_copier import CopyTrouble, HostCache, ThreadCopier
 
@@ -39,7 +41,7 @@ def build_copier(settings: RunnerSettings, backend: Backend, times: StartTimes) 
         )
     times.begin("making the host pool")
     began_at = time.monotonic()
-    copier = _host_copier(backend, num_host_blocks, settings.test_backend)
+    copier = _copier(backend, num_host_blocks, settings.test_backend)
     if copier.block_bytes and backend.device not in ("hash", "null"):
         copier.block_ns = measured(copier, backend.num_blocks)
     log.info(
@@ -53,9 +55,19 @@ def build_copier(settings: RunnerSettings, backend: Backend, times: StartTimes) 
     return copier
 
 
-def _host_copier(backend: Backend, num_host_blocks: int, given: BackendForTests) -> KVCopier:
+def _copier(backend: Backend, num_host_blocks: int, given: BackendForTests) -> KVCopier:
+    if isinstance(backend, DeviceCache):
+        require_room(num_host_blocks, sum(region.block_bytes for region in backend.cache_regions))
+        try:
+            with LoadingProgress() as progress:
+                return backend.host_copier(num_host_blocks, progress)
+        except RuntimeError as error:  # of torch, which has one of its own for a full GPU
+            reason = str(error).strip().splitlines()[0]
+            raise UnusableSettings(
+                f"the host pool can't be made ({reason}): lower host_kv_tokens, or gpu_memory if the GPU is full"
+            ) from error
+    assert isinstance(backend, HostCache), "every other backend has its cache here"
     trouble = CopyTrouble(given.copy_delay_ms / 1000, given.copy_lost, given.copy_seed)
-    assert isinstance(backend, HostCache), "every backend but a GPU's has its cache here"
     regions = backend.cache_regions
     require_room(num_host_blocks, sum(len(region) * region.shape[2] for region in regions))
     return ThreadCopier(regions, num_host_blocks, trouble)
