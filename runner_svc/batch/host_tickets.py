@@ -160,7 +160,7 @@ class HostTickets:
         self._outstanding[direction, self._started[direction]] = ticket
 
     def end(self, done: DoneTicket) -> None:
-        """Ends a ticket: its blocks may be used, and the tags of an offload count."""
+        """Ends a ticket: its blocks may be used, and the tags of an offload count unless it is lost."""
         ticket = self._outstanding.pop((done.direction, done.ordinal))
         if ticket.tags is None:
             self._host.count(ticket.sources, _NONE, -1)
@@ -169,7 +169,7 @@ class HostTickets:
         self._cache.count(ticket.sources, _NONE, -1)
         self._host.count(_NONE, ticket.targets, -1)
         self._tags[ticket.targets] = ticket.tags
-        self._complete[ticket.targets] = True
+        self._complete[ticket.targets] = not done.is_lost
 
     def add_to(self, snapshot: plan_pb2.Snapshot) -> None:
         """Adds the host blocks that hold something, and their tags, to the snapshot."""

@@ -96,7 +96,8 @@ class HostTier:
             raise self._error
         for done in self._copier.take_done():
             self._tickets.end(done)
-            self._news.append(done)
+            if not done.is_lost:
+                self._news.append(done)
 
     def fault(self) -> None:
         """Notes that the session has failed: tickets that are not done by now never count."""

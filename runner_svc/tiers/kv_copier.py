@@ -54,6 +54,7 @@ class DoneTicket:
     direction: Direction
     ordinal: int  # from 1, of its direction, since `restart`
     us: int  # from its first to its last copy, in microseconds
+    is_lost: bool = False  # as tests have it: no result names it, so that what it wrote does not count
 
 
 class KVCopier(Protocol):

@@ -39,7 +39,7 @@ class CopyTrouble:
     delay_s: float = 0.0
     """Longest pause before a ticket, and again in its middle."""
     lost: float = 0.0
-    """Probability that nobody hears of the end of a ticket."""
+    """Probability that no result names a ticket."""
     seed: int = 0
 
 
@@ -51,11 +51,11 @@ class _Stream:
         direction: Direction,
         pairs: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]],
         trouble: CopyTrouble,
-        ended: Callable[[DoneTicket | None], None],
+        ended: Callable[[DoneTicket], None],
     ) -> None:
         """`pairs`: where blocks are read and written, each [parts, blocks, bytes].
 
-        `ended` receives each ticket that is done, or None for one that is lost.
+        `ended` receives each ticket that is done.
         """
         self._direction, self._pairs, self._ended = direction, pairs, ended
         self._trouble, self._rng = trouble, random.Random(f"{trouble.seed} {direction.value}")
@@ -75,7 +75,7 @@ class _Stream:
     def _run(self) -> None:
         while True:
             ordinal, sources, targets = self._queue.get()
-            done = None
+            done = DoneTicket(self._direction, ordinal, 0, is_lost=True)
             if self.error is None:
                 try:
                     done = self._copied(ordinal, sources, targets)
@@ -83,7 +83,7 @@ class _Stream:
                     self.error = error
             self._ended(done)
 
-    def _copied(self, ordinal: int, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> DoneTicket | None:
+    def _copied(self, ordinal: int, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> DoneTicket:
         self._dawdle()
         began_at_ns = time.perf_counter_ns()
         for index, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
@@ -93,7 +93,7 @@ class _Stream:
                 written[:, target] = read[:, source]
         us = (time.perf_counter_ns() - began_at_ns) // 1000
         lost = self._trouble.lost > 0 and self._rng.random() < self._trouble.lost
-        return None if lost else DoneTicket(self._direction, ordinal, us)
+        return DoneTicket(self._direction, ordinal, us, lost)
 
     def _dawdle(self) -> None:
         if self._trouble.delay_s:
@@ -159,10 +159,9 @@ class ThreadCopier:
             if stream.error is not None:
                 raise stream.error
 
-    def _end(self, done: DoneTicket | None) -> None:
+    def _end(self, done: DoneTicket) -> None:
         with self._changed:
-            if done is not None:
-                self._done.append(done)
+            self._done.append(done)
             self._in_flight -= 1
             self._changed.notify_all()
         if self.on_done is not None:

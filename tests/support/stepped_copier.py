@@ -61,10 +61,9 @@ class SteppedCopier:
         if pairs:
             return False
         self._queues[direction].popleft()
-        if self._rng is not None and self._rng.random() < self._lost:
-            self.num_lost += 1
-        else:
-            self._done.append(DoneTicket(direction, ordinal, 1))
+        lost = self._rng is not None and self._rng.random() < self._lost
+        self.num_lost += lost
+        self._done.append(DoneTicket(direction, ordinal, 1, lost))
         return True
 
     def copy_all(self, direction: Direction) -> None:
