@@ -1,0 +1,127 @@
+"""Copies of KV blocks between a GPU's cache and a page-locked host pool: kernel, copier, and a model's steps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner_svc.tiers.block_copies import Region
+from runner_svc.tiers.kv_copier import Direction, Tickets
+from tests.support.block_moves import MOVES, MoveCase, bytes_of, check_moves
+from tests.support.host_copies import check_prefix, check_steps
+from tests.support.tiny_models import make_tiny_model
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda.blocks import CudaBlockCopies  # imports CuPy
+from runner_svc.cuda.device import GpuDevice
+from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.block_copier import BlockCopier
+from tests.support.gpu_backends import FAMILIES, load, no_progress
+
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize(("grid", "threads", "unroll"), [(8, 512, 4), (3, 64, 2)])
+@pytest.mark.parametrize("case", MOVES, ids=str)
+def test_the_kernel_moves_blocks(case: MoveCase, grid: int, threads: int, unroll: int) -> None:
+    copies = CudaBlockCopies(grid=grid, threads=threads, unroll=unroll)
+    pinned = torch.zeros(case.count, dtype=torch.int32, pin_memory=True)
+    check_moves(copies, case, DEVICE, pinned, torch.cuda.current_stream().cuda_stream, torch.cuda.synchronize)
+
+
+@pytest.mark.parametrize("piece", [48, 8192])
+def test_tickets_copy_what_the_steps_before_them_wrote(piece: int, rng: random.Random) -> None:
+    """Odd numbers of blocks, both directions at once, while the computing stream is busy and writes other blocks."""
+    parts, num_blocks, num_host, behind = 20, 301, 257, 16
+    device = GpuDevice()
+    caches = [bytes_of(parts, num_blocks + 1, piece, device=DEVICE), bytes_of(1, num_blocks + 1, behind, device=DEVICE)]
+    regions = [Region.of(cache, num_blocks + 1) for cache in caches]
+    copier = BlockCopier(device, CudaBlockCopies(), regions, num_host, no_progress)
+    expected = [cache.cpu() for cache in caches]
+    host: list[dict[int, torch.Tensor]] = [{}, {}]
+    slow = torch.randn(4096, 4096, device=DEVICE)
+    for turn in range(6):
+        cached = rng.sample(range(1, num_blocks + 1), 231)
+        hosted = rng.sample(range(1, num_host + 1), 97)
+        out, back = cached[:97], cached[97 : 97 + min(71, len(host[0]))]
+        free = [block for block in host[0] if block not in hosted][: len(back)]
+        back = back[: len(free)]
+        written = [bytes_of(len(cache), len(cached), cache.shape[2], device=torch.device("cpu")) for cache in caches]
+        fresh = [each.to(DEVICE) for each in written]
+        torch.cuda.synchronize()
+        ids = torch.tensor(cached, device=DEVICE)
+        with device.stream():
+            for _ in range(4):
+                slow = (slow @ slow).clamp(-1, 1)  # the copies must wait for this
+            for cache, values in zip(caches, fresh, strict=True):
+                cache[:, ids] = values
+        for region, values in zip(expected, written, strict=True):
+            region[:, cached] = values
+        for kept, region in zip(host, expected, strict=True):
+            kept.update({target: region[:, source].clone() for source, target in zip(out, hosted, strict=True)})
+        copier.start(tickets(out, hosted, [1, 95, 1]), tickets(free, back, [len(free)] if free else []))
+        others = [block for block in range(1, num_blocks + 1) if block not in cached]
+        with device.stream():  # a later step, which writes blocks that no ticket has
+            caches[0][:, others] = caches[0][:, others].clone()
+        for kept, region in zip(host, expected, strict=True):
+            for source, target in zip(free, back, strict=True):
+                region[:, target] = kept[source]
+        copier.finish()
+        done = copier.take_done()
+        assert sorted(ticket.direction.value for ticket in done) == ["load"] * bool(free) + ["offload"] * 3
+        assert all(ticket.us > 0 for ticket in done)
+        torch.cuda.synchronize()
+        for cache, region in zip(caches, expected, strict=True):
+            assert torch.equal(cache.cpu(), region), f"turn {turn}"
+
+
+def tickets(sources: list[int], targets: list[int], counts: list[int]) -> Tickets:
+    return Tickets(*(np.array(column, np.int32) for column in (sources, targets, counts)))
+
+
+# ------------------------------------------------------------------ a model
+
+
+def tiny(tmp_path: Path, rng: random.Random, fp8_cache: bool = False) -> CudaBackend:
+    folder = make_tiny_model("llama", tmp_path / "tiny", rng.randrange(1000), torch.bfloat16, **FAMILIES["llama"])
+    return load(folder, fp8_cache=fp8_cache)
+
+
+def test_steps_are_the_same_while_blocks_are_copied(tmp_path: Path, rng: random.Random) -> None:
+    check_steps(tiny(tmp_path, rng), rng)
+
+
+@pytest.mark.parametrize("fp8_cache", [False, True])
+def test_a_prefix_that_went_out_and_came_back_decodes_alike(
+    fp8_cache: bool, tmp_path: Path, rng: random.Random
+) -> None:
+    check_prefix(tiny(tmp_path, rng, fp8_cache), rng, poison=0x7F if fp8_cache else 0xFF)  # NaN
+
+
+def test_directions_are_timed() -> None:
+    device, cache = GpuDevice(), bytes_of(64, 101, 32768, device=DEVICE)
+    copier = BlockCopier(device, CudaBlockCopies(), [Region.of(cache, 101)], 100, no_progress)
+    blocks = list(range(1, 101))
+    for _ in range(2):
+        copier.start(tickets(blocks, blocks, [100]), Tickets.none())
+        copier.finish()
+        copier.start(Tickets.none(), tickets(blocks, blocks, [100]))
+        copier.finish()
+    rates = {
+        done.direction: 100 * copier.block_bytes / done.us / 1e3 for done in copier.take_done()
+    }  # the last of each
+    print({direction.value: f"{rate:.1f} GB/s" for direction, rate in rates.items()})
+    assert set(rates) == set(Direction) and min(rates.values()) > 5
