@@ -19,8 +19,8 @@ import torch
 
 from bench.common.gpu_timing import captured, card, copy_bandwidth, median_microseconds
 from bench.common.on_gpu import require_gpu
-from runner_svc.gpu import block_copier
-from runner_svc.gpu.block_copier import BlockCopier
+from runner_svc.cuda.tiers import block_copier
+from runner_svc.cuda.tiers.block_copier import BlockCopier
 from runner_svc.tiers.block_copies import Region
 from runner_svc.tiers.kv_copier import Direction, Tickets
 
@@ -85,8 +85,8 @@ class Copies:
 
 def copies_of(cache: torch.Tensor, variant: Sequence[int]) -> Copies:
     """Returns a copier of one of VARIANTS."""
-    from runner_svc.cuda.blocks import CudaBlockCopies
     from runner_svc.cuda.device import GpuDevice
+    from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 
     grid, threads, unroll, mib = variant
     launches = CudaBlockCopies(grid=grid, threads=threads, unroll=unroll)

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.cuda.tiers.block_copier import BlockCopier
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.gpu.block_copier import BlockCopier
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs

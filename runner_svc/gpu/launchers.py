@@ -10,7 +10,6 @@ from torch import Tensor
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
-from runner_svc.cuda.blocks import CudaBlockCopies
 from runner_svc.cuda.canonical.log_softmax import CanonicalLogprobs
 from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.copy import CopyWords
@@ -41,6 +40,7 @@ from runner_svc.cuda.products.split_product import SplitProduct
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.expert_launchers import ExpertLaunchers

@@ -18,10 +18,10 @@ from tests.support.tiny_models import make_tiny_model
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.blocks import CudaBlockCopies  # imports CuPy
 from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.tiers.block_copier import BlockCopier
+from runner_svc.cuda.tiers.block_launches import CudaBlockCopies  # imports CuPy
 from runner_svc.gpu.backend import CudaBackend
-from runner_svc.gpu.block_copier import BlockCopier
 from tests.support.gpu_backends import FAMILIES, load, no_progress
 
 DEVICE = torch.device("cuda", 0)

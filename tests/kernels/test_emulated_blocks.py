@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from runner_svc.cuda import blocks
-from runner_svc.cuda.blocks import CudaBlockCopies
+from runner_svc.cuda.tiers import block_launches
+from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 from tests.support.block_moves import MOVES, MoveCase, check_moves
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule
 from tests.support.host_blocks import HostBlockCopies
@@ -30,8 +30,8 @@ def nothing() -> None:
 def test_the_kernel_moves_blocks(
     case: MoveCase, grid: int, threads: int, unroll: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(blocks, "load", partial(EmulatedModule, arch="sm_80"))
+    monkeypatch.setattr(block_launches, "Kernel", EmulatedKernel)
+    monkeypatch.setattr(block_launches, "load", partial(EmulatedModule, arch="sm_80"))
     copies = CudaBlockCopies(grid=grid, threads=threads, unroll=unroll)
     check_moves(copies, case, CPU, torch.zeros(case.count, dtype=torch.int32), 0, nothing)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc.gpu import block_copier
-from runner_svc.gpu.block_copier import BlockCopier, HostPool
+from runner_svc.cuda.tiers import block_copier
+from runner_svc.cuda.tiers.block_copier import BlockCopier, HostPool
 from runner_svc.tiers.block_copies import Region
 from runner_svc.tiers.kv_copier import Direction, DoneTicket, Tickets
 from tests.support.host_blocks import HostBlockCopies, LazyBlockCopies, LazyDevice, LazyStream
