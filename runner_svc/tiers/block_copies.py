@@ -59,7 +59,7 @@ class DeviceCache(Protocol):
 
 
 class BlockCopies(Protocol):
-    """Implemented by `runner_svc.cuda.tiers.block_launches.CudaBlockCopies`. All arguments that are memory are addresses."""
+    """Implemented by `runner_svc.cuda.tiers.block_launches.CudaBlockCopies`. Memory is given by its address."""
 
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         """Copies between page-locked memory and the device."""

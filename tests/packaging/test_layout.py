@@ -25,9 +25,9 @@ ORDER = {
     "runner_svc": (
         "weights weights/blocks arithmetic tiers interface/products interface settings gguf hub model/folder "
         "model/quantization model/families model/tokenizer model model/checkpoint catalog sampling drafting cuda "
-        "cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/canonical cuda/experts cuda/tiers attention attention/canonical_gpu "
-        "decoder transformers_decoder transformers_decoder/gpu drafting/medusa drafting/eagle timings batch backends "
-        "gpu/canonical gpu gpu/drafts execution link startup ."
+        "cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/canonical cuda/experts cuda/tiers attention "
+        "attention/canonical_gpu decoder transformers_decoder transformers_decoder/gpu drafting/medusa "
+        "drafting/eagle timings batch backends gpu/canonical gpu gpu/drafts execution link startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "
