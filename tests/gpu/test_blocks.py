@@ -45,43 +45,40 @@ def test_the_kernel_moves_blocks(case: MoveCase, grid: int, threads: int, unroll
 @pytest.mark.parametrize("piece", [48, 8192])
 def test_tickets_copy_what_the_steps_before_them_wrote(piece: int, rng: random.Random) -> None:
     """Odd numbers of blocks, both directions at once, while the computing stream is busy and writes other blocks."""
-    parts, num_blocks, num_host, behind = 20, 301, 257, 16
+    num_blocks, num_host = 301, 257
     device = GpuDevice()
-    caches = [bytes_of(parts, num_blocks + 1, piece, device=DEVICE), bytes_of(1, num_blocks + 1, behind, device=DEVICE)]
+    caches = [bytes_of(parts, num_blocks + 1, size, device=DEVICE) for parts, size in ((20, piece), (1, 16))]
     regions = [Region.of(cache, num_blocks + 1) for cache in caches]
     copier = BlockCopier(device, CudaBlockCopies(), regions, num_host, no_progress)
     expected = [cache.cpu() for cache in caches]
     host: list[dict[int, torch.Tensor]] = [{}, {}]
     slow = torch.randn(4096, 4096, device=DEVICE)
     for turn in range(6):
-        cached = rng.sample(range(1, num_blocks + 1), 231)
-        hosted = rng.sample(range(1, num_host + 1), 97)
-        out, back = cached[:97], cached[97 : 97 + min(71, len(host[0]))]
-        free = [block for block in host[0] if block not in hosted][: len(back)]
-        back = back[: len(free)]
-        written = [bytes_of(len(cache), len(cached), cache.shape[2], device=torch.device("cpu")) for cache in caches]
-        fresh = [each.to(DEVICE) for each in written]
+        cached, hosted = rng.sample(range(1, num_blocks + 1), 168), rng.sample(range(1, num_host + 1), 97)
+        outgoing = cached[:97]
+        incoming = list(zip([block for block in host[0] if block not in hosted], cached[97:], strict=False))
+        written = [torch.randint(0, 256, (len(each), 168, each.shape[2]), dtype=torch.uint8) for each in expected]
+        fresh, ids = [each.to(DEVICE) for each in written], torch.tensor(cached, device=DEVICE)
+        others = torch.tensor([block for block in range(1, num_blocks + 1) if block not in cached], device=DEVICE)
         torch.cuda.synchronize()
-        ids = torch.tensor(cached, device=DEVICE)
         with device.stream():
-            for _ in range(4):
+            for _ in range(8):
                 slow = (slow @ slow).clamp(-1, 1)  # the copies must wait for this
             for cache, values in zip(caches, fresh, strict=True):
                 cache[:, ids] = values
-        for region, values in zip(expected, written, strict=True):
-            region[:, cached] = values
-        for kept, region in zip(host, expected, strict=True):
-            kept.update({target: region[:, source].clone() for source, target in zip(out, hosted, strict=True)})
-        copier.start(tickets(out, hosted, [1, 95, 1]), tickets(free, back, [len(free)] if free else []))
-        others = [block for block in range(1, num_blocks + 1) if block not in cached]
+        loads = tickets(*([pair[side] for pair in incoming] for side in (0, 1)), [len(incoming)] if incoming else [])
+        copier.start(tickets(outgoing, hosted, [1, 95, 1]), loads)
+        done = [ticket for _ in range(8) for ticket in copier.take_done()]
         with device.stream():  # a later step, which writes blocks that no ticket has
             caches[0][:, others] = caches[0][:, others].clone()
-        for kept, region in zip(host, expected, strict=True):
-            for source, target in zip(free, back, strict=True):
+        for region, values, kept in zip(expected, written, host, strict=True):
+            region[:, cached] = values
+            for source, target in incoming:
                 region[:, target] = kept[source]
+            kept.update({target: region[:, block].clone() for block, target in zip(outgoing, hosted, strict=True)})
         copier.finish()
-        done = copier.take_done()
-        assert sorted(ticket.direction.value for ticket in done) == ["load"] * bool(free) + ["offload"] * 3
+        done += copier.take_done()
+        assert sorted(ticket.direction.value for ticket in done) == ["load"] * bool(incoming) + ["offload"] * 3
         assert all(ticket.us > 0 for ticket in done)
         torch.cuda.synchronize()
         for cache, region in zip(caches, expected, strict=True):
