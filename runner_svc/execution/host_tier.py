@@ -20,7 +20,7 @@ from runner_svc.tiers.kv_copier import Direction, DoneTicket, KVCopier
 log = structlog.get_logger()
 
 Forget = Callable[[NDArray[np.int32]], None]
-"""Tells a drafter that blocks of the cache have no KV of its own any more."""
+"""Has a drafter forget blocks of the cache: they have no KV of its own any more."""
 
 
 class HostTier:

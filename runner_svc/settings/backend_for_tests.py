@@ -49,7 +49,7 @@ class BackendForTests(BaseModel):
         description="Longest pause of a copy to or from the host pool, before and in a ticket, in milliseconds.",
     )
     copy_lost: float = Field(
-        default=0.0, ge=0, le=1, description="Probability that nobody hears that such a ticket is done."
+        default=0.0, ge=0, le=1, description="Probability that no result names a ticket of such copies."
     )
     copy_seed: int = Field(default=0, description="Seed of both draws.")
 

@@ -26,7 +26,7 @@ class SteppedCopier:
         rng: random.Random | None = None,
         lost: float = 0.0,
     ) -> None:
-        """`lost`: the probability that nobody hears of a ticket's end; needs `rng`."""
+        """`lost`: the probability that no result names a ticket; needs `rng`."""
         self.num_host_blocks = num_host_blocks
         self.block_bytes = sum(len(region) * region.shape[2] for region in regions)
         self.block_ns = {Direction.OFFLOAD: 0, Direction.LOAD: 0}
