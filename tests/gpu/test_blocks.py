@@ -1,9 +1,8 @@
-"""Copies of KV blocks between a GPU's cache and a page-locked host pool: kernel, copier, and a model's steps."""
+"""Copies of KV blocks between a GPU's cache and a page-locked host pool: the kernel and the copier."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ import torch
 from runner_svc.tiers.block_copies import Region
 from runner_svc.tiers.kv_copier import Direction, Tickets
 from tests.support.block_moves import MOVES, MoveCase, bytes_of, check_moves
-from tests.support.host_copies import check_prefix, check_steps
-from tests.support.tiny_models import make_tiny_model
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -21,8 +18,7 @@ if not torch.cuda.is_available():
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.tiers.block_copier import BlockCopier
 from runner_svc.cuda.tiers.block_launches import CudaBlockCopies  # imports CuPy
-from runner_svc.gpu.backend import CudaBackend
-from tests.support.gpu_backends import FAMILIES, load, no_progress
+from tests.support.host_backend import no_progress
 
 DEVICE = torch.device("cuda", 0)
 
@@ -87,25 +83,6 @@ def test_tickets_copy_what_the_steps_before_them_wrote(piece: int, rng: random.R
 
 def tickets(sources: list[int], targets: list[int], counts: list[int]) -> Tickets:
     return Tickets(*(np.array(column, np.int32) for column in (sources, targets, counts)))
-
-
-# ------------------------------------------------------------------ a model
-
-
-def tiny(tmp_path: Path, rng: random.Random, fp8_cache: bool = False) -> CudaBackend:
-    folder = make_tiny_model("llama", tmp_path / "tiny", rng.randrange(1000), torch.bfloat16, **FAMILIES["llama"])
-    return load(folder, fp8_cache=fp8_cache)
-
-
-def test_steps_are_the_same_while_blocks_are_copied(tmp_path: Path, rng: random.Random) -> None:
-    check_steps(tiny(tmp_path, rng), rng)
-
-
-@pytest.mark.parametrize("fp8_cache", [False, True])
-def test_a_prefix_that_went_out_and_came_back_decodes_alike(
-    fp8_cache: bool, tmp_path: Path, rng: random.Random
-) -> None:
-    check_prefix(tiny(tmp_path, rng, fp8_cache), rng, poison=0x7F if fp8_cache else 0xFF)  # NaN
 
 
 def test_directions_are_timed() -> None:

@@ -1,4 +1,4 @@
-"""Copies beside a model's steps as in `tests/gpu/test_blocks.py`, on the host's device; what drafters keep."""
+"""Copies beside a model's steps as in `tests/gpu/test_copied_steps.py`, on the host's device; what drafters keep."""
 
 from __future__ import annotations
 
