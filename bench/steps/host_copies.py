@@ -28,7 +28,7 @@ PARTS, PIECE, TICKET = 64, 32 << 10, 512
 NUM_BLOCKS = 2 * TICKET + 1
 ROWS, WIDTH, OUTPUTS = 8, 4096, 262_144
 # Thread blocks, threads, vectors a lane at once, MiB of a place.
-VARIANTS = ((8, 512, 4, 16), (4, 512, 4, 16), (8, 256, 4, 16), (8, 512, 4, 8), (8, 512, 8, 16), (16, 256, 4, 16))
+VARIANTS = ((8, 512, 4, 16), (4, 512, 4, 16), (8, 512, 4, 8), (8, 256, 4, 16), (8, 512, 8, 16), (16, 256, 4, 16))
 BOTH = (Direction.OFFLOAD, Direction.LOAD)
 
 
