@@ -182,7 +182,7 @@ class PlansInFlight:
             result = plan.wait()
         except Exception as error:
             return fault_of(session, error)
-        if plan.number > 1 and not plan.is_masked:
+        if plan.number > 1 and not plan.is_masked and not plan.is_held:
             early_s = plan.queued_s if plan.queued_s is not None else max(0.0, self._ended_at - plan.began_at)
             result.timings.early_ns = int(early_s * 1e9) - result.timings.idle_ns
         self._ended_at = time.monotonic()

@@ -123,6 +123,7 @@ def test_the_end_of_a_copy_ends_the_wait(bench: Bench) -> None:
     bench.copier.end()
     second = bench.message()
     assert (second.number, done_of(second)) == (2, [2])
+    assert not second.result.timings.HasField("early_ns"), "it computes nothing that could be late"
     bench.submit()
     assert (bench.message().number, bench.nothing_comes()) == (3, True)
 
