@@ -79,13 +79,19 @@ class GpuDevice:
         return GpuSideStream(self.device)
 
     def lock(self, memory: Tensor) -> None:
-        """Page-locks a tensor of the host, for as long as the process lives: much faster than allocating it so.
+        """Page-locks a tensor of the host, which is much faster than allocating it so.
 
-        Raises RuntimeError if the driver refuses.
+        It must be unlocked before it is freed: the driver refuses to lock memory again that was freed locked. Raises
+        RuntimeError if the driver refuses.
         """
-        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)
-        if int(status):
-            raise RuntimeError(f"page-locking {memory.numel() * memory.element_size() >> 20} MiB failed: {status}")
+        size = memory.numel() * memory.element_size()
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
+        if code:
+            raise RuntimeError(f"page-locking {size >> 20} MiB failed: {torch.cuda.CudaError(code)}")
+
+    def unlock(self, memory: Tensor) -> None:
+        """Undoes `lock`, once no copy of the memory is in flight."""
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Captures what `function` launches in a CUDA graph; returns its replay.

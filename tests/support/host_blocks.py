@@ -100,7 +100,8 @@ class LazyDevice:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.streams = [LazyStream(self, 0)]
-        self.locked: list[Tensor] = []
+        self.locked: list[tuple[int, int]] = []
+        """Begin and end of memory that is page-locked."""
 
     @contextmanager
     def stream(self) -> Iterator[int]:
@@ -117,7 +118,14 @@ class LazyDevice:
         return torch.full((words,), -1, dtype=torch.int32)
 
     def lock(self, memory: Tensor) -> None:
-        self.locked.append(memory)
+        """As the driver: refuses memory that overlaps some that was not unlocked."""
+        begin, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
+        if any(begin < other_end and other_begin < end for other_begin, other_end in self.locked):
+            raise RuntimeError("part or all of the requested memory range is already mapped")
+        self.locked.append((begin, end))
+
+    def unlock(self, memory: Tensor) -> None:
+        self.locked.remove((memory.data_ptr(), memory.data_ptr() + memory.numel()))
 
     def advance(self, count: int) -> bool:
         """Does up to `count` pieces of work, each the next one of a random stream; returns whether it did any."""

@@ -101,6 +101,9 @@ class HostDevice:
     def lock(self, memory: Tensor) -> None:
         """Locks nothing."""
 
+    def unlock(self, memory: Tensor) -> None:
+        """Unlocks nothing."""
+
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         def replay() -> None:
             self.replays += 1

@@ -190,9 +190,9 @@ def test_neighbours_of_the_host_pool_are_one_copy(monkeypatch: pytest.MonkeyPatc
     shares: list[float] = []
     device = LazyDevice(random.Random(0))
     pool = HostPool(device, 13, 16, lambda phase, share: shares.append(share))  # type: ignore[arg-type]
-    assert [len(segment) for segment in device.locked] == [96, 96, 16]
+    assert [end - begin for begin, end in device.locked] == [96, 96, 16]
     assert shares == [0.0, 6 / 13, 12 / 13, 1.0]
-    first, second, third = (segment.data_ptr() for segment in device.locked)
+    first, second, third = (begin for begin, _ in device.locked)
 
     def runs(*blocks: int) -> list[tuple[int, int]]:
         return pool.runs(np.array(blocks, np.int32))
@@ -200,6 +200,33 @@ def test_neighbours_of_the_host_pool_are_one_copy(monkeypatch: pytest.MonkeyPatc
     assert runs(1, 2, 3) == [(first, 3)]
     assert runs(5, 6, 7, 8) == [(first + 64, 2), (second, 2)]  # not beyond a segment, though memory may follow it
     assert runs(3, 2, 4, 5, 13) == [(first + 32, 1), (first + 16, 1), (first + 48, 2), (third, 1)]
+
+
+def test_a_pool_that_is_deleted_is_unlocked_before_its_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, the next pool could not be locked where the allocator gives out the same addresses again."""
+    monkeypatch.setattr(block_copier, "_SEGMENT_BYTES", 64 << 10)
+    device, cache = LazyDevice(random.Random(0)), torch.zeros(4, 3, 4096, dtype=torch.uint8)
+    for _ in range(20):
+        copier = BlockCopier(device, HostBlockCopies(), [Region.of(cache, 3)], 30, lambda phase, share: None)  # type: ignore[arg-type]
+        assert len(device.locked) == 8
+        del copier
+        assert not device.locked
+
+
+def test_a_pool_that_cannot_be_locked_whole_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_copier, "_SEGMENT_BYTES", 100)
+    device = LazyDevice(random.Random(0))
+    lock = device.lock
+
+    def refuse(memory: torch.Tensor) -> None:
+        if len(device.locked) == 2:
+            raise RuntimeError("no more")
+        lock(memory)
+
+    monkeypatch.setattr(device, "lock", refuse)
+    with pytest.raises(RuntimeError, match="no more"):
+        HostPool(device, 13, 16, lambda phase, share: None)  # type: ignore[arg-type]
+    assert not device.locked
 
 
 def test_a_region_states_what_the_kernel_needs() -> None:
