@@ -38,7 +38,7 @@ def seeded() -> random.Random:
 def test_prefixes_from_the_host_pool_are_right_in_any_order(run: int) -> None:
     rng = seeded()
     walk = walked(rng, lambda backend: SteppedCopier(backend.cache_regions, NUM_HOST_BLOCKS, rng))
-    assert walk.hits > 20
+    assert walk.hits > 5
     # All blocks are there once nothing is in flight.
     walk.world.runner.finish_copies()
     walk.world.execute()
