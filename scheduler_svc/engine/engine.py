@@ -209,7 +209,7 @@ class Engine:
         for session, scheduler in self.pool.ready():
             isolation = self.quarantine.isolated_queue(session)
             queue = self.placement.queue_for(session) if isolation is None else isolation
-            if not scheduler.table.num_running and not queue:
+            if not scheduler.table.num_running and not queue and not scheduler.is_copying:
                 self.pool.rest(session)
                 continue
             while (step := scheduler.plan(queue, self.policy)) is not None:
@@ -259,6 +259,7 @@ class Engine:
         dues = (
             latest,
             self.pool.next_due_at,
+            self.pool.next_deadline_at,
             self.requests.book.next_due_at,
             self.drain.until_at,
             self.probation.next_due_at,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import plan_pb2
 from scheduler_svc.kv.block_pool import most_tokens
+from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.plan.plan_timing import TimingRule
@@ -46,6 +47,8 @@ class RunnerPool:
         self._due_at: dict[int, float] = {}  # of runners whose plan is held back; other entries of the heap are stale
         self.model: plan_pb2.Model | None = None
         self.likeness = Likeness()
+        self.secret = NamingSecret()
+        """With which the KV blocks of all runners are named."""
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
@@ -97,6 +100,7 @@ class RunnerPool:
             ledger=self._ledger,
             rule=self.timing_rule,
             forces=self._settings.forced_tokens,
+            secret=self.secret,
         )
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
@@ -186,6 +190,12 @@ class RunnerPool:
         while held and self._due_at.get(held[0][1]) != held[0][0]:
             heapq.heappop(held)
         return held[0][0] if held else math.inf
+
+    @property
+    def next_deadline_at(self) -> float:
+        """Time at which the next load from a host pool is late; infinity if none is in flight."""
+        tiers = (scheduler.tiers for scheduler in self.schedulers.values())
+        return min((each.loads.deadline_at for each in tiers if each is not None), default=math.inf)
 
     def _take_due(self) -> None:
         """Opens the runners whose held-back plan is due."""

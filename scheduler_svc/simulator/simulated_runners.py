@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
+from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, RunnerEvent
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.fast_forward import FastForward
 from scheduler_svc.simulator.simulated_drafts import Run, SimulatedDrafts
@@ -81,10 +81,12 @@ class SimulatedRunners:
             events.append(heapq.heappop(done)[2])
         return events
 
-    def welcome(self, session: int) -> None:
-        """Does nothing."""
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
+        """Reports an empty host pool, if the runner has one."""
+        if naming_secret:
+            self._joining.append(GotSnapshot(session, plan_pb2.Snapshot()))
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         """Raises RuntimeError: no simulated runner has sequences from before a restart."""
         raise RuntimeError(f"the engine resumes simulated runner {session}, which is new")
 

@@ -120,15 +120,20 @@ class FakeRunners:
         events, self.events = self.events, []
         return events
 
-    def welcome(self, session: int) -> None:
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
         if session in self.runners:
-            self.runners[session].reset()
+            self.runners[session].reset(naming_secret)
+            if naming_secret:
+                self._report(session)
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         if session in self.runners:
-            self.runners[session].resume()
-            snapshot = plan_pb2.Snapshot.FromString(self.runners[session].snapshot().SerializeToString())
-            self.events.append(GotSnapshot(session, snapshot))
+            self.runners[session].resume(naming_secret)
+            self._report(session)
+
+    def _report(self, session: int) -> None:
+        snapshot = plan_pb2.Snapshot.FromString(self.runners[session].snapshot().SerializeToString())
+        self.events.append(GotSnapshot(session, snapshot))
 
     def reject(self, session: int, reason: str) -> None:
         self.rejected[session] = reason

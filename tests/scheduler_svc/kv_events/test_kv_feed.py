@@ -58,7 +58,7 @@ def truth(stack: Stack) -> set[int]:
 
 def root(served: Service) -> bytes:
     model = served.scheduler.hello.model
-    return root_hash(model.weights_version, model.numerics, "", "")
+    return root_hash(served.stack.engine.pool.secret.value, model.weights_version, model.numerics, "", "")
 
 
 def known(subscription: Subscription) -> set[int]:
