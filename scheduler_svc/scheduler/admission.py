@@ -17,7 +17,7 @@ from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission_record import add_admission
-from scheduler_svc.scheduler.prefix_cache import PrefixCache
+from scheduler_svc.scheduler.prefix_cache import Candidate, PrefixCache
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.waiting_order import WaitingOrder
 from scheduler_svc.tiers.tiers import Tiers
@@ -81,7 +81,7 @@ class Admission:
             num_tokens, num_computed = len(sequence.tokens), len(hit) * size
             need = self._pool.blocks_for(num_tokens) - len(hit)
             if tiers is not None:
-                if not self._has_room(sequence, hit, need, reserve, tiers):
+                if not self._has_room(candidate, need, reserve, queue, tiers):
                     break
                 if tiers.loads.num_loading >= len(self._table.free):
                     break  # the free slots are those of sequences that load their prefix
@@ -117,17 +117,21 @@ class Admission:
         queue.park(sequence)
         self.misfits.append(sequence)
 
-    def _has_room(self, sequence: Sequence, hit: list[int], need: int, reserve: int, tiers: Tiers) -> bool:
-        """Returns whether there are `need` free blocks besides the `hit`, after pins of others have given way.
+    def _has_room(self, candidate: Candidate, need: int, reserve: int, queue: Queue, tiers: Tiers) -> bool:
+        """Returns whether there are `need` free blocks besides the hit, after the pins of sequences behind this one
+        have given way, and if nothing else is under way, those of all others.
 
         A sequence that was swapped out comes back only if no running one would soon be swapped out for it.
         """
+        sequence, hit = candidate
         if sequence.swapped:
             reserve = max(reserve, self._table.num_running)
-        while need + reserve > self._pool.num_free_without(hit):
-            if not tiers.loads.give_up(but=sequence):
-                return False
-        return True
+        if need + reserve > self._pool.num_free_without(hit):
+            place = queue.order(sequence)
+            tiers.loads.give_up(lambda other: bool(queue.order(other) > place))
+        if need + reserve > self._pool.num_free_without(hit) and not (self._table.num_running or tiers.is_copying):
+            tiers.loads.give_up(lambda other: other is not sequence)
+        return need + reserve <= self._pool.num_free_without(hit)
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, num_computed: int, draft: PlanDraft) -> None:
         """Admits the sequence into a slot with the hit's blocks, the loaded tail behind them if that is part of the

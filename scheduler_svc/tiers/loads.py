@@ -137,7 +137,9 @@ class HostLoads:
             return None
         sources = self._sources(names, len(hit))
         num_full, reach = len(sources), len(hit) + len(sources)
-        tail_tokens = 0
+        former, tail_tokens = self._pins.get(sequence), 0
+        if former is not None and former.tail and not sources:
+            return None  # all of it is loaded
         if tail is not None and reach == sequence.swapped // self._pool.block_size:
             sources.append(tail.source)
             tail_tokens = tail.tokens
@@ -147,7 +149,6 @@ class HostLoads:
         deadline_s = self._deadline_s(len(sources), positions, start)
         if deadline_s is None:
             return None
-        former = self._pins.get(sequence)
         pin = Pin(hit, 0 if former is None else former.loaded)
         self._pool.share(hit)
         self.release(sequence)
@@ -300,12 +301,12 @@ class HostLoads:
             if pin.tail:
                 self._pool.release([pin.tail])
 
-    def give_up(self, but: Sequence | None = None) -> bool:
-        """Releases all pins but that of one sequence; returns whether there was any."""
-        others = [sequence for sequence in self._pins if sequence is not but]
-        for sequence in others:
+    def give_up(self, which: Callable[[Sequence], bool] = lambda sequence: True) -> bool:
+        """Releases the pins of sequences for which `which` holds, by default all; returns whether there was any."""
+        given_up = [sequence for sequence in self._pins if which(sequence)]
+        for sequence in given_up:
             self.release(sequence)
-        return bool(others)
+        return bool(given_up)
 
     def sweep(self) -> None:
         """Releases the pins of sequences that wait no longer."""

@@ -59,8 +59,8 @@ class Tiers:
 
     @property
     def is_copying(self) -> bool:
-        """Whether a copy is in flight."""
-        return bool(self.offloads.line.in_flight or self.loads.line.in_flight)
+        """Whether a copy is in flight or to be started."""
+        return bool(self.offloads.line or self.loads.line)
 
     def open(self, snapshot: plan_pb2.Snapshot | None = None) -> int:
         """Lets copies begin, with what the runner has kept in its host pool; returns the number of these blocks.
