@@ -20,8 +20,11 @@ TICKET_BLOCKS = 32
 """Maximum number of blocks of a ticket, so that their room is free soon: 64 MB of an 8B model, 1.5 ms."""
 MOST_AHEAD = 128
 """Maximum number of blocks that are offloaded ahead of need at a time."""
-LOW_SHARE = 16
-"""Blank blocks, and those with a copy that would be evicted next, are kept at this part of the pool."""
+LOW_SHARE, HIGH_SHARE = 16, 2
+"""Blank blocks, and those with a copy that would be evicted next, are kept at the first part of the pool. Each block
+that is evicted without a copy raises that mark by one, up to the second part."""
+MOST_LOW = 1024
+"""Maximum of the mark: more would take too long to look through in each step."""
 LOOK_EVERY = 16
 """Plans after which the order of eviction is looked at again although nothing was evicted: it may have changed."""
 
@@ -65,7 +68,8 @@ class HostOffloads:
         self.line: TicketLine[Offload] = TicketLine()
         self.times = times
         self.counts = OffloadCounts()
-        self.low = max(1, pool.num_blocks // LOW_SHARE)
+        self._highest = min(MOST_LOW, max(1, pool.num_blocks // HIGH_SHARE))
+        self.low = min(self._highest, max(1, pool.num_blocks // LOW_SHARE))
         """Low-water mark of blank blocks."""
         self._pool = pool
         self._host = host
@@ -111,9 +115,10 @@ class HostOffloads:
         if self._num_copied >= ahead and self._look_in > 0:
             return
         most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
+        if self._look_in <= 0:
+            self._num_copied, self._look_in = 0, LOOK_EVERY
         contents: list[Content] = []
-        self._num_copied, self._look_in = 0, LOOK_EVERY
-        for block in pool.upcoming(ahead):
+        for block in pool.upcoming(ahead)[self._num_copied :]:
             name = pool.name_of(block)
             if name is None or self._host.has(name):
                 self._num_copied += 1
@@ -126,11 +131,12 @@ class HostOffloads:
 
     def note_gone(self, name: bytes) -> None:
         """Notes that the cache has lost the content of this name."""
-        self._num_copied -= 1
+        self._num_copied = max(0, self._num_copied - 1)
         if self._host.has(name):
             self.counts.demoted += 1
         else:
             self.counts.dropped += 1
+            self.low = min(self._highest, self.low + 1)
 
     # ------------------------------------------------------------------ ending
 
@@ -140,17 +146,18 @@ class HostOffloads:
         self.times.note(len(offload.sources), seconds)
         self.counts.blocks += len(offload.sources)
         self.counts.seconds += seconds
+        self._num_copied += len(offload.sources)
         self._ended(offload)
 
     def lost(self, offload: Offload) -> None:
         """Ends an offload that was never confirmed."""
         self._host.unwritten(offload.targets)
         self.counts.lost += len(offload.sources)
+        self._look_in = 0
         self._ended(offload)
 
     def _ended(self, offload: Offload) -> None:
         self._pool.release_next(offload.sources)
-        self._look_in = 0
         if not self.line:
             self.times.rest()
 

@@ -123,6 +123,13 @@ class Tiers:
         for load in arrived:
             loads.done(load, loads_s[load.number])
 
+    def prefetch(self, names: list[bytes]) -> int:
+        """Begins to load what the cache lacks of a prefix, front to back, into up to half of the free blocks; returns
+        the number of blocks. If there are any, the caller has the runner woken, so that a plan starts the load."""
+        if not self.is_open:
+            return 0
+        return self.loads.prefetch(names, self._pool.num_ready(names), self._pool.num_free // 2)
+
     # ------------------------------------------------------------------ content
 
     def forget(self, names: Iterable[bytes]) -> None:

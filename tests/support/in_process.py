@@ -189,7 +189,7 @@ class Stack:
         self.front, self.runners = FakeFront(), FakeRunners()
         self.runners.early = old.runners.early
         self.runners.runners, old.runners.runners = old.runners.runners, {}
-        self.runners.ill = old.runners.ill
+        self.runners.ill, self.runners.secretive = old.runners.ill, old.runners.secretive
         self.restart_scheduler()
         return old
 
@@ -220,13 +220,20 @@ class Stack:
     def add_runner(
         self, backend: Backend, host_blocks: int = 0, copies: random.Random | None = None, lost: float = 0.0
     ) -> int:
-        """`host_blocks`: those of its host pool, for a backend on the CPU. `copies` draws when they are copied, and with
-        the probability `lost` that nobody hears of the end of a ticket."""
-        self._sessions += 1
+        """`host_blocks`: those of its host pool, for a backend on the CPU.
+
+        `copies` draws when they are copied; `lost` is the probability that nobody hears of the end of a ticket.
+        """
         copier = None
         if host_blocks and isinstance(backend, HostCache):
             copier = SteppedCopier(backend.cache_regions, host_blocks, copies or random.Random(1), lost)
-        self.runners.connect(self._sessions, Runner(backend, runner_id=f"runner-{self._sessions}", copier=copier))
+        return self.connect(Runner(backend, copier=copier))
+
+    def connect(self, runner: Runner) -> int:
+        """Connects a new runner; returns its session."""
+        self._sessions += 1
+        runner.runner_id = f"runner-{self._sessions}"
+        self.runners.connect(self._sessions, runner)
         return self._sessions
 
     @property

@@ -47,4 +47,9 @@ def test_streams_equal_their_solo_output(depth: int, block_size: int, num_runner
     assert assert_equal_to_solo(stack) >= NUM_REQUESTS
     stack.assert_clean()
     for scheduler in tiers(stack):
-        print(scheduler.tiers.loads.counts, scheduler.tiers.offloads.counts, scheduler.swapping.swaps, scheduler.preemptions)
+        print(
+            scheduler.tiers.loads.counts,
+            scheduler.tiers.offloads.counts,
+            scheduler.swapping.swaps,
+            scheduler.preemptions,
+        )
