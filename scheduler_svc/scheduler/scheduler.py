@@ -110,6 +110,11 @@ class Scheduler:
         return self.admission.cached_tokens
 
     @property
+    def swaps(self) -> int:
+        """Sequences whose KV went to the host pool when they were preempted."""
+        return 0 if self.swapping is None else self.swapping.swaps
+
+    @property
     def last_plan(self) -> int:
         """Number of the last plan; 0 before the first."""
         return self.plans.last_number

@@ -21,8 +21,8 @@ def submit_turn(stack: Stack, rng: random.Random, stems: list[list[int]], most: 
     stack.submit(prompt, rng.randint(1, most - len(prompt)), sampling=sampling(rng), n=rng.choice((1, 1, 1, 3)))
 
 
-def tiers(stack: Stack) -> list[Scheduler]:
-    return [scheduler for scheduler in stack.engine.pool.schedulers.values() if scheduler.tiers is not None]
+def schedulers(stack: Stack) -> list[Scheduler]:
+    return list(stack.engine.pool.schedulers.values())
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
@@ -46,10 +46,4 @@ def test_streams_equal_their_solo_output(depth: int, block_size: int, num_runner
     stack.run(rng)
     assert assert_equal_to_solo(stack) >= NUM_REQUESTS
     stack.assert_clean()
-    for scheduler in tiers(stack):
-        print(
-            scheduler.tiers.loads.counts,
-            scheduler.tiers.offloads.counts,
-            scheduler.swapping.swaps,
-            scheduler.preemptions,
-        )
+    assert any(scheduler.tiers and scheduler.tiers.offloads.counts.blocks for scheduler in schedulers(stack))

@@ -158,7 +158,12 @@ def test_tags_have_the_name_and_the_number_of_tokens() -> None:
     names = tiers(served).host._block_of
     plans: list[plan_pb2.Plan] = []
     send = served.stack.runners.send_plan
-    served.stack.runners.send_plan = lambda session, number, plan: (plans.append(plan), send(session, number, plan))[1]  # type: ignore[method-assign]
+
+    def record(session: int, number: int, plan: plan_pb2.Plan) -> None:
+        plans.append(plan)
+        send(session, number, plan)
+
+    served.stack.runners.send_plan = record  # type: ignore[method-assign]
     for seed in range(60, 64):
         served.stack.submit(prompt(LENGTH, seed), OUTPUT)
         served.finish()
