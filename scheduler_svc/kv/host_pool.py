@@ -81,6 +81,10 @@ class HostPool:
         """Whether there is a copy of this content, or one is being written."""
         return name in self._block_of
 
+    def names(self) -> Iterable[bytes]:
+        """Returns the names of all copies, those being written included."""
+        return self._block_of.keys()
+
     def is_ready(self, name: bytes) -> bool:
         """Whether there is a confirmed copy of this content."""
         block = self._block_of.get(name)
@@ -212,13 +216,12 @@ class HostPool:
         block = self._block_of.get(name)
         if block is None:
             return
-        can_be_evicted = block not in self._writing and block not in self._readers
-        if can_be_evicted:
+        if block not in self._writing and block not in self._readers:
             self._withdraw(block)
             self._free.append(block)
         del self._block_of[name]
         self._name_of[block] = None
-        if self.listener is not None and block not in self._writing:
+        if self.listener is not None:
             self.listener.gone(name)
 
     def flush(self) -> None:
