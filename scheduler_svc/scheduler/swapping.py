@@ -96,7 +96,7 @@ class Swapping:
         names = self._prefix.shareable_names(victim, computed)[:]
         held = victim.blocks[: pool.blocks_for(computed)]
         for block in held:
-            if pool.is_pending(block):  # the last one: nobody goes on to compute it
+            if pool.is_pending(block):  # the last one: no row goes on to compute it
                 pool.forget(block)
         alone = {block for block in held if pool.num_owners(block) == 1}
         pool.share(held)

@@ -159,7 +159,7 @@ class Tiers:
 
 
 class _CacheChanges:
-    """Tells the host tier what the cache loses, and another listener everything."""
+    """Reports to the host tier what the cache loses, and to another listener everything."""
 
     def __init__(self, tiers: Tiers) -> None:
         self.other: CacheListener | None = None

@@ -1,4 +1,4 @@
-"""What left the cache comes back from the host pool: who waits for it, for how long, and what happens if it fails."""
+"""What left the cache comes back from the host pool: what waits for it, for how long, and what a failure does."""
 
 from __future__ import annotations
 

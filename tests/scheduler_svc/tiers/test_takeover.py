@@ -1,4 +1,4 @@
-"""What a runner's host pool keeps over sessions and schedulers, and who may use it."""
+"""What a runner's host pool keeps over sessions and schedulers, and which of them may use it."""
 
 from __future__ import annotations
 
