@@ -20,6 +20,7 @@ from scheduler_svc.plan.plan_timing import TimingRule
 from scheduler_svc.scheduler.prefix_cache import SharingRules
 from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+from scheduler_svc.tiers.tiers import Tiers
 
 NEARLY = 0.9
 """Fraction of the largest runner's capacity from which another runner counts as nearly as large; used for requests
@@ -39,6 +40,7 @@ class RunnerPool:
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
+        self._tiers: dict[int, Tiers] = {}  # of the runners that have a host pool
         self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
         self._max_tokens = self._usual_tokens = 0
         self._expected: dict[int, int] = {}  # maximum number of tokens of a sequence on each runner on probation
@@ -104,6 +106,8 @@ class RunnerPool:
         )
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
+        if scheduler.tiers is not None:
+            self._tiers[session] = scheduler.tiers
         scheduler.step_times.on_fit = self._choose_slowest
         self._note_sizes()
         return scheduler
@@ -129,6 +133,7 @@ class RunnerPool:
         self._expected.pop(session, None)
         self._open.pop(session, None)
         self._due_at.pop(session, None)
+        self._tiers.pop(session, None)
         scheduler = self.schedulers.pop(session, None)
         self._note_sizes()
         return scheduler
@@ -194,8 +199,9 @@ class RunnerPool:
     @property
     def next_deadline_at(self) -> float:
         """Time at which the next load from a host pool is late; infinity if none is in flight."""
-        tiers = (scheduler.tiers for scheduler in self.schedulers.values())
-        return min((each.loads.deadline_at for each in tiers if each is not None), default=math.inf)
+        if not self._tiers:
+            return math.inf
+        return min(tiers.loads.deadline_at for tiers in self._tiers.values())
 
     def _take_due(self) -> None:
         """Opens the runners whose held-back plan is due."""

@@ -84,8 +84,8 @@ class SimulatedRunners:
         """Returns the results that have arrived by now, in order of arrival."""
         events, self._joining = self._joining, []
         done, now_s = self._done, self._clock.now_s
-        for session in [session for session, (due_at, _) in self._held.items() if due_at + self._link_s <= now_s]:
-            self._release(session, now_s)
+        if self._held:
+            self._release_due(now_s)
         while done and done[0][0] <= now_s:
             events.append(heapq.heappop(done)[2])
         return events
@@ -124,8 +124,10 @@ class SimulatedRunners:
     @property
     def next_s(self) -> float:
         """Time at which the next result reaches the engine; infinite if no plan is in flight."""
-        held_at = min((due_at + self._link_s for due_at, _ in self._held.values()), default=math.inf)
-        return min(self._done[0][0], held_at) if self._done else held_at
+        next_s = self._done[0][0] if self._done else math.inf
+        if not self._held:
+            return next_s
+        return min(next_s, *(due_at + self._link_s for due_at, _ in self._held.values()))
 
     @property
     def num_sent(self) -> int:
@@ -178,6 +180,11 @@ class SimulatedRunners:
         else:
             self._answer(GotResult(session, number, self._result_of(b"")), begin_at)
         return False
+
+    def _release_due(self, now_s: float) -> None:
+        """Sends the held results that have reached the engine by now."""
+        for session in [session for session, (due_at, _) in self._held.items() if due_at + self._link_s <= now_s]:
+            self._release(session, now_s)
 
     def _release(self, session: int, now_s: float) -> None:
         """Sends the held result of a runner, if there is one, at the time at which it is due or now."""
