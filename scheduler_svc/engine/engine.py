@@ -234,7 +234,8 @@ class Engine:
     def _publish(self, plans: list[tuple[int, PlannedStep]]) -> None:
         if self.watchers.of_steps:
             for session, step in plans:
-                self.watchers.tell_planned(self.pool.schedulers[session], step)
+                if step.flight.flags:  # a plan without rows only copies
+                    self.watchers.tell_planned(self.pool.schedulers[session], step)
         if self.watchers.roster_queries:
             self.watchers.answer_roster_queries()
         if self.kv_feed.active:

@@ -11,7 +11,7 @@ A block with a name is PENDING until a result confirms its KV, then READY; only 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -54,6 +54,8 @@ class BlockPool:
         self.last_plan = [0] * (num_blocks + 1)
         """Last plan that touched each freed block. A writer other than compute must wait for that plan's result."""
         self.listener: CacheListener | None = None
+        self.when_evicted: Callable[[list[bytes]], None] | None = None
+        """Called with the names of blocks that are evicted."""
 
     @property
     def num_free(self) -> int:
@@ -110,6 +112,8 @@ class BlockPool:
         """Takes the least recently used cached blocks and removes their names."""
         cached, block_of, name_of, listener = self._cached, self._block_of, self._name_of, self.listener
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
+        if self.when_evicted is not None:
+            self.when_evicted([name for name in map(name_of.__getitem__, blocks) if name is not None])
         for block in blocks:  # inlined `forget`
             name: Any = name_of[block]
             name_of[block] = None

@@ -40,7 +40,7 @@ def tier_families(snapshot: Snapshot) -> Iterator[Metric]:
     }
     for name, (text, loads, offloads) in copied.items():
         yield _counters(name, text, "direction", {"load": loads, "offload": offloads})
-    text = "KV blocks whose content left the cache of a runner with a host pool."
+    text = "KV blocks evicted from the cache of a runner with a host pool."
     evicted = {"demoted": tier.demoted_blocks, "dropped": tier.dropped_blocks}
     yield _counters("roster_kv_evicted_blocks", text, "kind", evicted)
     text = "KV blocks copied in vain: failed or late loads, loads for sequences that were gone, failed offloads."

@@ -20,7 +20,7 @@ class TierCounts:
     offloaded_bytes: int = 0
     offload_s: float = 0.0
     demoted_blocks: int = 0
-    """Blocks whose content left the cache with a copy in the host pool."""
+    """Blocks evicted from the cache with a copy in the host pool."""
     dropped_blocks: int = 0
     """The same without one, on runners with a host pool."""
     wasted_blocks: int = 0

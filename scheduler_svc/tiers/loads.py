@@ -6,7 +6,7 @@ ends, or runs elsewhere; pins give way to running sequences, and to sequences th
 
 A load that takes longer than its deadline is *over*: its blocks lose their names, and what waited for it is computed
 instead. The ticket keeps the blocks until it ends. The same holds for a lost one. A sequence whose load failed does not
-try again while it waits, and nothing is loaded behind a ticket that is late.
+try again while it waits, and for a time nothing is loaded behind a ticket that is late.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ LEAST_DEADLINE_S = 0.05
 """Least time after which a load is late: copies share the link of their machine with other processes."""
 UNKNOWN_DEADLINE_S = 1.0
 """The same where neither copies nor steps have been measured."""
+SUSPENDED_S = 1.0
+"""Time for which nothing is loaded behind a late ticket. Its end may never be reported: a later one then shows it."""
 SLOWER = 3.0
 """Factor of its predicted time after which a load is late, unless computing takes longer still."""
 
@@ -107,7 +109,7 @@ class HostLoads:
         self._clock = clock
         self._pins: dict[Sequence, Pin] = {}
         self._computing: set[Sequence] = set()  # waiting sequences whose load has failed
-        self._is_late = False
+        self._suspended_until_at = 0.0
 
     @property
     def num_pins(self) -> int:
@@ -133,7 +135,7 @@ class HostLoads:
         The caller has checked that there is room for all its blocks. `tail`: its partial block, if the host pool has
         it; it follows the full blocks that its tokens fill.
         """
-        if self._is_late or sequence in self._computing:
+        if self._is_suspended or sequence in self._computing:
             return None
         sources = self._sources(names, len(hit))
         num_full, reach = len(sources), len(hit) + len(sources)
@@ -159,7 +161,7 @@ class HostLoads:
     def prefetch(self, names: list[bytes], num_hit: int, most: int) -> int:
         """Begins to load up to `most` blocks of a prefix, behind the `num_hit` that the cache has, for no sequence yet;
         returns their number."""
-        sources = [] if self._is_late else self._sources(names, num_hit)[:most]
+        sources = [] if self._is_suspended else self._sources(names, num_hit)[:most]
         if sources:
             deadline_s = max(UNKNOWN_DEADLINE_S, SLOWER * self._copy_s(len(sources)))
             self._add(sources, names[num_hit : num_hit + len(sources)], Pin([], is_released=True), deadline_s)
@@ -187,6 +189,11 @@ class HostLoads:
         self.times.plan(len(sources), now_s)
         self.line.add(load)
         return load
+
+    @property
+    def _is_suspended(self) -> bool:
+        """Whether nothing may be loaded because a load in flight is late."""
+        return self._suspended_until_at > 0 and self._clock() < self._suspended_until_at
 
     def _copy_s(self, num_blocks: int) -> float:
         return self.times.wait_s(self._clock()) + self.times.seconds(num_blocks)
@@ -232,7 +239,8 @@ class HostLoads:
         self.settle(load.targets)
         if not self.line:
             self.times.rest()
-        self._is_late = any(other.is_over for other in self.line.in_flight)
+        if not any(other.is_over for other in self.line.in_flight):
+            self._suspended_until_at = 0.0
 
     def _fail(self, load: Load) -> None:
         """Drops the content of a load; what waited for it will be computed."""
@@ -256,7 +264,7 @@ class HostLoads:
         for load in self.line.in_flight:
             if load.deadline_at <= now_s and not load.is_over:
                 self._fail(load)
-                self._is_late = True
+                self._suspended_until_at = now_s + SUSPENDED_S
                 self.settle(load.targets)
 
     def drop(self) -> None:

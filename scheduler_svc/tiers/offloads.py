@@ -129,14 +129,14 @@ class HostOffloads:
         if contents:
             self.begin(contents)
 
-    def note_gone(self, name: bytes) -> None:
-        """Notes that the cache has lost the content of this name."""
-        self._num_copied = max(0, self._num_copied - 1)
-        if self._host.has(name):
-            self.counts.demoted += 1
-        else:
-            self.counts.dropped += 1
-            self.low = min(self._highest, self.low + 1)
+    def note_evicted(self, names: list[bytes]) -> None:
+        """Notes that the cache has evicted the content of these names."""
+        self._num_copied = max(0, self._num_copied - len(names))
+        demoted = sum(map(self._host.has, names))
+        dropped = len(names) - demoted
+        self.counts.demoted += demoted
+        self.counts.dropped += dropped
+        self.low = min(self._highest, self.low + dropped)
 
     # ------------------------------------------------------------------ ending
 

@@ -46,6 +46,7 @@ class Tiers:
         """Plans without rows whose results have arrived."""
         self._pool = pool
         pool.listener = self.listener = _CacheChanges(self)
+        pool.when_evicted = self.offloads.note_evicted
 
     @property
     def busy(self) -> bool:
@@ -173,7 +174,6 @@ class _CacheChanges:
     def gone(self, name: bytes) -> None:
         """Called when no block has this name any more."""
         self._tiers.host.note_gone(name)
-        self._tiers.offloads.note_gone(name)
         if self.other is not None:
             self.other.gone(name)
 

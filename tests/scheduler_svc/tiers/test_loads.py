@@ -9,7 +9,7 @@ from scheduler_svc.kv.block_hashes import chain_hashes, root_hash
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from scheduler_svc.step_times.step_time_model import StepTimeModel
-from scheduler_svc.tiers.loads import UNKNOWN_DEADLINE_S, HostLoads
+from scheduler_svc.tiers.loads import SUSPENDED_S, UNKNOWN_DEADLINE_S, HostLoads
 from scheduler_svc.tiers.tiers import Tiers
 from tests.support.in_process import Submitted
 from tests.support.sharing import OUTPUT, SIZE, Service, prompt, service
@@ -104,6 +104,21 @@ def test_nothing_is_loaded_behind_a_late_ticket() -> None:
     served.finish(copies=False)
     assert served.cached(other) == 0
     served.finish()
+    served.stack.assert_clean()
+
+
+def test_loads_go_on_after_a_while_as_the_end_of_a_late_one_may_never_be_reported() -> None:
+    served = flooded()
+    repeat(served)
+    served.advance()
+    served.stack.now_s += UNKNOWN_DEADLINE_S
+    served.finish(copies=False)
+    served.stack.now_s += SUSPENDED_S
+    other = served.stack.submit(prompt(LENGTH, LOST + 1), OUTPUT)
+    served.advance()
+    assert [load.is_over for load in loads(served).line] == [True, False]
+    served.finish()
+    assert served.cached(other) == FULL * SIZE
     served.stack.assert_clean()
 
 
