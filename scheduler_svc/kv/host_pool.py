@@ -81,7 +81,7 @@ class HostPool:
         """Whether there is a copy of this content, or one is being written."""
         return name in self._block_of
 
-    def names(self) -> Iterable[bytes]:
+    def all_names(self) -> Iterable[bytes]:
         """Returns the names of all copies, those being written included."""
         return self._block_of.keys()
 

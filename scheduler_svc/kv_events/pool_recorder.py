@@ -32,7 +32,7 @@ class PoolEventRecorder:
     @property
     def is_partial(self) -> bool:
         """Whether a pool has named blocks of unknown content."""
-        if self._host is not None and any(name not in self._known for name in self._host.names()):
+        if self._host is not None and any(name not in self._known for name in self._host.all_names()):
             return True
         return sum(self._pool.has(name) for name in self._known) < self._pool.num_named
 

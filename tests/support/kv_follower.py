@@ -30,7 +30,7 @@ def ready_blocks(schedulers: Iterable[Scheduler]) -> set[int]:
 def ready_copies(schedulers: Iterable[Scheduler]) -> set[int]:
     """Returns the blocks that some host pool could give back now; partial blocks are not told."""
     hosts = [scheduler.tiers.host for scheduler in schedulers if scheduler.tiers is not None]
-    return {told(name) for host in hosts for name in host.names() if host.is_ready(name)}
+    return {told(name) for host in hosts for name in host.all_names() if host.is_ready(name)}
 
 
 @dataclass
