@@ -142,7 +142,7 @@ class HostLoads:
         former, tail_tokens = self._pins.get(sequence), 0
         if former is not None and former.tail and not sources:
             return None  # all of it is loaded
-        if tail is not None and reach == sequence.swapped // self._pool.block_size:
+        if tail is not None and reach == sequence.swapped // self._pool.block_size and self._may_read(tail.source):
             sources.append(tail.source)
             tail_tokens = tail.tokens
         if not sources:
@@ -166,6 +166,11 @@ class HostLoads:
             deadline_s = max(UNKNOWN_DEADLINE_S, SLOWER * self._copy_s(len(sources)))
             self._add(sources, names[num_hit : num_hit + len(sources)], Pin([], is_released=True), deadline_s)
         return len(sources)
+
+    def _may_read(self, block: int) -> bool:
+        """Returns whether the next plan does not load this host block yet: a plan may name it only once. Two choices of
+        a request may have the same partial block; full ones are awaited."""
+        return all(block not in load.sources for load in self.line.unsent)
 
     def _sources(self, names: list[bytes], first: int) -> list[int]:
         """Returns the host blocks of the names from `first` on that the cache lacks."""

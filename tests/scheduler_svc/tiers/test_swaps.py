@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from roster_protos import engine_pb2
+from scheduler_svc.kv.block_pool import BlockPool
+from scheduler_svc.kv.copy_times import CopyTimes
+from scheduler_svc.kv.host_pool import HostPool
+from scheduler_svc.model.sequence import Phase
 from scheduler_svc.scheduler.swapping import Swapping
 from scheduler_svc.step_times.step_time_model import StepTimeModel
-from scheduler_svc.tiers.loads import UNKNOWN_DEADLINE_S
+from scheduler_svc.tiers.loads import UNKNOWN_DEADLINE_S, HostLoads, Tail
 from tests.support.in_process import Submitted
 from tests.support.sharing import SIZE, Service, prompt, service
 
@@ -130,3 +134,22 @@ def test_a_flush_makes_a_swapped_sequence_compute_again() -> None:
     served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
     assert finish(served, requests) > 5 * SIZE
     served.stack.assert_clean()
+
+
+def test_a_partial_block_is_read_once_in_a_plan() -> None:
+    """Greedy choices of a request may be equal, so that their partial blocks have one name; a plan may name a host block
+    only once."""
+
+    class Waiting:
+        swapped, phase = 3, Phase.WAITING
+
+    pool, host = BlockPool(8, SIZE), HostPool(4)
+    (source,) = host.write([bytes(16)])
+    host.written([source])
+    loads = HostLoads(pool, host, CopyTimes(0), StepTimeModel(), lambda: 0.0)
+    first, second = Waiting(), Waiting()
+    assert loads.begin(first, [], [], Tail(source, 3)) is not None  # type: ignore[arg-type]
+    assert loads.begin(second, [], [], Tail(source, 3)) is None  # type: ignore[arg-type]
+    loads.line.send(plan=1)
+    assert loads.begin(second, [], [], Tail(source, 3)) is not None  # type: ignore[arg-type]
+    pool.check(loads.held())
