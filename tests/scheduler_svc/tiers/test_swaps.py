@@ -137,8 +137,7 @@ def test_a_flush_makes_a_swapped_sequence_compute_again() -> None:
 
 
 def test_a_partial_block_is_read_once_in_a_plan() -> None:
-    """Greedy choices of a request may be equal, so that their partial blocks have one name; a plan may name a host block
-    only once."""
+    """Greedy choices of a request may be equal, so that their partial blocks have one name."""
 
     class Waiting:
         swapped, phase = 3, Phase.WAITING
