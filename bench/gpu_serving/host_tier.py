@@ -79,7 +79,7 @@ async def neighbours(client: RosterClient, arguments: argparse.Namespace, first:
 
 
 async def loads(client: RosterClient, arguments: argparse.Namespace, until: asyncio.Event) -> list[Answer]:
-    """Sends the prompts in turns, one after the other, until told to stop."""
+    """Sends the prompts in turns, one after the other, until `until` is set."""
     answers: list[Answer] = []
     while not until.is_set():
         number = len(answers) % arguments.prompts
