@@ -195,6 +195,7 @@ class Engine:
     def _expire(self) -> None:
         self.disconnected.expire()
         self.lifecycle.expire()
+        self.pool.expire_loads()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """Returns plans for all runners that can take one, until none can or no work is left."""

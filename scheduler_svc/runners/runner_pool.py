@@ -203,6 +203,12 @@ class RunnerPool:
             return math.inf
         return min(tiers.loads.deadline_at for tiers in self._tiers.values())
 
+    def expire_loads(self) -> None:
+        """Ends the waits for loads from host pools that are late."""
+        for session, tiers in self._tiers.items():
+            if tiers.loads.expire():
+                self.wake(session)
+
     def _take_due(self) -> None:
         """Opens the runners whose held-back plan is due."""
         now_s = self._clock() if self._held else 0.0

@@ -253,7 +253,6 @@ class Scheduler:
         if tiers is None or not tiers.is_open:
             return self._next_step(queue, policy)
         tiers.loads.sweep()
-        tiers.loads.expire()
         swapped = self.swapping is not None and self.swapping.swap_out(queue, policy)
         step = self._next_step(queue, policy, swapped)
         if step is not None:

@@ -261,16 +261,17 @@ class HostLoads:
             if self._pins.get(sequence) is load.pin:
                 self.release(sequence)
 
-    def expire(self) -> None:
-        """Ends the waits for loads that are late."""
+    def expire(self) -> bool:
+        """Ends the waits for loads that are late; returns whether there were any."""
         if not self.line.in_flight:
-            return
+            return False
         now_s = self._clock()
-        for load in self.line.in_flight:
-            if load.deadline_at <= now_s and not load.is_over:
-                self._fail(load)
-                self._suspended_until_at = now_s + SUSPENDED_S
-                self.settle(load.targets)
+        late = [load for load in self.line.in_flight if load.deadline_at <= now_s and not load.is_over]
+        for load in late:
+            self._fail(load)
+            self._suspended_until_at = now_s + SUSPENDED_S
+            self.settle(load.targets)
+        return bool(late)
 
     def drop(self) -> None:
         """Drops the content of all loads, after the cache has forgotten all names."""

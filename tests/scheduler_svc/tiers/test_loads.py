@@ -131,6 +131,19 @@ def test_the_engine_wakes_when_a_load_is_late() -> None:
     served.finish()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_engine_sleeps_again_after_a_deadline_though_the_runner_takes_no_plan(depth: int) -> None:
+    """The runner holds a plan without rows until a copy is done, and with depth 1 gets no other."""
+    served = flooded(depth=depth)
+    repeat(served)
+    served.advance()
+    served.stack.now_s += UNKNOWN_DEADLINE_S
+    served.stack.step()
+    assert served.stack.engine.wake_at > served.stack.now_s
+    served.finish()
+    served.stack.assert_clean()
+
+
 @pytest.mark.parametrize("when", ["loading", "loaded"])
 def test_a_cancelled_sequence_leaves_no_block_behind(when: str) -> None:
     served = flooded()
