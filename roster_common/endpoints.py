@@ -30,6 +30,13 @@ def is_loopback_host(host: str) -> bool:
     return address.is_loopback
 
 
+def is_local(endpoint: str) -> bool:
+    """Returns whether what is sent to a ZeroMQ endpoint stays on this machine."""
+    if not endpoint.startswith("tcp://"):
+        return True
+    return is_loopback_host(endpoint.removeprefix("tcp://").rpartition(";")[2].rpartition(":")[0])
+
+
 def split_address(address: str, example: str) -> tuple[str, int]:
     """Returns host and port of "host:port" or "[v6]:port"; the host keeps no brackets.
 

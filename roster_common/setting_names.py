@@ -26,6 +26,7 @@ SETTINGS = frozenset(
         "gateway_listen",
         "gpu_memory",
         "health_listen",
+        "host_kv_tokens",
         "insecure",
         "isolate_tenants",
         "itl_target_ms",

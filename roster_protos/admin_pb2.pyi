@@ -47,7 +47,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
-    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics")
+    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics", "host_blocks", "host_used_blocks")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,8 @@ class RunnerStatus(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_GAIN_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -80,7 +82,9 @@ class RunnerStatus(_message.Message):
     max_drafts: int
     draft_gain: float
     numerics: str
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ...) -> None: ...
+    host_blocks: int
+    host_used_blocks: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ..., host_blocks: _Optional[int] = ..., host_used_blocks: _Optional[int] = ...) -> None: ...
 
 class HeldBackRunner(_message.Message):
     __slots__ = ("id", "losses", "reason", "present", "next_probe_s")
@@ -97,7 +101,7 @@ class HeldBackRunner(_message.Message):
     def __init__(self, id: _Optional[str] = ..., losses: _Optional[int] = ..., reason: _Optional[str] = ..., present: _Optional[bool] = ..., next_probe_s: _Optional[float] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns", "drafted_tokens", "accepted_tokens", "decode_rows", "forced_tokens")
+    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns", "drafted_tokens", "accepted_tokens", "decode_rows", "forced_tokens", "swaps", "host_tier")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +118,8 @@ class Totals(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
     FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    HOST_TIER_FIELD_NUMBER: _ClassVar[int]
     requests: int
     refused: int
     finished: int
@@ -130,7 +136,33 @@ class Totals(_message.Message):
     accepted_tokens: int
     decode_rows: int
     forced_tokens: int
-    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., forced_tokens: _Optional[int] = ...) -> None: ...
+    swaps: int
+    host_tier: HostTier
+    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., forced_tokens: _Optional[int] = ..., swaps: _Optional[int] = ..., host_tier: _Optional[_Union[HostTier, _Mapping]] = ...) -> None: ...
+
+class HostTier(_message.Message):
+    __slots__ = ("loaded_tokens", "loaded_blocks", "loaded_bytes", "load_s", "offloaded_blocks", "offloaded_bytes", "offload_s", "demoted_blocks", "dropped_blocks", "wasted_blocks")
+    LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    OFFLOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OFFLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_S_FIELD_NUMBER: _ClassVar[int]
+    DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WASTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    loaded_tokens: int
+    loaded_blocks: int
+    loaded_bytes: int
+    load_s: float
+    offloaded_blocks: int
+    offloaded_bytes: int
+    offload_s: float
+    demoted_blocks: int
+    dropped_blocks: int
+    wasted_blocks: int
+    def __init__(self, loaded_tokens: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., offloaded_blocks: _Optional[int] = ..., offloaded_bytes: _Optional[int] = ..., offload_s: _Optional[float] = ..., demoted_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., wasted_blocks: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("done",)

@@ -467,16 +467,18 @@ class KvSubscribed(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., number: _Optional[int] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., replay: _Optional[_Union[KvReplay, _Mapping]] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
-    __slots__ = ("names", "parents", "tokens", "partial")
+    __slots__ = ("names", "parents", "tokens", "partial", "on_host")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    ON_HOST_FIELD_NUMBER: _ClassVar[int]
     names: bytes
     parents: bytes
     tokens: bytes
     partial: bool
-    def __init__(self, names: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., partial: _Optional[bool] = ...) -> None: ...
+    on_host: bytes
+    def __init__(self, names: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., partial: _Optional[bool] = ..., on_host: _Optional[bytes] = ...) -> None: ...
 
 class KvReplay(_message.Message):
     __slots__ = ("changes",)
@@ -495,14 +497,16 @@ class KvChanges(_message.Message):
     def __init__(self, number: _Optional[int] = ..., unix_s: _Optional[float] = ..., changes: _Optional[_Iterable[_Union[KvChange, _Mapping]]] = ...) -> None: ...
 
 class KvChange(_message.Message):
-    __slots__ = ("stored", "removed", "cleared")
+    __slots__ = ("stored", "removed", "cleared", "on_host")
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    ON_HOST_FIELD_NUMBER: _ClassVar[int]
     stored: KvStored
     removed: bytes
     cleared: KvCleared
-    def __init__(self, stored: _Optional[_Union[KvStored, _Mapping]] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[_Union[KvCleared, _Mapping]] = ...) -> None: ...
+    on_host: bool
+    def __init__(self, stored: _Optional[_Union[KvStored, _Mapping]] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[_Union[KvCleared, _Mapping]] = ..., on_host: _Optional[bool] = ...) -> None: ...
 
 class KvStored(_message.Message):
     __slots__ = ("parent", "names", "tokens")

@@ -32,6 +32,7 @@ from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
 from runner_svc.startup.device_choice import BrokenGpu, DeviceChoice, choose_device
+from runner_svc.startup.host_pool import build_copier
 from runner_svc.startup.loading_progress import LoadingProgress
 from runner_svc.startup.runner_name import default_name
 from runner_svc.startup.start_times import StartTimes
@@ -97,7 +98,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         choice = choose_device(settings)
         choice.tell()
         backend = _backend(settings, choice.device, times)
-        runner = Runner(backend, name)
+        runner = Runner(backend, name, copier=build_copier(settings, backend, times))
         times.begin("measuring steps")
         _measure(runner, choice.device, getattr(backend, "kept_timings", None))
         times.begin("connecting")

@@ -84,6 +84,11 @@ class Service:
         """Address of the public API."""
         return self._endpoints.listen
 
+    @property
+    def admin_address(self) -> str:
+        """Address of the admin API."""
+        return self._endpoints.admin_listen
+
     async def __aenter__(self) -> Self:
         flags = {**self._flags, "link": self._endpoints.link}
         command = [

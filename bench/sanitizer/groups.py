@@ -50,6 +50,8 @@ GROUPS = {
     "rotation": Group(("rotate_halves",), ("test_rotate_halves",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
+    "blocks": Group(("move_blocks",), ("test_blocks",), but_not="timed"),
+    "copied steps": Group(("move_blocks",), ("test_copied_steps",), captures=True),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
     "split": Group(("split_product",), ("test_split_product",)),
     "gated": Group(("gated_product",), ("test_gated_product",), shards=2, but_not="14336"),

@@ -34,7 +34,8 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         f"{totals.requests:,} requests, {totals.refused:,} refused, {totals.finished:,} sequences finished, "
         f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
         f"{totals.cached_tokens:,} from the prefix cache, {totals.preemptions:,} preemptions, {totals.plans:,} plans, "
-        f"{totals.policy_changes:,} policy changes{_drafts(totals)}{_forced(totals)}",
+        f"{totals.policy_changes:,} policy changes{_drafts(totals)}{_forced(totals)}"
+        f"{_host_tier(totals)}",
         style="dim",
     )
     return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
@@ -52,6 +53,16 @@ def _drafts(totals: admin_pb2.Totals) -> str:
 
 def _forced(totals: admin_pb2.Totals) -> str:
     return f", {totals.forced_tokens:,} tokens forced by constraints" if totals.forced_tokens else ""
+
+
+def _host_tier(totals: admin_pb2.Totals) -> str:
+    tier = totals.host_tier
+    if not tier.offloaded_blocks and not tier.loaded_blocks:
+        return ""
+    return (
+        f", {tier.loaded_tokens:,} tokens loaded from host pools, {totals.swaps:,} swaps, "
+        f"{tier.offloaded_blocks:,} blocks offloaded, {tier.wasted_blocks:,} copied in vain"
+    )
 
 
 def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:

@@ -128,9 +128,16 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
             Text(one_line(runner.model)[:24], no_wrap=True, overflow="ellipsis"),
             Text.assemble(("slots ", "dim"), _gauge(runner.running, runner.slots), f" {runner.running}/{runner.slots}"),
             Text.assemble(("KV ", "dim"), _gauge(used, runner.blocks), f" {used / max(1, runner.blocks):.0%}"),
-            Text.assemble(("prefixes ", "dim"), f"{runner.cached_blocks / max(1, runner.blocks):.0%}"),
+            Text.assemble(("prefixes ", "dim"), f"{runner.cached_blocks / max(1, runner.blocks):.0%}", _host(runner)),
         )
     return table
+
+
+def _host(runner: admin_pb2.RunnerStatus) -> Text:
+    """Returns how full the runner's host pool is; nothing if it has none."""
+    if not runner.host_blocks:
+        return Text("")
+    return Text.assemble(("  host ", "dim"), f"{runner.host_used_blocks / runner.host_blocks:.0%}")
 
 
 def _sequences(load: Load, room: int) -> RenderableType:

@@ -133,6 +133,8 @@ def _runner(runner: admin_pb2.RunnerStatus) -> dict[str, Any]:
         "kv_blocks": runner.blocks,
         "kv_free_blocks": runner.free_blocks,
         "kv_cached_blocks": runner.cached_blocks,
+        "kv_host_blocks": runner.host_blocks,
+        "kv_host_used_blocks": runner.host_used_blocks,
         "plans_in_flight": runner.plans_in_flight,
         "drafter": runner.drafter,
         "max_drafts": runner.max_drafts,

@@ -172,6 +172,15 @@ class HashBackend:
         self._kv[targets] = self._kv[sources]
         self.host_slots.copy_blocks(sources, targets)
 
+    @property
+    def cache_regions(self) -> list[NDArray[np.uint8]]:
+        """The cache itself, as `ThreadCopier` copies it."""
+        return [self._kv.view(np.uint8)[None]]
+
+    def forget_drafts(self, blocks: NDArray[np.int32]) -> None:
+        """Has the drafter forget what it keeps of blocks that are loaded from the host pool."""
+        self.host_slots.forget_drafts(blocks)
+
     def is_broken_by(self, error: Exception) -> bool:
         return isinstance(error, BrokenDevice)
 

@@ -89,6 +89,11 @@ class HostSlots:
         if self._follower is not None:
             self._follower.copy_blocks(sources, targets)
 
+    def forget_drafts(self, blocks: NDArray[np.int32]) -> None:
+        """Has the drafter forget what it keeps of blocks whose KV comes from the host pool, without its own."""
+        if self._follower is not None:
+            self._follower.forget_blocks(blocks)
+
     def gathered(self, batch: StepBatch) -> StepBatch:
         """Returns the batch with its inputs. Raises RuntimeError if an input token has not been written yet.
 

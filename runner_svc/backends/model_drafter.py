@@ -88,6 +88,10 @@ class ModelDrafter:
         self._model.copy_blocks(sources, targets)
         self.counters.copy_blocks(sources, targets)
 
+    def forget_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """As `SlotDrafter.forget_blocks`."""
+        self.counters.forget_blocks(blocks)
+
     def catch_up(self, tokens: NDArray[np.int32], slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
         """As `LateDrafter.catch_up`."""
         late = np.flatnonzero(self._is_late[slots])

@@ -45,6 +45,11 @@ class NullBackend:
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Does nothing: there is no KV."""
 
+    @property
+    def cache_regions(self) -> list[NDArray[np.uint8]]:
+        """Blocks of no bytes: `ThreadCopier` only counts copies."""
+        return [np.zeros((1, self.num_blocks + 1, 0), np.uint8)]
+
     def is_broken_by(self, error: Exception) -> bool:
         return False
 

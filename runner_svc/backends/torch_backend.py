@@ -155,6 +155,17 @@ class TorchBackend:
         self._pass.copy_blocks(sources, targets)
         self.host_slots.copy_blocks(sources, targets)
 
+    @property
+    def cache_regions(self) -> list[NDArray[np.uint8]]:
+        """The cache itself, as `ThreadCopier` copies it, and what a drafter keeps of the model's states in it."""
+        reader = self.host_slots.reader
+        kept = [self.cache.data.flatten(0, 1), *(reader.kept_by_block() if reader is not None else ())]
+        return [each.view(torch.uint8).numpy().reshape(len(each), self.num_blocks + 1, -1) for each in kept]
+
+    def forget_drafts(self, blocks: NDArray[np.int32]) -> None:
+        """Has the drafter forget what it keeps of blocks that are loaded from the host pool."""
+        self.host_slots.forget_drafts(blocks)
+
     def is_broken_by(self, error: Exception) -> bool:
         return False
 

@@ -35,9 +35,11 @@ from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.batch.drafted_continuation import DraftedContinuation
+from runner_svc.batch.host_tickets import HostTickets
 from runner_svc.batch.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.batch.plan_columns import PlanColumns
 from runner_svc.batch.plan_continuation import Appends, PlanContinuation
+from runner_svc.batch.plan_copies import PlanCopies
 from runner_svc.interface.backend import AdmittedSlot, ForcedTokens, SlotChanges
 from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params
 from runner_svc.interface.step import StepBatch, StepOutput, run_positions
@@ -58,6 +60,7 @@ class AppliedPlan:
     batch: StepBatch | None  # None if no row is left
     drafts: bool  # whether the plan has a column of drafts
     epochs: NDArray[np.int64]  # [rows] epoch of each row's slot, which identifies its sequence
+    copies: PlanCopies | None = None  # between the cache and the host pool
 
 
 class BatchState:
@@ -66,8 +69,10 @@ class BatchState:
     With `gathers_inputs`, the backend keeps tokens and tables itself, and batches have no inputs.
     """
 
-    def __init__(self, limits: Limits, gathers_inputs: bool = False) -> None:
+    def __init__(self, limits: Limits, gathers_inputs: bool = False, tickets: HostTickets | None = None) -> None:
         self._limits = limits
+        self.tickets = tickets or HostTickets(limits.num_blocks, 0, limits.block_size)
+        """What is being copied to and from the host pool; None gives no host pool."""
         self._gathers_inputs = gathers_inputs
         self._counters = SlotCounters.empty(limits.num_slots)
         self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None if free
@@ -96,8 +101,11 @@ class BatchState:
         if followed is not None:
             return followed
         self._continuation = None
-        columns = PlanColumns.read(plan)
+        columns, copies = PlanColumns.read(plan), PlanCopies.read(plan)
         counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
+        self.tickets.check(plan, columns, copies)
+        if copies is not None:
+            self.tickets.begin(copies)
         for slot in columns.releases:
             self._release_slot(int(slot))
         admitted = [self._admit_sequence(admission) for admission in plan.admissions]
@@ -127,6 +135,7 @@ class BatchState:
             batch,
             len(columns.extent_drafts) > 0,
             epochs,
+            copies,
         )
 
     def _append_forced(self, columns: PlanColumns) -> list[ForcedTokens]:
@@ -146,7 +155,9 @@ class BatchState:
         if continuation is None or not continuation.follows(plan):
             return None
         appends = Appends.read(plan) if plan.append_slots or plan.append_indexes or plan.append_blocks else _NO_APPENDS
-        if appends is None or not continuation.advance(plan, appends, self._counters, self._limits):
+        if appends is None or self.tickets.hold(appends.blocks):
+            return None
+        if not continuation.advance(plan, appends, self._counters, self._limits):
             return None
         if len(appends.slots):
             self._tables[appends.slots, appends.indexes] = appends.blocks

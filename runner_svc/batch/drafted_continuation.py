@@ -15,6 +15,7 @@ from roster_common.link_protocol import SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_check import Limits, SlotCounters
 from runner_svc.batch.plan_continuation import Appends
+from runner_svc.batch.plan_copies import has_copies
 from runner_svc.interface.step import StepBatch
 
 _NO_START = np.full(1, -1, "<i4").tobytes()
@@ -49,7 +50,7 @@ class DraftedContinuation:
             and plan.extent_starts == last.extent_starts
             and plan.extent_counts == last.extent_counts
             and plan.extent_flags == last.extent_flags
-            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets)
+            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets or has_copies(plan))
             and not (plan.extent_forced or plan.forced_tokens)
         )
 

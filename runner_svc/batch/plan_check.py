@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
-from runner_svc.batch.plan_columns import PlanColumns, PlanFault, int32_column
+from runner_svc.batch.plan_columns import PlanColumns, PlanFault, int32_column, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class PlanCheck:
 
     def _releases(self, releases: NDArray[np.int32]) -> None:
         self._require_slots("release", releases)
-        _require("release", np.bincount(releases)[releases] > 1, "slot {} is released twice", releases)
-        _require("release", ~self._counters.resident[releases], "slot {} has no sequence", releases)
+        require("release", np.bincount(releases)[releases] > 1, "slot {} is released twice", releases)
+        require("release", ~self._counters.resident[releases], "slot {} has no sequence", releases)
         self._counters.resident[releases] = False
 
     def _admission(self, admission: plan_pb2.Admission) -> None:
@@ -149,7 +149,7 @@ class PlanCheck:
     def _appends(self, columns: PlanColumns) -> None:
         slots, indexes = columns.append_slots, columns.append_indexes
         self._require_slots("append", slots)
-        _require("append", ~self._counters.resident[slots], "slot {} has no sequence", slots)
+        require("append", ~self._counters.resident[slots], "slot {} has no sequence", slots)
         self._require_blocks("append", columns.append_blocks)
         # The k-th append (from 0) of a slot has the index of its table's length plus k.
         order = np.argsort(slots, kind="stable")
@@ -157,15 +157,15 @@ class PlanCheck:
         ranks = np.empty(len(slots), np.int32)
         ranks[order] = np.arange(len(slots)) - np.searchsorted(grouped, grouped)
         expected = self._counters.num_blocks[slots] + ranks
-        _require("append", indexes != expected, "index {} is not the table's length {}", indexes, expected)
-        _require("append", indexes >= self._limits.max_table, "index {} is beyond the context", indexes)
+        require("append", indexes != expected, "index {} is not the table's length {}", indexes, expected)
+        require("append", indexes >= self._limits.max_table, "index {} is beyond the context", indexes)
         np.add.at(self._counters.num_blocks, slots, 1)
 
     def _copies(self, columns: PlanColumns) -> None:
         self._require_blocks("copy source", columns.copy_sources)
         targets = columns.copy_targets
         self._require_blocks("copy target", targets)
-        _require("copy", np.bincount(targets)[targets] > 1, "block {} is written twice", targets)
+        require("copy", np.bincount(targets)[targets] > 1, "block {} is written twice", targets)
 
     def _extents(self, columns: PlanColumns) -> None:
         limits, counters = self._limits, self._counters
@@ -173,11 +173,11 @@ class PlanCheck:
         flags = columns.extent_flags
         self._require_slots("extent", slots)
         known_flags = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
-        _require("extent", flags & ~known_flags != 0, "flags {} are not supported by this runner", flags)
-        _require("extent", flags == AWAIT_FLAG, "flags {} wait for a mask without sampling", flags)
-        _require("extent", np.bincount(slots)[slots] > 1, "slot {} has two rows", slots)
-        _require("extent", ~counters.resident[slots], "slot {} has no sequence", slots)
-        _require("extent", counts < 1, "count {} must be at least 1", counts)
+        require("extent", flags & ~known_flags != 0, "flags {} are not supported by this runner", flags)
+        require("extent", flags == AWAIT_FLAG, "flags {} wait for a mask without sampling", flags)
+        require("extent", np.bincount(slots)[slots] > 1, "slot {} has two rows", slots)
+        require("extent", ~counters.resident[slots], "slot {} has no sequence", slots)
+        require("extent", counts < 1, "count {} must be at least 1", counts)
         total = int(counts.sum(dtype=np.int64))
         if total > limits.max_step_tokens:
             raise PlanFault(f"the extents have {total} positions, must be at most {limits.max_step_tokens}")
@@ -188,37 +188,37 @@ class PlanCheck:
         computed, known = counters.computed[slots], counters.num_tokens[slots]
         if limits.max_drafts or len(columns.extent_drafts) or starts.min() < 0:
             starts, known = self._bounds(columns, alive)
-        _require(
+        require(
             "extent", alive & (starts != computed), "start {} is not the first uncomputed position {}", starts, computed
         )
         ends = starts + counts
-        _require("extent", alive & (ends > known), "end {} is beyond the {} tokens known", ends, known)
+        require("extent", alive & (ends > known), "end {} is beyond the {} tokens known", ends, known)
         capacity = counters.num_blocks[slots] * limits.block_size
-        _require("extent", alive & (ends > capacity), "end {} is beyond the {} positions of its blocks", ends, capacity)
+        require("extent", alive & (ends > capacity), "end {} is beyond the {} positions of its blocks", ends, capacity)
         sampled = alive & (flags & SAMPLE_FLAG).astype(bool)
-        _require(
+        require(
             "extent", sampled & (ends != known), "a token sampled at {} would replace one: {} are known", ends, known
         )
-        _require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
+        require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
 
     def _forced(self, columns: PlanColumns, alive: NDArray[np.bool_]) -> None:
         """Checks the tokens that the plan appends to its rows' sequences, and counts them as known."""
         counters, slots, tokens = self._counters, columns.extent_slots, columns.forced_tokens
         forced = columns.extent_forced.astype(np.int32)
-        _require("forced token", (tokens < 0) | (tokens >= self._limits.vocab_size), "there is no token {}", tokens)
+        require("forced token", (tokens < 0) | (tokens >= self._limits.vocab_size), "there is no token {}", tokens)
         flags, has_some = columns.extent_flags, forced > 0
         drafting = (_row_drafts(columns) > 0) | (columns.extent_starts < 0)
-        _require("extent", has_some & drafting, "{} forced tokens, but no start or drafts", forced)
+        require("extent", has_some & drafting, "{} forced tokens, but no start or drafts", forced)
         awaiting = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
-        _require("extent", has_some & (flags != awaiting), "flags {} of a row with forced tokens, must be 3", flags)
+        require("extent", has_some & (flags != awaiting), "flags {} of a row with forced tokens, must be 3", flags)
         if not self._admitted.isdisjoint(slots[has_some].tolist()):
             raise PlanFault("a sequence is admitted with forced tokens: they belong to its other tokens")
         known = counters.num_tokens[slots]
         # A row in flight that awaits its mask has computed the last known token, and its own is not known yet.
         unknown = alive & has_some & ((counters.spread[slots] > 0) | (counters.computed[slots] >= known))
-        _require("extent", unknown, "forced tokens after position {}, whose token is not known", known)
+        require("extent", unknown, "forced tokens after position {}, whose token is not known", known)
         beyond = alive & has_some & (known + forced >= self._limits.context_length)
-        _require("extent", beyond, "{} forced tokens after {} known ones are beyond the context", forced, known)
+        require("extent", beyond, "{} forced tokens after {} known ones are beyond the context", forced, known)
         counters.num_tokens[slots[alive]] += forced[alive]
         counters.recorded[slots[alive]] += forced[alive]
 
@@ -233,10 +233,10 @@ class PlanCheck:
         open_ended, spread = starts == -1, counters.spread[slots]
         most = self._limits.max_drafts
         if not most:
-            _require("extent", open_ended | (drafts > 0), "a row needs a start, and no drafts: there is no drafter")
-        _require("extent", drafts > most, "{} drafts, must be at most {}", drafts, np.full_like(drafts, most))
-        _require("extent", ~open_ended & (drafts > 0), "start {} with {} drafts, must be -1", starts, drafts)
-        _require(
+            require("extent", open_ended | (drafts > 0), "a row needs a start, and no drafts: there is no drafter")
+        require("extent", drafts > most, "{} drafts, must be at most {}", drafts, np.full_like(drafts, most))
+        require("extent", ~open_ended & (drafts > 0), "start {} with {} drafts, must be -1", starts, drafts)
+        require(
             "extent",
             open_ended & (columns.extent_counts != 1 + drafts),
             "count {} must be 1 plus the row's {} drafts",
@@ -244,8 +244,8 @@ class PlanCheck:
             drafts,
         )
         flags = columns.extent_flags
-        _require("extent", open_ended & (flags != SAMPLE_FLAG), "flags {} of a row without start, must be 1", flags)
-        _require(
+        require("extent", open_ended & (flags != SAMPLE_FLAG), "flags {} of a row without start, must be 1", flags)
+        require(
             "extent",
             alive & ~open_ended & (spread > 0),
             "start {} must be -1: the sequence has up to {} tokens more than are known",
@@ -254,14 +254,14 @@ class PlanCheck:
         )
         known = counters.most_tokens(slots)
         unread = alive & open_ended & (counters.computed[slots] != known - 1)
-        _require("extent", unread, "start -1 in mid-prompt: {} of {} computed", counters.computed[slots], known)
+        require("extent", unread, "start -1 in mid-prompt: {} of {} computed", counters.computed[slots], known)
         return np.where(open_ended, known - 1, starts), known + drafts
 
     def _require_slots(self, name: str, slots: NDArray[np.int32]) -> None:
-        _require(name, (slots < 0) | (slots >= self._limits.num_slots), "there is no slot {}", slots)
+        require(name, (slots < 0) | (slots >= self._limits.num_slots), "there is no slot {}", slots)
 
     def _require_blocks(self, name: str, blocks: NDArray[np.int32]) -> None:
-        _require(name, (blocks < 1) | (blocks > self._limits.num_blocks), "there is no block {}", blocks)
+        require(name, (blocks < 1) | (blocks > self._limits.num_blocks), "there is no block {}", blocks)
 
 
 def _row_drafts(columns: PlanColumns) -> NDArray[np.int32]:
@@ -297,10 +297,3 @@ def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:
         or sampling.repetition_penalty <= 0
         or not np.isfinite(np.frombuffer(sampling.bias_values, "<f4")).all()
     )
-
-
-def _require(table: str, bad: NDArray[np.bool_], text: str, *values: NDArray) -> None:
-    """Raises PlanFault about the first `bad` row, if any; `text` is formatted with that row of `values`."""
-    if bad.any():
-        row = int(bad.argmax())
-        raise PlanFault(f"{table} {row}: " + text.format(*(int(column[row]) for column in values)))

@@ -63,22 +63,30 @@ class PlanColumns:
             np.frombuffer(plan.extent_forced, np.uint8),
             int32_column("forced_tokens", plan.forced_tokens),
         )
-        _require_equal("append", columns.append_slots, columns.append_indexes, columns.append_blocks)
-        _require_equal("copy", columns.copy_sources, columns.copy_targets)
-        _require_equal(
+        require_equal("append", columns.append_slots, columns.append_indexes, columns.append_blocks)
+        require_equal("copy", columns.copy_sources, columns.copy_targets)
+        require_equal(
             "extent", columns.extent_slots, columns.extent_starts, columns.extent_counts, columns.extent_flags
         )
         if len(columns.extent_drafts):
-            _require_equal("extent", columns.extent_slots, columns.extent_drafts)
+            require_equal("extent", columns.extent_slots, columns.extent_drafts)
         if len(columns.extent_forced):
-            _require_equal("extent", columns.extent_slots, columns.extent_forced)
+            require_equal("extent", columns.extent_slots, columns.extent_forced)
         num_forced = int(columns.extent_forced.sum(dtype=np.int64))
         if num_forced != len(columns.forced_tokens):
             raise PlanFault(f"there are {len(columns.forced_tokens)} forced tokens, the rows have {num_forced}")
         return columns
 
 
-def _require_equal(table: str, *columns: NDArray) -> None:
+def require_equal(table: str, *columns: NDArray) -> None:
+    """Raises PlanFault unless the columns of a table have equal lengths."""
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise PlanFault(f"the {table} columns have different lengths: {lengths}")
+
+
+def require(table: str, bad: NDArray[np.bool_], text: str, *values: NDArray) -> None:
+    """Raises PlanFault about the first `bad` row, if any; `text` is formatted with that row of `values`."""
+    if bad.any():
+        row = int(bad.argmax())
+        raise PlanFault(f"{table} {row}: " + text.format(*(int(column[row]) for column in values)))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from roster_common.link_protocol import SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_check import Limits, SlotCounters
+from runner_svc.batch.plan_copies import has_copies
 from runner_svc.interface.step import StepBatch
 
 _ONE = np.ones(1, "<i4").tobytes()
@@ -88,7 +89,7 @@ class PlanContinuation:
             and plan.extent_slots == self.slots
             and plan.extent_counts == self.counts
             and plan.extent_flags == self.flags
-            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets)
+            and not (plan.releases or plan.admissions or plan.copy_sources or plan.copy_targets or has_copies(plan))
             and not (plan.extent_drafts or plan.extent_forced or plan.forced_tokens)
         )
 

@@ -19,6 +19,22 @@ _HOST_SHARE = 0.1
 _LEFT_BYTES = 256 << 20
 
 
+class GpuSideStream:
+    """Implements `runner_svc.interface.device.SideStream`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self.handle: int = self._stream.cuda_stream
+
+    def record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        self._stream.wait_event(event)
+
+
 class GpuDevice:
     """One GPU and the stream that all steps are launched on."""
 
@@ -57,6 +73,25 @@ class GpuDevice:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def side_stream(self) -> GpuSideStream:
+        """Returns another stream, of the same priority."""
+        return GpuSideStream(self.device)
+
+    def lock(self, memory: Tensor) -> None:
+        """Page-locks a tensor of the host, which is much faster than allocating it so.
+
+        It must be unlocked before it is freed: the driver refuses to lock memory again that was freed locked. Raises
+        RuntimeError if the driver refuses.
+        """
+        size = memory.numel() * memory.element_size()
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
+        if code:
+            raise RuntimeError(f"page-locking {size >> 20} MiB failed: {torch.cuda.CudaError(code)}")
+
+    def unlock(self, memory: Tensor) -> None:
+        """Undoes `lock`, once no copy of the memory is in flight."""
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Captures what `function` launches in a CUDA graph; returns its replay.

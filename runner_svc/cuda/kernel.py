@@ -89,7 +89,7 @@ class Kernel:
             self._config.attributes = ctypes.pointer(attribute)
             self._config.num_attributes = 1
         self._config_pointer = ctypes.byref(self._config)
-        self._launch = _driver().cuLaunchKernelEx
+        self._launch = driver().cuLaunchKernelEx
 
     def __call__(self, stream: int, grid: int | tuple[int, int, int], *arguments: Any) -> None:
         """Launches the kernel on `stream`, a handle (`torch.cuda.current_stream().cuda_stream`).
@@ -105,7 +105,7 @@ class Kernel:
         self._struct.pack_into(self._buffer, 0, *arguments)
         status = self._launch(self._config_pointer, self._handle, self._pointers, None)
         if status:
-            raise LaunchError(f"launching {self.function.name} on a grid of {grid} failed: {_error_name(status)}")
+            raise LaunchError(f"launching {self.function.name} on a grid of {grid} failed: {error_name(status)}")
 
 
 def argument_pointers(buffer: ctypes.Array[ctypes.c_char], arguments: str) -> ctypes.Array[ctypes.c_void_p]:
@@ -118,13 +118,15 @@ def argument_pointers(buffer: ctypes.Array[ctypes.c_char], arguments: str) -> ct
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """Returns the driver's library."""
     library = ctypes.CDLL("libcuda.so.1")
     library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     return library
 
 
-def _error_name(status: int) -> str:
+def error_name(status: int) -> str:
+    """Returns the name of a status of the driver."""
     name = ctypes.c_char_p()
-    _driver().cuGetErrorName(status, ctypes.byref(name))
+    driver().cuGetErrorName(status, ctypes.byref(name))
     return name.value.decode() if name.value else f"error {status}"

@@ -47,6 +47,10 @@ class DraftCounters:
         """Copies the marks of blocks."""
         self.marks[targets] = self.marks[sources]
 
+    def forget_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Removes the marks of blocks, which no slot has."""
+        self.marks[blocks] = False
+
     def settle(self, slots: NDArray[np.int32], known: NDArray[np.int32]) -> None:
         """Forgets positions from the last of `known` [L] tokens of `slots` [L] on: their KV may be of wrong drafts."""
         self.drafted[slots] = np.minimum(self.drafted[slots], known - 1)

@@ -59,6 +59,9 @@ class SlotDrafter(Drafter, Protocol):
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copies what it keeps of whole blocks; all sources are read before any target is written."""
 
+    def forget_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Forgets what it keeps of blocks: the model's KV in them was computed by no step that it saw."""
+
 
 @runtime_checkable
 class HiddenDrafter(SlotDrafter, Protocol):
@@ -81,6 +84,12 @@ class FollowingDrafter(SlotDrafter, Protocol):
 
     def follow(self, batch: StepBatch, hidden: Tensor) -> None:
         """Takes the hidden states [T, hidden_size] of a gathered batch, right after the model has computed them."""
+
+    def kept_by_block(self) -> list[Tensor]:
+        """Returns what it keeps under the model's block ids, each [parts, positions of the cache, ...].
+
+        It travels with the model's KV to the host pool and back, as only the model's own steps could compute it again.
+        """
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ class BeginSession:
 
     session: int
     resume: bool
+    naming_secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TakeMasks:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Report the sequences in the runner's slots."""
+    """Report the sequences in the runner's slots, and what the host pool holds."""
 
     session: int
 
@@ -71,7 +72,7 @@ class Executor(Protocol):
     def oldest_began_at(self) -> float | None:
         """When (`time.monotonic`) the oldest unfinished job began to compute; None if no job computes.
 
-        A plan that waits for masks waits for the scheduler and does not count.
+        A plan that waits for masks waits for the scheduler and does not count, nor does one whose result is held.
         """
 
     def start(self) -> None:

@@ -4,7 +4,8 @@ A launch returns long before its plan is done, so no second thread is needed, wh
 compete for the interpreter. While plans are in flight, the socket's thread does not sleep: it polls the oldest plan's
 event and the socket in turn. A result is thus sent within microseconds of the GPU's last kernel, and the code that
 launches the next plan is still in the caches. This uses a core while there is work, as waiting for a CUDA event does in
-any case. The thread sleeps only while the oldest plan waits for masks, which arrive on the socket.
+any case. The thread sleeps only while the oldest plan waits for masks, which arrive on the socket. It also launches the
+copies to and from the host pool, a few at each look.
 
 `ComputeThread` is the counterpart for blocking backends.
 """
@@ -46,6 +47,7 @@ class OverlappingExecutor:
     def submit(self, job: Job) -> None:
         """Executes the job, or launches its plan."""
         if isinstance(job, Stop):
+            self._runner.release_held()
             self.finished.extend(self._plans.finish_all())
             self._stopped = True
             return
@@ -56,24 +58,32 @@ class OverlappingExecutor:
             if isinstance(job, TakeMasks):
                 self._plans.hand_masks(job)
                 return
+            self._runner.finish_copies() if isinstance(job, TakeSnapshot) else self._runner.release_held()
             self.finished.extend(self._plans.finish_all())
             if isinstance(job, TakeSnapshot):
                 snapshot = self._runner.snapshot()
                 self.finished.append(plan_pb2.ToScheduler(session=job.session, snapshot=snapshot))
             elif isinstance(job, BeginSession):
-                self._runner.resume() if job.resume else self._runner.reset()
+                begin = self._runner.resume if job.resume else self._runner.reset
+                begin(job.naming_secret)
         except Exception as error:
+            self._runner.release_held()
             self.finished.extend(self._plans.finish_all())  # the fault follows the results of earlier plans
             self.finished.append(fault_of(job.session, error))
 
     def look(self) -> bool:
-        """Collects available results; returns whether plans are in flight and the oldest one waits for no masks."""
+        """Collects available results, and lets copies to and from the host pool go on.
+
+        Returns whether copies are in flight, or plans of which the oldest one waits for no masks.
+        """
         plans = self._plans
         while plans.oldest_done:
             self.finished.append(self._plans.take_result())
-        return len(plans) > 0 and not plans.oldest_awaits_masks
+        copies = self._runner.look_at_copies()
+        return copies or (len(plans) > 0 and not plans.oldest_awaits_masks)
 
     def _launch(self, job: ExecutePlan) -> None:
+        self._runner.release_held()
         while len(self._plans) >= self._runner.max_depth and not self._plans.oldest_awaits_masks:
             self.finished.append(self._plans.take_result())
         self._plans.launch(job)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from roster_protos import plan_pb2
 from runner_svc.batch.batch_state import AppliedPlan
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.held_step import HeldStep
 from runner_svc.execution.jobs import ExecutePlan, TakeMasks, fault_of
 from runner_svc.interface.step import MaskedRows, PendingStep, StepOutput
 
@@ -66,6 +67,11 @@ class LaunchedPlan:
     def awaits_masks(self) -> bool:
         """Whether some row still lacks its mask."""
         return bool(self._missing)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its result waits for copies, or did."""
+        return isinstance(self._pending, HeldStep)
 
     @property
     def is_masked(self) -> bool:
@@ -144,8 +150,11 @@ class PlansInFlight:
 
     @property
     def oldest_began_at(self) -> float | None:
-        """When (`time.monotonic`) the oldest plan began to compute; None while it waits for masks, or without plans."""
-        return self._plans[0][1].began_at if self._plans and not self.oldest_awaits_masks else None
+        """When (`time.monotonic`) the oldest plan began to compute; None while it waits for masks or copies, or if
+        there is none."""
+        if not self._plans or self.oldest_awaits_masks or self._plans[0][1].is_held:
+            return None
+        return self._plans[0][1].began_at
 
     @property
     def oldest_done(self) -> bool:
@@ -173,14 +182,17 @@ class PlansInFlight:
             result = plan.wait()
         except Exception as error:
             return fault_of(session, error)
-        if plan.number > 1 and not plan.is_masked:
+        if plan.number > 1 and not plan.is_masked and not plan.is_held:
             early_s = plan.queued_s if plan.queued_s is not None else max(0.0, self._ended_at - plan.began_at)
             result.timings.early_ns = int(early_s * 1e9) - result.timings.idle_ns
         self._ended_at = time.monotonic()
         return plan_pb2.ToScheduler(session=session, number=plan.number, result=result)
 
     def finish_all(self) -> Iterator[plan_pb2.ToScheduler]:
-        """Waits for the plans and yields their results or faults; abandons plans from the first that awaits masks."""
+        """Waits for the plans and yields their results or faults; abandons plans from the first that awaits masks.
+
+        No result is held: the caller has released it, or has waited for the copies.
+        """
         while self._plans and not self.oldest_awaits_masks:
             yield self.take_result()
         while self._plans:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
+from runner_svc.cuda.tiers.block_copier import BlockCopier
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
@@ -42,6 +43,7 @@ from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker, SampleRows
+from runner_svc.tiers.block_copies import Region
 from runner_svc.timings.start_timings import StartTimings
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.transformers_decoder.gpu.cuda_decoder import TransformersCudaDecoder
@@ -155,6 +157,19 @@ class CudaBackend:
         """Copies whole blocks; all sources are read before any target is written."""
         with self._device.stream():
             self.cache.copy_blocks(self._index(sources), self._index(targets))
+
+    @property
+    def cache_regions(self) -> list[Region]:
+        """The cache itself, as a copier to and from a host pool reads and writes it."""
+        return [Region.of(parts, self.num_blocks + 1) for parts in self._kept_by_block()]
+
+    def host_copier(self, num_host_blocks: int, progress: Progress) -> BlockCopier:
+        """Returns what copies blocks between the cache and a new host pool; see `BlockCopier`."""
+        return BlockCopier(self._device, self._launchers.blocks(), self.cache_regions, num_host_blocks, progress)
+
+    def _kept_by_block(self) -> list[Tensor]:
+        """What is kept under block ids and travels with them, each [parts, ...]."""
+        return [self.cache.data.flatten(0, 1)]
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Launches the batch and waits for it."""

@@ -40,6 +40,7 @@ from runner_svc.cuda.products.split_product import SplitProduct
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.expert_launchers import ExpertLaunchers
@@ -104,6 +105,10 @@ class StepLaunchers:
     def scatter(self) -> ScatterSegments:
         """Applies changes to the slots."""
         return ScatterSegments()
+
+    def blocks(self) -> CudaBlockCopies:
+        """Copies KV blocks to and from a host pool."""
+        return CudaBlockCopies()
 
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> CudaSampler:
         """Samples from float32 logits; `writes` the drawn tokens into the token buffer `tokens`."""

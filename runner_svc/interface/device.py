@@ -26,6 +26,18 @@ class Event(Protocol):
     def elapsed_time(self, end: Any, /) -> float: ...
 
 
+class SideStream(Protocol):
+    """A stream beside the one of steps. Implemented by `runner_svc.cuda.device.GpuSideStream`."""
+
+    handle: int
+
+    def record(self) -> Event:
+        """Records an event behind what the stream has."""
+
+    def wait(self, event: Any) -> None:
+        """Lets what the stream gets from now on wait for an event."""
+
+
 class Device(Protocol):
     """Implemented by `runner_svc.cuda.device.GpuDevice`."""
 
@@ -40,6 +52,12 @@ class Device(Protocol):
     def pinned(self, words: int) -> Tensor: ...
 
     def event(self) -> Event: ...
+
+    def side_stream(self) -> SideStream: ...
+
+    def lock(self, memory: Tensor) -> None: ...
+
+    def unlock(self, memory: Tensor) -> None: ...
 
     def capture(self, function: Callable[[], None]) -> Replay: ...
 

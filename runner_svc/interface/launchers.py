@@ -16,6 +16,7 @@ from runner_svc.interface.draft_launchers import DraftLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
+from runner_svc.tiers.block_copies import BlockCopies
 from runner_svc.weights.matrix import Matrix
 
 
@@ -90,6 +91,8 @@ class Launchers(Protocol):
     def copy(self) -> CopyLauncher: ...
 
     def scatter(self) -> ScatterLauncher: ...
+
+    def blocks(self) -> BlockCopies: ...
 
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> SamplingLauncher: ...
 

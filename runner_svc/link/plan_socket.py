@@ -29,6 +29,7 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
+from roster_common.endpoints import is_local
 from roster_common.link_protocol import EARLY, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
@@ -82,6 +83,8 @@ class PlanSocket:
         self.answers = AnswerWatch(endpoint)
         self._silence_s = silence_s
         self._watch = BusyWatch(plan_timeout_s)
+        self._is_private = curve is not None or is_local(endpoint)
+        self._runner = runner
         self._hello = runner.hello()
         self._hello.features[:] = sorted(OURS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -203,6 +206,8 @@ class PlanSocket:
         if self._hellos >= _UNANSWERED_HELLOS:
             self._hellos = 0
             self._connection.replace()
+        if self._is_private:
+            self._hello.naming_secret = self._runner.naming_secret
         hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
         connected = self._connection.send(hello.SerializeToString())
         self.answers.missing(now, connected)
@@ -263,7 +268,7 @@ class PlanSocket:
         self._hellos = 0
         self._heard_at = time.monotonic()
         self.answers.heard()
-        self._compute.submit(BeginSession(session, welcome.resume))
+        self._compute.submit(BeginSession(session, welcome.resume, welcome.naming_secret))
 
     def _know(self, number: int, term_id: int) -> None:
         """Keeps the greatest term seen, which Hello reports to the next scheduler."""

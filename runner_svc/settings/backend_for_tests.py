@@ -19,7 +19,10 @@ PREFIX = "ROSTER_"
 
 
 class BackendForTests(BaseModel):
-    """Configuration of the hash and null backends; the null backend samples no EOS and ignores `poison_token`."""
+    """Configuration of the hash and null backends; the null backend samples no EOS and ignores `poison_token`.
+
+    Copies to and from the host pool have troubles on the CPU too.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,9 +43,18 @@ class BackendForTests(BaseModel):
         le=1,
         description="Probability that a draft of the hash backend's own drafter is wrong; without it, nothing drafts.",
     )
+    copy_delay_ms: float = Field(
+        default=0.0,
+        ge=0,
+        description="Longest pause of a copy to or from the host pool, before and in a ticket, in milliseconds.",
+    )
+    copy_lost: float = Field(
+        default=0.0, ge=0, le=1, description="Probability that no result names a ticket of such copies."
+    )
+    copy_seed: int = Field(default=0, description="Seed of both draws.")
 
 
-OLD_NAMES = frozenset(BackendForTests.model_fields) - {"draft_wrong"}
+OLD_NAMES = frozenset(BackendForTests.model_fields) - {"draft_wrong", "copy_delay_ms", "copy_lost", "copy_seed"}
 """Names of the former settings."""
 
 

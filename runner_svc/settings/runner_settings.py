@@ -154,6 +154,13 @@ class RunnerSettings(ServiceSettings):
         "16384.",
         json_schema_extra=EVERYONE,
     )
+    host_kv_tokens: int = Field(
+        0,
+        ge=0,
+        description="Size of the host pool, in tokens: memory of this machine beside the KV cache, into which KV is "
+        "copied that would otherwise be dropped, and from which it comes back. A GPU's is page-locked. 0: none.",
+        json_schema_extra=tuning("conversations come back after their KV has left the cache (docs/kv.md)"),
+    )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
         "auto",
         description="Data type of the KV cache on a GPU; auto: that of the computation. fp8_e4m3 halves the memory "

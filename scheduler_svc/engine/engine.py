@@ -195,6 +195,7 @@ class Engine:
     def _expire(self) -> None:
         self.disconnected.expire()
         self.lifecycle.expire()
+        self.pool.expire_loads()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """Returns plans for all runners that can take one, until none can or no work is left."""
@@ -209,7 +210,7 @@ class Engine:
         for session, scheduler in self.pool.ready():
             isolation = self.quarantine.isolated_queue(session)
             queue = self.placement.queue_for(session) if isolation is None else isolation
-            if not scheduler.table.num_running and not queue:
+            if not scheduler.table.num_running and not queue and not scheduler.is_copying:
                 self.pool.rest(session)
                 continue
             while (step := scheduler.plan(queue, self.policy)) is not None:
@@ -234,7 +235,8 @@ class Engine:
     def _publish(self, plans: list[tuple[int, PlannedStep]]) -> None:
         if self.watchers.of_steps:
             for session, step in plans:
-                self.watchers.tell_planned(self.pool.schedulers[session], step)
+                if step.flight.flags:  # a plan without rows only copies
+                    self.watchers.tell_planned(self.pool.schedulers[session], step)
         if self.watchers.roster_queries:
             self.watchers.answer_roster_queries()
         if self.kv_feed.active:
@@ -259,6 +261,7 @@ class Engine:
         dues = (
             latest,
             self.pool.next_due_at,
+            self.pool.next_deadline_at,
             self.requests.book.next_due_at,
             self.drain.until_at,
             self.probation.next_due_at,

@@ -65,7 +65,8 @@ class Results:
         if applied is None:
             return
         self._pool.wake(event.session)
-        self.carry_out(scheduler, applied)
+        if applied.flight.flags:
+            self.carry_out(scheduler, applied)
         if applied.flight.awaiting:
             self._masks.look_ahead(event.session, applied)
         self._placement.touch(event.session)

@@ -18,6 +18,7 @@ from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.placement import Placement
 from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
+from scheduler_svc.tiers.tiers import BadHostBlocks
 
 RECOVERY_S = 1.0
 """Seconds after a runner resumed in which others may follow, so that an unknown request may be one of theirs."""
@@ -99,13 +100,31 @@ class RunnerLifecycle:
             self._quarantine.clear_if_survived(event.former)
         if self._refuses(event.session, event.hello):
             return
+        secret = self._naming_secret(event)
         if event.holds:
             self._resuming[event.session] = event.hello
-            self._runners.resume(event.session)
+            self._runners.resume(event.session, secret)
         else:
-            self._runners.welcome(event.session)
+            self._runners.welcome(event.session, secret)
             if not self._probation.takes(event.session, event.hello):
                 self._enter(event.session, self._add(event.session, event.hello))
+
+    def _naming_secret(self, event: Joined) -> bytes:
+        """Returns the secret that names the blocks of the runner's host pool; b"" if it has none.
+
+        That of its former scheduler is taken over if possible.
+        """
+        hello, secret = event.hello, self._pool.secret
+        if not hello.num_host_blocks:
+            return b""
+        if hello.naming_secret and not secret.adopt(hello.naming_secret):
+            log.warning("a host pool is emptied: its blocks have other names", runner=hello.runner_id)
+        elif event.holds and not hello.naming_secret:
+            log.warning(
+                "a host pool's names are unknown: only a runner on loopback, or with CURVE, returns them",
+                runner=hello.runner_id,
+            )
+        return secret.value
 
     def admit(self, proven: Proven) -> None:
         """Adds a runner that has passed its probe to the pool, unless it no longer fits the runners that serve."""
@@ -113,6 +132,8 @@ class RunnerLifecycle:
             return
         scheduler = self._add(proven.session, proven.hello)
         scheduler.begin_after(proven.last_plan)
+        if scheduler.tiers is not None:
+            scheduler.tiers.open()
         self._enter(proven.session, scheduler)
 
     def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
@@ -128,7 +149,10 @@ class RunnerLifecycle:
     def _resume(self, event: GotSnapshot) -> None:
         """Adds a runner to the pool with the sequences of its snapshot, or drops it if that is inconsistent."""
         hello = self._resuming.pop(event.session, None)
-        if hello is None or self._refuses(event.session, hello):  # others may have joined since its Hello
+        if hello is None:
+            self._open_host_pool(event)
+            return
+        if self._refuses(event.session, hello):  # others may have joined since its Hello
             return
         try:
             residents = read_snapshot(event.snapshot, hello)
@@ -136,11 +160,26 @@ class RunnerLifecycle:
             self._runners.drop(event.session, str(error))
             return
         scheduler = self._add(event.session, hello)
+        self._open_host_pool(event)
         self._recovering_until_at = self._requests.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
         self._requests.totals.adopted += going_on
         log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
         self._enter(event.session, scheduler)
+
+    def _open_host_pool(self, event: GotSnapshot) -> None:
+        """Lets copies to and from the runner's host pool begin, with what it has kept; drops a runner whose report is
+        inconsistent."""
+        scheduler = self._pool.schedulers.get(event.session)
+        if scheduler is None or scheduler.tiers is None or scheduler.tiers.is_open:
+            return
+        try:
+            kept = scheduler.tiers.open(event.snapshot)
+        except BadHostBlocks as error:
+            self._runners.drop(event.session, str(error))
+            return
+        if kept:
+            log.info("a host pool is kept", runner=scheduler.hello.runner_id, blocks=kept)
 
     def _add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         scheduler = self._pool.add(session, hello)

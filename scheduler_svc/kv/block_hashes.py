@@ -1,14 +1,13 @@
 """Names of KV blocks: a chained, collision-resistant hash, so that an equal name means an equal prefix.
 
 A block's name is BLAKE2b over its parent's name and its own tokens. The parent of a first block is a root, which
-separates what must not be shared: weights versions, salts, tenants. Roots are keyed with a secret of this process, so
-that an outsider can't search for two prefixes with the same name.
+separates what must not be shared: weights versions, salts, tenants. Roots are keyed with a secret of the scheduler
+(`naming_secret.py`), so that an outsider can't search for two prefixes with the same name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import secrets
 from functools import lru_cache
 
 HASH_BYTES = 16
@@ -16,13 +15,11 @@ HASH_BYTES = 16
 TOKEN_BYTES = 4
 """A token is an int32."""
 
-_SECRET = secrets.token_bytes(HASH_BYTES)
-
 
 @lru_cache(maxsize=1024)
-def root_hash(*parts: str) -> bytes:
-    """Returns the parent of a first block, 16 bytes; it differs if any of `parts` does."""
-    root = hashlib.blake2b(digest_size=HASH_BYTES, key=_SECRET)
+def root_hash(secret: bytes, *parts: str) -> bytes:
+    """Returns the parent of a first block, 16 bytes; it differs if `secret` or any of `parts` does."""
+    root = hashlib.blake2b(digest_size=HASH_BYTES, key=secret)
     for part in parts:
         data = part.encode()
         root.update(len(data).to_bytes(8, "little") + data)

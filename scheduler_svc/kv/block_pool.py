@@ -11,7 +11,8 @@ A block with a name is PENDING until a result confirms its KV, then READY; only 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from roster_protos import plan_pb2
@@ -53,6 +54,8 @@ class BlockPool:
         self.last_plan = [0] * (num_blocks + 1)
         """Last plan that touched each freed block. A writer other than compute must wait for that plan's result."""
         self.listener: CacheListener | None = None
+        self.when_evicted: Callable[[list[bytes]], None] | None = None
+        """Called with the names of blocks that are evicted."""
 
     @property
     def num_free(self) -> int:
@@ -109,6 +112,8 @@ class BlockPool:
         """Takes the least recently used cached blocks and removes their names."""
         cached, block_of, name_of, listener = self._cached, self._block_of, self._name_of, self.listener
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
+        if self.when_evicted is not None:
+            self.when_evicted([name for name in map(name_of.__getitem__, blocks) if name is not None])
         for block in blocks:  # inlined `forget`
             name: Any = name_of[block]
             name_of[block] = None
@@ -132,6 +137,31 @@ class BlockPool:
                 self._blank.append(block)
             else:
                 self._cached[block] = None
+
+    def release_next(self, blocks: list[int], plan: int = 0) -> None:
+        """Drops one reference of each block. Those that are cached then are evicted before all others, the first of
+        them first."""
+        for block in reversed(blocks):
+            self.release([block], plan)
+            if block in self._cached:
+                self._cached.move_to_end(block, last=False)
+
+    def upcoming(self, count: int) -> list[int]:
+        """Returns the next `count` cached blocks to be evicted, or fewer, the first of them first."""
+        return list(islice(self._cached, count))
+
+    def num_owners(self, block: int) -> int:
+        """Returns the block's reference count."""
+        return self._references[block]
+
+    def name_of(self, block: int) -> bytes | None:
+        """Returns the block's name; None if it has none."""
+        return self._name_of[block]
+
+    def ready_block(self, name: bytes) -> int | None:
+        """Returns the READY block of this name; None if there is none."""
+        block = self._block_of.get(name)
+        return None if block is None or block in self._pending else block
 
     def forget(self, block: int) -> None:
         """Removes the block's name, so that it can't be hit any more."""

@@ -1,5 +1,7 @@
 """Union of all runners' prefix caches: a block is cached as long as any runner has it.
 
+Blocks in the runners' host pools are a union of their own: the same block may be in both.
+
 Roster assigns requests to its runners itself, so a gateway sees one worker with one cache.
 """
 
@@ -26,6 +28,8 @@ class CachedBlock:
     """b"" for the first block of a sequence."""
     tokens: bytes
     """An int32 column."""
+    on_host: bool = False
+    """Whether it is in a host pool instead of a cache."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,14 +37,20 @@ class Removed:
     """Event: the block of this name is no longer cached."""
 
     name: bytes
+    on_host: bool = False
+    """Whether it was in a host pool instead of a cache."""
+
+
+_Key = tuple[bytes, bool]
+"""Name of a block, and whether it is in a host pool."""
 
 
 class Catalog:
     """The cached blocks with their number of runners, and the changes since the last `take_changes`."""
 
     def __init__(self) -> None:
-        self._blocks: dict[bytes, CachedBlock] = {}
-        self._copies: Counter[bytes] = Counter()
+        self._blocks: dict[_Key, CachedBlock] = {}
+        self._copies: Counter[_Key] = Counter()
         self._changes: list[CachedBlock | Removed] = []
 
     def __len__(self) -> int:
@@ -53,17 +63,19 @@ class Catalog:
 
     def store(self, block: CachedBlock) -> None:
         """Counts one more runner on which the block is READY."""
-        self._copies[block.name] += 1
-        if block.name not in self._blocks:
-            self._blocks[block.name] = block
+        key = block.name, block.on_host
+        self._copies[key] += 1
+        if key not in self._blocks:
+            self._blocks[key] = block
             self._changes.append(block)
 
-    def remove(self, name: bytes) -> None:
-        """Counts one fewer runner that has the block."""
-        self._copies[name] -= 1
-        if not self._copies[name]:
-            del self._copies[name], self._blocks[name]
-            self._changes.append(Removed(name))
+    def remove(self, name: bytes, on_host: bool = False) -> None:
+        """Counts one fewer runner that has the block, in its cache or `on_host`."""
+        key = name, on_host
+        self._copies[key] -= 1
+        if not self._copies[key]:
+            del self._copies[key], self._blocks[key]
+            self._changes.append(Removed(name, on_host))
 
     def take_changes(self) -> list[engine_pb2.KvChange]:
         """Returns the changes since the last call, in order; if the cache is empty now, a single `cleared`."""
@@ -79,24 +91,31 @@ class Catalog:
             names=_column(block.name for block in blocks),
             parents=_column(block.parent or block.name for block in blocks),
             tokens=b"".join([block.tokens for block in blocks]),
+            on_host=bytes(block.on_host for block in blocks) if any(block.on_host for block in blocks) else b"",
         )
 
 
 def _grouped(changes: Iterable[CachedBlock | Removed]) -> Iterator[engine_pb2.KvChange]:
-    """Yields the changes in order; consecutive blocks of one chain, and consecutive removals, form one change."""
+    """Yields the changes in order; consecutive blocks of one chain, and consecutive removals, form one change.
+
+    A change is of caches or of host pools.
+    """
     run: list[CachedBlock] = []
-    removed: list[bytes] = []
+    removed: list[Removed] = []
     for change in changes:
         if isinstance(change, Removed):
             if run:
                 yield _stored(run)
                 run = []
-            removed.append(change.name)
+            if removed and removed[-1].on_host != change.on_host:
+                yield _removed(removed)
+                removed = []
+            removed.append(change)
             continue
         if removed:
             yield _removed(removed)
             removed = []
-        if run and change.parent != run[-1].name:
+        if run and (change.parent != run[-1].name or change.on_host != run[-1].on_host):
             yield _stored(run)
             run = []
         run.append(change)
@@ -111,11 +130,11 @@ def _stored(run: list[CachedBlock]) -> engine_pb2.KvChange:
     stored = engine_pb2.KvStored(names=names, tokens=b"".join([block.tokens for block in run]))
     if run[0].parent:
         stored.parent = int.from_bytes(run[0].parent[:NAME_BYTES], "little", signed=True)
-    return engine_pb2.KvChange(stored=stored)
+    return engine_pb2.KvChange(stored=stored, on_host=run[0].on_host)
 
 
-def _removed(names: list[bytes]) -> engine_pb2.KvChange:
-    return engine_pb2.KvChange(removed=_column(names))
+def _removed(removed: list[Removed]) -> engine_pb2.KvChange:
+    return engine_pb2.KvChange(removed=_column(each.name for each in removed), on_host=removed[0].on_host)
 
 
 def _column(names: Iterable[bytes]) -> bytes:

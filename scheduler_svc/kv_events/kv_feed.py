@@ -130,7 +130,8 @@ class KvFeed:
     def join(self, session: int, scheduler: Scheduler) -> None:
         """Records the pool of a new runner, which has no named blocks yet."""
         if self._recording is not None:
-            recorder = PoolEventRecorder(scheduler.pool, self._recording.catalog)
+            host = None if scheduler.tiers is None else scheduler.tiers.host
+            recorder = PoolEventRecorder(scheduler.pool, self._recording.catalog, host)
             self._recording.recorders[session] = recorder
             scheduler.prefix.record(recorder)
 
@@ -163,13 +164,16 @@ class KvFeed:
             self.join(session, scheduler)
             for sequence in sequences:
                 scheduler.prefix.describe(sequence)
-            recording.partial |= recording.recorders[session].num_known < scheduler.pool.num_named
+            recording.partial |= recording.recorders[session].is_partial
         recording.catalog.take_changes()  # the snapshot includes them
         self._number += 1
         log.info("the prefix cache is followed", blocks=len(recording.catalog), partial=recording.partial)
         return recording
 
     def _end(self) -> None:
+        if self._recording is not None:
+            for recorder in self._recording.recorders.values():
+                recorder.close()
         for scheduler in self._pool.schedulers.values():
             scheduler.prefix.record(None)
         self._recording = None

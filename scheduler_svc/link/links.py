@@ -27,10 +27,11 @@ class Runners(Protocol):
     def receive(self) -> list[RunnerEvent]:
         """Returns all events since the last call, in order, then the lost sessions."""
 
-    def welcome(self, session: int) -> None:
-        """Opens the session."""
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
+        """Opens the session. With a secret, which names the blocks of the runner's host pool, GotSnapshot reports what
+        the pool has kept."""
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         """Opens the session with the state that the runner holds of a former one; GotSnapshot reports that state."""
 
     def reject(self, session: int, reason: str) -> None:

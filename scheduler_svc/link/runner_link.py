@@ -244,18 +244,21 @@ class RunnerLink:
 
     # ------------------------------------------------------------------ sending
 
-    def welcome(self, session: int) -> None:
-        """Opens the session: the runner drops all state. A no-op if the session is lost."""
-        peer = self._sessions.get(session)
-        if peer is not None:
-            self._welcome(peer, plan_pb2.Welcome())
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
+        """Opens the session: the runner drops all state, but may keep a host pool named with this secret, which
+        GotSnapshot then reports. A no-op if the session is lost."""
+        self._open(session, plan_pb2.Welcome(naming_secret=naming_secret), bool(naming_secret))
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         """Opens the session with the state that the runner holds; GotSnapshot reports that state."""
+        self._open(session, plan_pb2.Welcome(resume=True, naming_secret=naming_secret), True)
+
+    def _open(self, session: int, welcome: plan_pb2.Welcome, asks: bool) -> None:
+        """Sends the Welcome; `asks`: also a SnapshotRequest."""
         peer = self._sessions.get(session)
         if peer is not None:
-            peer.snapshot_asked_at = self._clock()
-            self._welcome(peer, plan_pb2.Welcome(resume=True))
+            peer.snapshot_asked_at = self._clock() if asks else None
+            self._welcome(peer, welcome)
 
     def reject(self, session: int, reason: str) -> None:
         """Rejects the runner with the reason and forgets it."""

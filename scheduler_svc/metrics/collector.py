@@ -20,6 +20,7 @@ from scheduler_svc.metrics.gateway_names import gateway_families
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.snapshot import Snapshot
 from scheduler_svc.metrics.step_phases import StepPhase
+from scheduler_svc.metrics.tiers import tier_families
 from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 
@@ -47,6 +48,7 @@ class RosterCollector(Collector):
         yield from _latencies(snapshot)
         yield from _time(snapshot)
         yield from _runners(snapshot)
+        yield from tier_families(snapshot)
         yield from _policy(snapshot)
         yield from _failures(snapshot)
         yield from gateway_families(snapshot)

@@ -80,6 +80,8 @@ class Sequence:
     hashed_block_size: int = 0
     """Tokens per block of the blocks in `hashes`."""
     stale: int = 0
+    swapped: int = 0
+    """Positions whose KV was offloaded to its runner's host pool when it was preempted; 0 once it is admitted again."""
     cached_tokens: int = 0
     """Prompt tokens reused by a prefix hit at the first admission."""
     drafted_tokens: int = 0

@@ -30,9 +30,9 @@ class SteadyDecode:
     def after(cls, last: InFlight, table: SlotTable) -> SteadyDecode | None:
         """Returns the run that continues `last`; None if `last` did not decode exactly the running sequences, or does
         not know its positions because of drafts."""
-        if last.drafts is not None:
-            return None
         num_rows = len(last.flags)
+        if last.drafts is not None or not num_rows:
+            return None
         if last.num_decode != num_rows or num_rows != table.num_running or not last.batch_rows.is_seated(table):
             return None
         steady = cls(table.changes, int((table.limit[last.slots] - last.known).min()), 0)

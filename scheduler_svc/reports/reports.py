@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
@@ -84,10 +85,18 @@ class Reports:
                 accepted_tokens=measured.drafts.accepted_tokens,
                 decode_rows=measured.decode_rows,
                 forced_tokens=totals.forced_tokens,
+                swaps=totals.swaps + sum(s.swaps for s in schedulers),
+                host_tier=self._host_tier(),
             ),
             draining=self._drain.begun,
             held_back=[self._held_back(illness) for illness in self._probation.held_back()],
         )
+
+    def _host_tier(self) -> admin_pb2.HostTier:
+        counts = self._requests.totals.tiers.copy()
+        for scheduler in self._pool.schedulers.values():
+            counts.add(scheduler.tiers)
+        return admin_pb2.HostTier(**asdict(counts))
 
     def _held_back(self, illness: Illness) -> admin_pb2.HeldBackRunner:
         return admin_pb2.HeldBackRunner(
@@ -174,6 +183,8 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         max_drafts=hello.max_drafts,
         draft_gain=_draft_gain(scheduler),
         numerics=hello.model.numerics,
+        host_blocks=hello.num_host_blocks,
+        host_used_blocks=0 if scheduler.tiers is None else scheduler.tiers.host.num_ready,
     )
 
 

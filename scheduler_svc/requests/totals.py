@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.scheduler.scheduler import Scheduler
+from scheduler_svc.tiers.counts import TierCounts
 
 
 @dataclass(slots=True)
@@ -34,6 +35,9 @@ class Totals:
     """Sequences of a former scheduler that continued."""
     refusals: Counter[RefusalReason] = field(default_factory=Counter)
     losses: Counter[Loss] = field(default_factory=Counter)
+    swaps: int = 0
+    """Sequences whose KV went to a host pool when they were preempted."""
+    tiers: TierCounts = field(default_factory=TierCounts)
 
     def refuse(self, reason: RefusalReason | None) -> None:
         """Counts a refused request."""
@@ -48,3 +52,5 @@ class Totals:
         self.dropped_rows += scheduler.dropped_rows
         self.cached_tokens += scheduler.cached_tokens
         self.late_plans += scheduler.timing.late_plans
+        self.swaps += scheduler.swaps
+        self.tiers.add(scheduler.tiers)

@@ -241,15 +241,11 @@ class Placement:
         if not self._has_room(home, sequence):
             return False
         scheduler = self._schedulers[home]
-        size = scheduler.pool.block_size
-        spared = size * (len(scheduler.prefix.match(sequence).blocks) - self._hit(least, sequence))
+        spared = scheduler.prefix.num_reachable(sequence) - self._schedulers[least].prefix.num_reachable(sequence)
         return spared > (self._load_of(home) - self._load_of(least)) * scheduler.hello.max_step_tokens
 
     def _load_of(self, session: int) -> float:
         return self._class_of[session].loads[session]
-
-    def _hit(self, session: int, sequence: Sequence) -> int:
-        return len(self._schedulers[session].prefix.match(sequence).blocks)
 
     def _least_loaded(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
         """Returns the least loaded runner that has room, the smallest if loads are equal; None if there is none."""

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import plan_pb2
 from scheduler_svc.kv.block_pool import most_tokens
+from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.plan.plan_timing import TimingRule
 from scheduler_svc.scheduler.prefix_cache import SharingRules
 from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+from scheduler_svc.tiers.tiers import Tiers
 
 NEARLY = 0.9
 """Fraction of the largest runner's capacity from which another runner counts as nearly as large; used for requests
@@ -38,6 +40,7 @@ class RunnerPool:
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
+        self._tiers: dict[int, Tiers] = {}  # of the runners that have a host pool
         self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
         self._max_tokens = self._usual_tokens = 0
         self._expected: dict[int, int] = {}  # maximum number of tokens of a sequence on each runner on probation
@@ -46,6 +49,8 @@ class RunnerPool:
         self._due_at: dict[int, float] = {}  # of runners whose plan is held back; other entries of the heap are stale
         self.model: plan_pb2.Model | None = None
         self.likeness = Likeness()
+        self.secret = NamingSecret()
+        """With which the KV blocks of all runners are named."""
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
@@ -97,9 +102,12 @@ class RunnerPool:
             ledger=self._ledger,
             rule=self.timing_rule,
             forces=self._settings.forced_tokens,
+            secret=self.secret,
         )
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
+        if scheduler.tiers is not None:
+            self._tiers[session] = scheduler.tiers
         scheduler.step_times.on_fit = self._choose_slowest
         self._note_sizes()
         return scheduler
@@ -125,6 +133,7 @@ class RunnerPool:
         self._expected.pop(session, None)
         self._open.pop(session, None)
         self._due_at.pop(session, None)
+        self._tiers.pop(session, None)
         scheduler = self.schedulers.pop(session, None)
         self._note_sizes()
         return scheduler
@@ -186,6 +195,19 @@ class RunnerPool:
         while held and self._due_at.get(held[0][1]) != held[0][0]:
             heapq.heappop(held)
         return held[0][0] if held else math.inf
+
+    @property
+    def next_deadline_at(self) -> float:
+        """Time at which the next load from a host pool is late; infinity if none is in flight."""
+        if not self._tiers:
+            return math.inf
+        return min(tiers.loads.deadline_at for tiers in self._tiers.values())
+
+    def expire_loads(self) -> None:
+        """Ends the waits for loads from host pools that are late."""
+        for session, tiers in self._tiers.items():
+            if tiers.loads.expire():
+                self.wake(session)
 
     def _take_due(self) -> None:
         """Opens the runners whose held-back plan is due."""

@@ -17,9 +17,10 @@ from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission_record import add_admission
-from scheduler_svc.scheduler.prefix_cache import PrefixCache
+from scheduler_svc.scheduler.prefix_cache import Candidate, PrefixCache
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.waiting_order import WaitingOrder
+from scheduler_svc.tiers.tiers import Tiers
 
 MISFITS = 16
 """Maximum number of sequences too long for the runner that are parked in one step."""
@@ -43,14 +44,17 @@ class Admission:
         prefix: PrefixCache,
         ledger: Ledger,
         most_tokens: int,
+        tiers: Tiers | None = None,
     ) -> None:
-        """Admitted sequences belong to `home`. `most_tokens`: maximum number of tokens of a sequence on this runner."""
+        """Admitted sequences belong to `home`. `most_tokens`: maximum number of tokens of a sequence on this runner.
+        `tiers`: its host pool; None if it has none."""
         self._home = home
         self._table = table
         self._pool = pool
         self._prefix = prefix
         self._ledger = ledger
         self._most_tokens = most_tokens
+        self._tiers = tiers
         self.cached_tokens = 0
         """Prompt tokens served from the prefix cache."""
         self.misfits: list[Sequence] = []
@@ -63,7 +67,7 @@ class Admission:
 
     def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, rest: StepBudget) -> None:
         """Admits sequences of `line` until sequences, slots, blocks or budget run out."""
-        size, reserve = self._pool.block_size, self.reserve
+        size, reserve, tiers = self._pool.block_size, self.reserve, self._tiers
         while len(draft.joined) < budget.max_new and self._table.free:
             candidate = self._prefix.first_in_line(queue, line)
             if candidate is None:
@@ -74,16 +78,27 @@ class Admission:
                 if len(self.misfits) >= MISFITS:
                     break
                 continue
-            num_tokens = len(sequence.tokens)
-            lag = num_tokens - len(hit) * size
-            count = rest.chunk(lag)
+            num_tokens, num_computed = len(sequence.tokens), len(hit) * size
             need = self._pool.blocks_for(num_tokens) - len(hit)
+            if tiers is not None:
+                if not self._has_room(candidate, need, reserve, queue, tiers):
+                    break
+                if tiers.loads.num_loading >= len(self._table.free):
+                    break  # the free slots are those of sequences that load their prefix
+                block = self._prefix.begin_load(sequence, hit)
+                if block is not None:
+                    self._prefix.park(sequence, queue, block)
+                    continue
+                tail_tokens = tiers.loads.tail_tokens(sequence, len(hit))
+                num_computed, need = num_computed + tail_tokens, need - (tail_tokens > 0)
+            lag = num_tokens - num_computed
+            count = rest.chunk(lag)
             if need + reserve > self._pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
             queue.discard(sequence)
-            self._seat(sequence, hit, need, draft)
+            self._seat(sequence, hit, need, num_computed, draft)
             if count:
-                draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
+                draft.add_row(sequence.slot, num_computed, count, count == lag)
                 rest.use(count)
 
     def admit_waiting(
@@ -102,11 +117,31 @@ class Admission:
         queue.park(sequence)
         self.misfits.append(sequence)
 
-    def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
-        """Admits the sequence into a slot with the hit's blocks and `need` fresh ones."""
+    def _has_room(self, candidate: Candidate, need: int, reserve: int, queue: Queue, tiers: Tiers) -> bool:
+        """Returns whether there are `need` free blocks besides the hit, after the pins of sequences behind this one
+        have given way, and if nothing else is under way, those of all others.
+
+        A sequence that was swapped out comes back only if no running one would soon be swapped out for it.
+        """
+        sequence, hit = candidate
+        if sequence.swapped:
+            reserve = max(reserve, self._table.num_running)
+        if need + reserve > self._pool.num_free_without(hit):
+            place = queue.order(sequence)
+            tiers.loads.give_up(lambda other: bool(queue.order(other) > place))
+        if need + reserve > self._pool.num_free_without(hit) and not (self._table.num_running or tiers.is_copying):
+            tiers.loads.give_up(lambda other: other is not sequence)
+        return need + reserve <= self._pool.num_free_without(hit)
+
+    def _seat(self, sequence: Sequence, hit: list[int], need: int, num_computed: int, draft: PlanDraft) -> None:
+        """Admits the sequence into a slot with the hit's blocks, the loaded tail behind them if that is part of the
+        `num_computed` positions, and `need` fresh ones."""
         self._pool.share(hit)
-        num_computed = len(hit) * self._pool.block_size
-        self._occupy(sequence, hit + self._pool.allocate(need), num_computed, None)
+        blocks = hit
+        if self._tiers is not None:
+            blocks = hit + self._tiers.loads.take(sequence, num_computed > len(hit) * self._pool.block_size)
+            sequence.swapped = 0
+        self._occupy(sequence, blocks + self._pool.allocate(need), num_computed, None)
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             sequence.queue_s = self._ledger.now_s - sequence.request.arrival_s

@@ -9,6 +9,9 @@ A sequence whose next block is PENDING is parked: it still waits, but outside th
 READY or its owner has left. Only a few sequences are parked or unparked per admission, so the cost of a step does not
 grow with the number of sequences that wait for one block.
 
+What the cache lacks may be in the host pool of the runner. It is loaded into blocks that are PENDING meanwhile, for
+which its sequence is parked too (`scheduler_svc/tiers`).
+
 Never shared are: prompts with log-probabilities of every position (they compute all of them), failed sequences, and
 positions whose KV depends on the prompt's length (`Model.prefix_positions`).
 """
@@ -21,12 +24,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from roster_protos import plan_pb2
-from scheduler_svc.kv.block_hashes import chain_hashes, root_hash
+from scheduler_svc.kv.block_hashes import chain_hash, chain_hashes, root_hash
 from scheduler_svc.kv.block_pool import BlockPool, CacheListener, Match
+from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.plan.in_flight import InFlight
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.queue.tenant_queues import Queue
+from scheduler_svc.tiers.loads import Tail
+from scheduler_svc.tiers.tiers import Tiers
 
 STEPS_ASIDE = 16
 """Maximum number of sequences parked, and of those unparked, per admission."""
@@ -63,8 +69,20 @@ class Candidate(NamedTuple):
 class PrefixCache:
     """Index of one runner's block pool by content; it lives as long as the runner's scheduler."""
 
-    def __init__(self, pool: BlockPool, model: plan_pb2.Model, rules: SharingRules) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        model: plan_pb2.Model,
+        rules: SharingRules,
+        secret: NamingSecret,
+        tiers: Tiers | None = None,
+    ) -> None:
+        """`secret`: with which blocks are named. `tiers`: the runner's host pool; None if it has none."""
         self._pool = pool
+        self._secret = secret
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.loads.settle = self._settled
         self._weights = (model.weights_version, model.numerics)
         self._isolate_tenants = rules.isolate_tenants
         self._limit: float = 0
@@ -114,13 +132,18 @@ class PrefixCache:
             num_hashed += len(sequence.hashes)
             if match.awaited is None:
                 return Candidate(sequence, match.blocks)
-            queue.park(sequence)
-            self._aside[match.awaited].append((queue, sequence))
-            owner = self._owners[match.awaited]
+            self.park(sequence, queue, match.awaited)
+            owner = self._owners.get(match.awaited)
             # Without this, the waiting sequence would effectively rank as low as the owner. It lasts until the owner's
-            # prompt is computed.
-            owner.rank = min(owner.rank, owner.rank.ahead_of(sequence.rank))
+            # prompt is computed. A block that is loaded has no owner.
+            if owner is not None:
+                owner.rank = min(owner.rank, owner.rank.ahead_of(sequence.rank))
         return None
+
+    def park(self, sequence: Sequence, queue: Queue, block: int) -> None:
+        """Parks a waiting sequence until this block, which is computed or loaded, is settled."""
+        queue.park(sequence)
+        self._aside[block].append((queue, sequence))
 
     def _shareable(self, sequence: Sequence, positions: int) -> int:
         """Returns how many full blocks of the sequence's first `positions` may be shared."""
@@ -140,14 +163,57 @@ class PrefixCache:
         return hashes if len(hashes) == count else hashes[:count]
 
     def _root(self, sequence: Sequence) -> bytes:
-        request = sequence.request
-        return root_hash(*self._weights, request.cache_salt, request.tenant if self._isolate_tenants else "")
+        request, tenant = sequence.request, sequence.request.tenant if self._isolate_tenants else ""
+        return root_hash(self._secret.value, *self._weights, request.cache_salt, tenant)
+
+    # ------------------------------------------------------------------ host pool
+
+    def begin_load(self, sequence: Sequence, hit: list[int]) -> int | None:
+        """Begins to load what the host pool has behind the `hit` of a waiting sequence, if that is worth it.
+
+        Returns the block to wait for, or None.
+        """
+        tiers = self._tiers
+        if tiers is None or not tiers.is_open:
+            return None
+        return tiers.loads.begin(sequence, hit, self.prompt_names(sequence), self._tail(sequence, tiers))
+
+    def _tail(self, sequence: Sequence, tiers: Tiers) -> Tail | None:
+        """Returns the partial block that was offloaded when the sequence was swapped out, if the host pool has it."""
+        tokens = sequence.swapped % self._pool.block_size
+        blocks = tiers.host.ready_run([self.tail_name(sequence, sequence.swapped)]) if tokens else []
+        return Tail(blocks[0], tokens) if blocks else None
+
+    def tail_name(self, sequence: Sequence, positions: int) -> bytes:
+        """Returns the name of the partial block that ends the sequence's first `positions`."""
+        full = positions // self._pool.block_size
+        parent = self._names(sequence, full)[-1] if full else self._root(sequence)
+        return chain_hash(parent, sequence.column(full * self._pool.block_size, positions))
+
+    def num_reachable(self, sequence: Sequence) -> int:
+        """Returns the positions that a waiting sequence would hit now, those that would be loaded included."""
+        names = self.prompt_names(sequence)
+        count = self._pool.num_ready(names)
+        if self._tiers is not None:
+            count += len(self._tiers.host.ready_run(names[count:]))
+        return count * self._pool.block_size
+
+    def shareable_names(self, sequence: Sequence, positions: int) -> list[bytes]:
+        """Returns the names of the full blocks among the sequence's first `positions` that may be shared; none if the
+        sequence itself could not hit them."""
+        if sequence.request.scores_prompt:
+            return []
+        return self._names(sequence, self._shareable(sequence, positions))
 
     # ------------------------------------------------------------------ KV events
 
     def record(self, recorder: KvEventRecorder | None) -> None:
         """Sets the recorder of cached blocks; None removes it."""
-        self._recorder = self._pool.listener = recorder
+        self._recorder = recorder
+        if self._tiers is None:
+            self._pool.listener = recorder
+        else:
+            self._tiers.listener.other = recorder
 
     def describe(self, sequence: Sequence) -> None:
         """Passes the tokens of the sequence's named blocks to the recorder.
@@ -172,8 +238,10 @@ class PrefixCache:
     def announce(self, sequence: Sequence, num_hit: int, table: SlotTable) -> None:
         """Announces as PENDING the full blocks after the `num_hit` of the hit, for a sequence just admitted."""
         count = self._shareable(sequence, len(sequence.log))
-        blocks = sequence.blocks[num_hit:count]
-        self._pool.announce(blocks, self._names(sequence, count)[num_hit:])
+        blocks, names = sequence.blocks[num_hit:count], self._names(sequence, count)
+        self._pool.announce(blocks, names[num_hit:])
+        if self._tiers is not None and num_hit:
+            self._tiers.host.note_used(names[:num_hit])
         if self._recorder is not None:
             self.describe(sequence)
         self._owners.update(dict.fromkeys(blocks, sequence))
@@ -211,6 +279,8 @@ class PrefixCache:
         hit."""
         for block in sequence.blocks:
             self._pool.forget(block)
+        if self._tiers is not None:
+            self._tiers.forget(sequence.hashes)
 
     def flush(self, table: SlotTable) -> None:
         """Empties the index, and keeps what running sequences still compute out of it. Sequences that waited for a
@@ -218,6 +288,8 @@ class PrefixCache:
         self._pool.flush()
         if self._settled(list(self._owners)):
             table.lowest = None
+        if self._tiers is not None:
+            self._tiers.flush()
         table.announced[:] = table.limit  # so that `keep` names no block of a running sequence
 
     def release_blocks(self, sequence: Sequence, plan: int) -> None:
@@ -260,7 +332,8 @@ class PrefixCache:
         its announced block, or a running sequence ranks ahead of others but computes no block for them.
         """
         for block, waiting in self._aside.items():
-            if not self._pool.is_pending(block):
+            is_loading = self._tiers is not None and self._tiers.loads.is_loading(block)
+            if not (self._pool.is_pending(block) or is_loading):
                 raise RuntimeError(f"{len(waiting)} sequences wait for block {block}, which is not PENDING")
         for block, owner in self._owners.items():
             if block not in owner.blocks:

@@ -20,6 +20,7 @@ from roster_protos import plan_pb2
 from scheduler_svc.drafting.draft_lengths import Drafting
 from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
+from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
@@ -38,7 +39,9 @@ from scheduler_svc.scheduler.policy_views import load_view, request_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
+from scheduler_svc.scheduler.swapping import Swapping
 from scheduler_svc.step_times.step_time_model import StepTimeModel
+from scheduler_svc.tiers.tiers import Tiers
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
@@ -60,8 +63,10 @@ class Scheduler:
         ledger: Ledger | None = None,
         rule: TimingRule = TimingRule(),  # noqa: B008  (frozen)
         forces: bool = True,
+        secret: NamingSecret | None = None,
     ) -> None:
-        """`forces`: whether plans append forced tokens, if the runner can."""
+        """`forces`: whether plans append forced tokens, if the runner can. `secret`: with which blocks are named, the
+        same for all runners of a service; None: one of its own."""
         self.hello = hello
         self.depth = min(rule.depth, hello.max_depth or 1)
         """Maximum number of plans in flight."""
@@ -69,7 +74,11 @@ class Scheduler:
         """Maximum number of tokens, prompt and output, of a sequence on this runner."""
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
-        self.prefix = PrefixCache(self.pool, hello.model, sharing)
+        self.step_times = StepTimeModel.of(hello)
+        """How long this runner's steps take."""
+        self.tiers = Tiers(hello, self.pool, self.step_times, clock) if hello.num_host_blocks else None
+        """The runner's host pool; None if it has none."""
+        self.prefix = PrefixCache(self.pool, hello.model, sharing, secret or NamingSecret(), self.tiers)
         self.plans = PlanBuilder(self.table, self.pool, clock)
         self.in_flight = self.plans.in_flight
         self.leaving = False
@@ -80,10 +89,11 @@ class Scheduler:
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self.step_times = StepTimeModel.of(hello)
-        """How long this runner's steps take."""
         self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
-        self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
+        self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens, self.tiers)
+        self.swapping = None
+        if self.tiers is not None:
+            self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, self._preempt)
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
         self.table.drafts = self.drafting.max_drafts > 0
@@ -98,6 +108,11 @@ class Scheduler:
     def cached_tokens(self) -> int:
         """Prompt tokens served from the prefix cache."""
         return self.admission.cached_tokens
+
+    @property
+    def swaps(self) -> int:
+        """Sequences whose KV went to the host pool when they were preempted."""
+        return 0 if self.swapping is None else self.swapping.swaps
 
     @property
     def last_plan(self) -> int:
@@ -115,8 +130,14 @@ class Scheduler:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the runner has answered a plan of this session, probes excluded."""
-        return self.last_plan - len(self.in_flight) > self._first_number
+        """Whether the runner has answered a plan of this session, probes and plans without rows excluded."""
+        without_rows = 0 if self.tiers is None else self.tiers.answered
+        return self.last_plan - len(self.in_flight) - without_rows > self._first_number
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether copies to or from the host pool need plans, even if no sequence runs or waits."""
+        return self.tiers is not None and self.tiers.busy
 
     # ------------------------------------------------------------------ results
 
@@ -131,11 +152,17 @@ class Scheduler:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
+        if self.tiers is not None:
+            self.tiers.apply(number, result, is_empty=not flight.flags, is_last=number == self.last_plan)
         if flight.drafts is None and not flight.forced:
             applied = apply_rows(self.table, flight, result, self._clock())
         else:
             applied = apply_runs(self.table, flight, result, self._clock())
             self.drafting.applied(applied)
+        if not flight.flags:
+            self.timing.occupied(flight, applied.now_s)
+            self.in_flight.popleft()
+            return applied
         if result.HasField("timings"):
             applied.runner_s = (result.timings.forward_ns + result.timings.sample_ns) * 1e-9
         self.note_time(applied)
@@ -221,7 +248,26 @@ class Scheduler:
     # ------------------------------------------------------------------ planning
 
     def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
-        """Plans and commits the next step. Returns None if no sequence can advance."""
+        """Plans and commits the next step. Returns None if no sequence can advance, and no copy needs a plan."""
+        tiers = self.tiers
+        if tiers is None or not tiers.is_open:
+            return self._next_step(queue, policy)
+        tiers.loads.sweep()
+        swapped = self.swapping is not None and self.swapping.swap_out(queue, policy)
+        step = self._next_step(queue, policy, swapped)
+        if step is not None:
+            tiers.offloads.demote(self.table.num_running)
+        elif tiers.wants_plan or (tiers.is_copying and not self.in_flight):
+            step = self.plans.without_rows()
+        if step is not None:
+            tiers.start(step.number, step.plan)
+        return step
+
+    def _next_step(self, queue: Queue, policy: PolicyGuard, swapped: bool = False) -> PlannedStep | None:
+        """Plans and commits the next step with rows; None if no sequence can advance.
+
+        `swapped`: a sequence has just been swapped out, so that none is admitted.
+        """
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
         drafts = self.table.drafts and self.drafting.wants(self.last_plan, policy)
@@ -236,7 +282,7 @@ class Scheduler:
             return None
         displaced = may_displace and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
-        may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
+        may_admit = not (preempted or displaced or swapped) and bool(queue) and bool(self.table.free)
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
             budget = self._budget(draft, prompts, queue, policy)
@@ -319,6 +365,8 @@ class Scheduler:
             num_free = self.pool.num_free
             if len(need_block) <= num_free:
                 break
+            if self.tiers is not None and self.tiers.loads.give_up():
+                continue
             by_rank = sorted(need_block.tolist(), key=self._rank_of)
             victim = choose_victim(table.at(by_rank[num_free]), table, policy)
             if victim is None:  # no lower rank: they keep their slots and blocks, and wait

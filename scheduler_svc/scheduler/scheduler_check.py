@@ -10,7 +10,11 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """Raises RuntimeError for the first violated invariant. Takes O(slots + blocks)."""
     table = scheduler.table
     running = table.running()
-    scheduler.pool.check(sequence.blocks for sequence in running)
+    tables = [sequence.blocks for sequence in running]
+    if scheduler.tiers is not None:
+        tables += scheduler.tiers.held()
+        scheduler.tiers.check()
+    scheduler.pool.check(tables)
     scheduler.prefix.check(running)
     for sequence in running:
         _check_sequence(scheduler, sequence)

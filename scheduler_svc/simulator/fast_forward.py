@@ -66,7 +66,15 @@ def _most_turns(scheduler: Scheduler, queue: Queue, policy: PolicyGuard) -> int:
     may_join = bool(queue) and (bool(table.free) or policy.displaces)
     if table.stops or may_join or scheduler.leaving or scheduler.pool.num_pending:
         return 0
-    return 0 if len(scheduler.in_flight) < scheduler.depth else num_following(scheduler.plans)
+    if len(scheduler.in_flight) < scheduler.depth:
+        return 0
+    turns = num_following(scheduler.plans)
+    tiers = scheduler.tiers
+    if tiers is None:
+        return turns
+    # No turn may begin a copy: blank blocks stay above the mark, from which on blocks are offloaded.
+    spare = 0 if tiers.busy or not tiers.is_open else scheduler.pool.num_blank - tiers.offloads.low - table.num_running
+    return min(turns, max(0, spare // max(1, table.num_running)) * scheduler.pool.block_size)
 
 
 def fast_forward(engine: Engine, chance: FastForward, times_s: list[float], tokens: Column) -> None:

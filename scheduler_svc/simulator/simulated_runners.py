@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
+from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, RunnerEvent
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.fast_forward import FastForward
+from scheduler_svc.simulator.simulated_copies import SimulatedCopies
 from scheduler_svc.simulator.simulated_drafts import Run, SimulatedDrafts
 from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
@@ -67,6 +68,12 @@ class SimulatedRunners:
         self._free_at = [0.0] * (count + 1)
         self._serial = 0
         self._results: dict[bytes, plan_pb2.Result] = {}
+        self._copies: dict[int, SimulatedCopies] = {}
+        if shape.host_kv_tokens >= shape.block_size:
+            times_s = shape.load_block_ns * 1e-9, shape.offload_block_ns * 1e-9
+            self._copies = {session: SimulatedCopies(*times_s) for session in range(1, count + 1)}
+        self._held: dict[int, tuple[float, int]] = {}
+        """Plans without rows whose results wait for a copy: when it is done, and the plan's number, by session."""
         hellos = {session: _hello(session, shape, cost, max_drafts) for session in range(1, count + 1)}
         self._joining: list[RunnerEvent] = [Joined(session, hello) for session, hello in hellos.items()]
         self.tallies = StepTallies()
@@ -77,14 +84,18 @@ class SimulatedRunners:
         """Returns the results that have arrived by now, in order of arrival."""
         events, self._joining = self._joining, []
         done, now_s = self._done, self._clock.now_s
+        if self._held:
+            self._release_due(now_s)
         while done and done[0][0] <= now_s:
             events.append(heapq.heappop(done)[2])
         return events
 
-    def welcome(self, session: int) -> None:
-        """Does nothing."""
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
+        """Reports an empty host pool, if the runner has one."""
+        if naming_secret:
+            self._joining.append(GotSnapshot(session, plan_pb2.Snapshot()))
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         """Raises RuntimeError: no simulated runner has sequences from before a restart."""
         raise RuntimeError(f"the engine resumes simulated runner {session}, which is new")
 
@@ -113,7 +124,10 @@ class SimulatedRunners:
     @property
     def next_s(self) -> float:
         """Time at which the next result reaches the engine; infinite if no plan is in flight."""
-        return self._done[0][0] if self._done else math.inf
+        next_s = self._done[0][0] if self._done else math.inf
+        if not self._held:
+            return next_s
+        return min(next_s, *(due_at + self._link_s for due_at, _ in self._held.values()))
 
     @property
     def num_sent(self) -> int:
@@ -127,6 +141,8 @@ class SimulatedRunners:
         link_s = self._link_s
         arrival_s = self._clock.now_s + link_s
         for session, number, plan in self._sent:
+            if self._copies and not self._copy(session, number, plan, arrival_s):
+                continue
             if self._drafts is None:
                 work, result = StepWork.of_plan(plan), self._result(session, plan)
             else:
@@ -136,12 +152,47 @@ class SimulatedRunners:
             end_at = max(self._free_at[session], arrival_s) + seconds
             self._free_at[session] = end_at
             self.tallies.add(work, seconds)
-            self._serial += 1
+            if self._copies:
+                result = self._copies[session].named(result, end_at)
             event = GotResult(session, number, result)
             if self._reports_early:
                 event = _with_timings(event, early_s, seconds)
-            heapq.heappush(self._done, (end_at + link_s, self._serial, event))
+            self._answer(event, end_at)
         self._sent.clear()
+
+    def _answer(self, event: GotResult, sent_at: float) -> None:
+        self._serial += 1
+        heapq.heappush(self._done, (sent_at + self._link_s, self._serial, event))
+
+    def _copy(self, session: int, number: int, plan: plan_pb2.Plan, arrival_s: float) -> bool:
+        """Starts a plan's copies; returns whether it has rows. The result of one without is held, until a copy is done
+        or the next plan arrives."""
+        self._release(session, arrival_s)
+        begin_at = max(self._free_at[session], arrival_s)
+        copies = self._copies[session]
+        copies.start(plan, begin_at)
+        if plan.extent_flags:
+            return True
+        self._free_at[session] = begin_at
+        due_at = max(begin_at, copies.next_done_at)
+        if due_at < math.inf:
+            self._held[session] = due_at, number
+        else:
+            self._answer(GotResult(session, number, self._result_of(b"")), begin_at)
+        return False
+
+    def _release_due(self, now_s: float) -> None:
+        """Sends the held results that have reached the engine by now."""
+        for session in [session for session, (due_at, _) in self._held.items() if due_at + self._link_s <= now_s]:
+            self._release(session, now_s)
+
+    def _release(self, session: int, now_s: float) -> None:
+        """Sends the held result of a runner, if there is one, at the time at which it is due or now."""
+        held = self._held.pop(session, None)
+        if held is not None:
+            sent_at = max(self._free_at[session], min(held[0], now_s))
+            result = self._copies[session].named(self._result_of(b""), sent_at)
+            self._answer(GotResult(session, held[1], result), sent_at)
 
     def fast_forward(self, chance: FastForward, until_at: float, scheduler_s: float) -> list[float]:
         """Computes the plans of the turns that begin before `until_at`.
@@ -286,6 +337,9 @@ def _hello(session: int, shape: RunnerShape, cost: CostModel, max_drafts: int) -
         step_costs=(*_step_costs(shape, cost), *_verify_costs(shape, cost, max_drafts)),
         max_drafts=max_drafts,
         drafter=DRAFTER if max_drafts else "",
+        num_host_blocks=shape.host_kv_tokens // shape.block_size,
+        load_block_ns=shape.load_block_ns if shape.host_kv_tokens else 0,
+        offload_block_ns=shape.offload_block_ns if shape.host_kv_tokens else 0,
     )
 
 

@@ -61,6 +61,7 @@ class Setup:
     runners: int = 1
     slots: int | None = None
     kv_tokens: int | None = None
+    host_kv_tokens: int | None = None
     block_size: int | None = None
     step_tokens: int | None = None
     depth: int = 2
@@ -89,7 +90,8 @@ class Setup:
     @property
     def shape(self) -> RunnerShape:
         """Sizes of the runners."""
-        given = {name: getattr(self, name) for name in ("slots", "kv_tokens", "block_size", "step_tokens")}
+        names = ("slots", "kv_tokens", "host_kv_tokens", "block_size", "step_tokens")
+        given = {name: getattr(self, name) for name in names}
         return self.cost.runner.model_copy(update={name: value for name, value in given.items() if value is not None})
 
     def settings(self) -> SchedulerSettings:

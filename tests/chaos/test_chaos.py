@@ -33,6 +33,9 @@ RUNNER = {
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
 """Settings of the third runner: its sequences preempt each other, and large requests do not fit. It drafts nothing."""
+TIER = {"host_kv_tokens": 1024}
+COPIES = {"copy_delay_ms": 30, "copy_lost": 0.1}
+"""The second and third runner have a host pool, whose copies are late, and some are never confirmed."""
 SCHEDULER = {
     "retention_s": 5, "attach_s": 5, "flush_ms": 5, "runner_timeout_s": 5, "front_workers": 2, "drain_s": 0.5,
 }  # fmt: skip
@@ -43,8 +46,8 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     print(f"seed {SEED}")
     begin = time.monotonic()
     roster = RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER, runners=3)
-    roster.change("runner-2", test_backend={"draft_wrong": None}, draft="model:hash")
-    roster.change("runner-3", test_backend={"draft_wrong": None}, **SMALL)
+    roster.change("runner-2", test_backend={"draft_wrong": None, **COPIES}, draft="model:hash", **TIER)
+    roster.change("runner-3", test_backend={"draft_wrong": None, **COPIES}, **SMALL, **TIER)
     with roster:
         load = Load(roster, NUM_REQUESTS, concurrency=32, seed=SEED, large=0.1)
         havoc = Havoc(roster, load, SEED, RUNNERS)

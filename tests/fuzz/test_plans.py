@@ -24,12 +24,15 @@ def test_random_plans_are_executed_or_refused() -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
+    copied = 0
     for number in range(PLANS):
         if number % 500 == 0:
             fuzzer = PlanFuzzer(rng.randint, rng.randbytes)
         counts[fuzzer.turn()] += 1
+        copied += fuzzer.has_copied
     print(dict(counts))
     assert counts["executed"] > PLANS / 4 and counts["refused"] > PLANS / 20
+    assert copied > PLANS / 100
 
 
 def test_more_logprobs_than_tokens_fail_the_sequence_and_not_the_runner() -> None:

@@ -105,6 +105,8 @@ CASES = {
     ),
     "gather": ("gather_inputs", ()),
     "scatter": ("scatter_segments", ()),
+    "gather-blocks": ("move_blocks", ("-DTHREADS=512", "-DUNROLL=4", "-DGATHER=1")),
+    "scatter-blocks": ("move_blocks", ("-DTHREADS=512", "-DUNROLL=4", "-DGATHER=0")),
     "ngram": ("ngram_draft", ("-DTHREADS=512", "-DMOST=8", "-DWINDOW=8192")),
     "place-drafts": ("place_drafts", ()),
     "gather-drafted": ("gather_drafted", ()),

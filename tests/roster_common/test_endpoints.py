@@ -11,6 +11,7 @@ from roster_common.endpoints import (
     WITHOUT_PROXY,
     check_free,
     check_link,
+    is_local,
     is_loopback_host,
     needs_ipv6,
     proxy_options,
@@ -135,3 +136,25 @@ def test_a_target_without_brackets() -> None:
 )
 def test_when_zeromq_speaks_ipv6(endpoint: str, needed: bool) -> None:
     assert needs_ipv6(endpoint) is needed
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "stays"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://10.0.0.1:0;127.0.0.1:1", True),
+        ("ipc:///tmp/a", True),
+        ("inproc://a", True),
+        ("tcp://127.0.0.1:0;10.0.0.1:1", False),
+        ("tcp://10.0.0.1:1", False),
+        ("tcp://*:1", False),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://[::]:1", False),
+        ("tcp://scheduler:1", False),
+        ("tcp://localhost.example.org:1", False),
+    ],
+)
+def test_what_stays_on_the_machine(endpoint: str, stays: bool) -> None:
+    assert is_local(endpoint) is stays

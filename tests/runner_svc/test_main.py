@@ -68,6 +68,31 @@ def test_a_signal_finishes_the_plan_and_ends_with_0(tmp_path: Path, ending: sign
     assert events[0]["slots"] == 8
 
 
+def test_a_host_pool_is_made_before_hello_and_works_over_the_link(tmp_path: Path) -> None:
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
+    flags = ["--device", "hash", "--link", scheduler.endpoint, "--host-kv-tokens", "64", "--log-format", "json"]
+    trouble = ["--test-backend", '{"copy_delay_ms": 30, "copy_seed": 4}']
+    process = subprocess.Popen([*COMMAND, *flags, *trouble], stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        hello = scheduler.welcome()
+        assert (hello.num_host_blocks, hello.block_bytes) == (4, 128)
+        tag = b"n" * 20
+        scheduler.send(number=1, plan=plan(admissions=[admission(0, [1], [1])], extents=[(0, 0, 1, SAMPLE)]))
+        scheduler.send(number=2, plan=plan(offloads=[[(1, 4, tag), (2, 2, tag)]]))
+        results = [scheduler.expect("result").result for _ in range(2)]
+        assert results[1].offloads_done == b"\1\0\0\0"  # held until then
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+        scheduler.close()
+    assert process.returncode == 0
+    events = [json.loads(line) for line in stderr.splitlines()]
+    assert [event["event"] for event in events][:2] == ["made the host pool", "ready"]
+    assert events[0]["blocks"] == 4
+
+
 def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
     scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
     process = subprocess.Popen(
@@ -95,6 +120,7 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--runner-key", "a.key"], "roster-runner: encrypting the link needs both runner_key and scheduler_key: set"),
         (["--device", "hash", "--slots", "0"], "slots: Input should be greater than or equal to 1"),
         (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block: set it to"),
+        (["--device", "hash", "--host-kv-tokens", "8"], "host_kv_tokens is 8, less than one block: set it to at"),
         (["--device", "hash", "--slots", "600"], "max_step_tokens is 512: set it to at least the number of"),
         (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
         (["--device", "cpu", "--weights", "random"], "weights is 'random', which requires a GPU"),

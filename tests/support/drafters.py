@@ -140,6 +140,10 @@ class MixedDrafter:
         for follower in self._followers:
             follower.copy_blocks(sources, targets)
 
+    def forget_blocks(self, blocks: NDArray[np.int32]) -> None:
+        for follower in self._followers:
+            follower.forget_blocks(blocks)
+
     def catch_up(self, tokens: NDArray[np.int32], slots: NDArray[np.int32], counters: NDArray[np.int32]) -> None:
         for follower in self._followers:
             if isinstance(follower, LateDrafter):

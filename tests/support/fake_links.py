@@ -75,6 +75,8 @@ class FakeRunners:
         """Draws by how much plans were early, if results say so: with it, the engine holds plans back."""
         self.features: list[str] = sorted(OURS)
         """Features of the runners that connect from now on."""
+        self.secretive: random.Random | None = None
+        """Draws which runners keep the secret of their host pool's names to themselves; None: none does."""
         self._sent: dict[int, int] = {}  # number of the last plan sent, by session
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
@@ -92,6 +94,8 @@ class FakeRunners:
         self._sent[session] = 0
         hello = runner.hello()
         hello.features.extend(self.features)
+        if self.secretive is None or self.secretive.random() < 0.7:
+            hello.naming_secret = runner.naming_secret
         self.events.append(Joined(session, hello, former, holds))
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
@@ -120,15 +124,20 @@ class FakeRunners:
         events, self.events = self.events, []
         return events
 
-    def welcome(self, session: int) -> None:
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
         if session in self.runners:
-            self.runners[session].reset()
+            self.runners[session].reset(naming_secret)
+            if naming_secret:
+                self._report(session)
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         if session in self.runners:
-            self.runners[session].resume()
-            snapshot = plan_pb2.Snapshot.FromString(self.runners[session].snapshot().SerializeToString())
-            self.events.append(GotSnapshot(session, snapshot))
+            self.runners[session].resume(naming_secret)
+            self._report(session)
+
+    def _report(self, session: int) -> None:
+        snapshot = plan_pb2.Snapshot.FromString(self.runners[session].snapshot().SerializeToString())
+        self.events.append(GotSnapshot(session, snapshot))
 
     def reject(self, session: int, reason: str) -> None:
         self.rejected[session] = reason
@@ -180,10 +189,15 @@ class FakeRunners:
         if runner.overlaps:
             self.most_launched = max(self.most_launched, len(launched))
 
-    def _take_result(self, session: int) -> bool:
-        """Waits for the oldest plan in flight; returns False if there is none or it awaits masks."""
+    def _take_result(self, session: int, waits: bool = False) -> bool:
+        """Waits for the oldest plan in flight; returns False if there is none or it awaits masks.
+
+        A result that is held until a copy is done is taken then, or later, unless `waits`.
+        """
         launched = self.launched.get(session)
         if not launched or launched[0].awaits_masks:
+            return False
+        if launched[0].is_held and not waits and not launched[0].done():
             return False
         plan = launched.popleft()
         self.results[session].append(GotResult(session, plan.number, plan.wait()))
@@ -192,7 +206,7 @@ class FakeRunners:
     def finish(self, session: int) -> None:
         """Ends all launched plans, as a runner does before it sends a snapshot: those behind a row that awaits its mask
         have no result."""
-        while self._take_result(session):
+        while self._take_result(session, waits=True):
             pass
         while self.launched[session]:
             self.launched[session].popleft().abandon()

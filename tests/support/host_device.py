@@ -33,6 +33,7 @@ from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 from tests.support.host_attention import HostAttention
+from tests.support.host_blocks import HostBlockCopies
 from tests.support.host_drafts import host_drafts
 from tests.support.host_experts import host_experts
 from tests.support.host_layers import (
@@ -56,6 +57,16 @@ class HostEvent:
 
     def elapsed_time(self, end: HostEvent) -> float:
         return 0.5
+
+
+class HostSideStream:
+    handle = 0
+
+    def record(self) -> HostEvent:
+        return HostEvent()
+
+    def wait(self, event: HostEvent) -> None:
+        """Returns at once: no work is ever in flight."""
 
 
 class HostDevice:
@@ -83,6 +94,15 @@ class HostDevice:
 
     def event(self) -> HostEvent:
         return HostEvent()
+
+    def side_stream(self) -> HostSideStream:
+        return HostSideStream()
+
+    def lock(self, memory: Tensor) -> None:
+        """Locks nothing."""
+
+    def unlock(self, memory: Tensor) -> None:
+        """Unlocks nothing."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         def replay() -> None:
@@ -153,6 +173,9 @@ class HostLaunchers:
 
     def scatter(self) -> Callable[[int, Tensor, Tensor, int], None]:
         return scatter_segments
+
+    def blocks(self) -> HostBlockCopies:
+        return HostBlockCopies()
 
     def sampling(self, tokens: Tensor, *, writes: bool = True) -> HostSampling:
         return HostSampling(tokens, writes=writes)

@@ -15,17 +15,20 @@ from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.hash_backend import expected_tokens
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
+from runner_svc.tiers.thread_copier import HostCache
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.failure.runner_lifecycle import RECOVERY_S
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_links import FakeFront, FakeRunners
 from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named
 from tests.support.scored_streams import ScoredStream
 from tests.support.scripted_drafts import Script, follow_script
+from tests.support.stepped_copier import SteppedCopier
 
 
 @dataclass
@@ -186,7 +189,7 @@ class Stack:
         self.front, self.runners = FakeFront(), FakeRunners()
         self.runners.early = old.runners.early
         self.runners.runners, old.runners.runners = old.runners.runners, {}
-        self.runners.ill = old.runners.ill
+        self.runners.ill, self.runners.secretive = old.runners.ill, old.runners.secretive
         self.restart_scheduler()
         return old
 
@@ -214,10 +217,29 @@ class Stack:
         self._attaching.add(request.handle)  # a runner's snapshot may have restored it meanwhile
         self.front.put(submit=submit)
 
-    def add_runner(self, backend: Backend) -> int:
+    def add_runner(
+        self, backend: Backend, host_blocks: int = 0, copies: random.Random | None = None, lost: float = 0.0
+    ) -> int:
+        """`host_blocks`: those of its host pool, for a backend on the CPU.
+
+        `copies` draws when they are copied; `lost` is the probability that nobody hears of the end of a ticket.
+        """
+        copier = None
+        if host_blocks and isinstance(backend, HostCache):
+            copier = SteppedCopier(backend.cache_regions, host_blocks, copies or random.Random(1), lost)
+        return self.connect(Runner(backend, copier=copier))
+
+    def connect(self, runner: Runner) -> int:
+        """Connects a new runner; returns its session."""
         self._sessions += 1
-        self.runners.connect(self._sessions, Runner(backend, runner_id=f"runner-{self._sessions}"))
+        runner.runner_id = f"runner-{self._sessions}"
+        self.runners.connect(self._sessions, runner)
         return self._sessions
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether any scheduler awaits copies, or keeps blocks for a waiting sequence."""
+        return any(scheduler.is_copying for scheduler in self.engine.pool.schedulers.values())
 
     def submit(self, prompt: list[int], max_tokens: int, **fields: object) -> Submitted:
         handle = len(self.requests) + 1
@@ -339,7 +361,8 @@ class Stack:
         """Makes progress in random order (steps, executions, deliveries) until all requests have ended."""
         for _ in range(max_turns):
             self.turn(rng)
-            if self.engine.requests.idle and not self.front.commands and not any(self.runners.plans.values()):
+            idle = self.engine.requests.idle and not self.front.commands and not self.is_copying
+            if idle and not any(self.runners.plans.values()):
                 self.step()
                 return
         raise AssertionError(
@@ -384,3 +407,6 @@ class Stack:
         for scheduler in self.engine.pool.schedulers.values():
             assert scheduler.table.num_running == 0
             assert scheduler.pool.num_free == scheduler.pool.num_blocks
+            check_scheduler(scheduler)
+            if scheduler.tiers is not None:
+                assert scheduler.tiers.host.num_room == scheduler.tiers.host.num_blocks

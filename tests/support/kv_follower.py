@@ -27,6 +27,12 @@ def ready_blocks(schedulers: Iterable[Scheduler]) -> set[int]:
     return {told(name) for pool in pools for name in pool._block_of if pool.is_ready(name)}
 
 
+def ready_copies(schedulers: Iterable[Scheduler]) -> set[int]:
+    """Returns the blocks that some host pool could give back now; partial blocks are not told."""
+    hosts = [scheduler.tiers.host for scheduler in schedulers if scheduler.tiers is not None]
+    return {told(name) for host in hosts for name in host.all_names() if host.is_ready(name)}
+
+
 @dataclass
 class KvFollower:
     """The subscriber's state, updated batch by batch."""
@@ -34,6 +40,8 @@ class KvFollower:
     number: int = 0
     blocks: dict[int, tuple[int | None, tuple[int, ...]]] = field(default_factory=dict)
     """By name: the parent's name, and the tokens."""
+    on_host: dict[int, tuple[int | None, tuple[int, ...]]] = field(default_factory=dict)
+    """The same of blocks in host pools."""
     partial: bool = False
     chunks_due: int = 0
     snapshots: int = 0
@@ -57,22 +65,31 @@ class KvFollower:
         for event in batch.events:
             self._apply(event)
         if batch.HasField("snapshot") and not self.chunks_due:
-            assert len(self.blocks) == batch.snapshot.blocks
+            assert len(self.blocks) + len(self.on_host) == batch.snapshot.blocks
 
     def _apply(self, event: common_pb2.KvCacheEvent) -> None:
         kind = event.WhichOneof("data")
         if kind == "cleared":
             self.blocks.clear()
+            self.on_host.clear()
         elif kind == "removed":
             for name in event.removed.block_hashes:
-                del self.blocks[name]
+                del self._tier(event.removed)[name]
         else:
             parent = event.stored.parent_block_hash if event.stored.HasField("parent_block_hash") else None
+            blocks = self._tier(event.stored)
             for block in event.stored.blocks:
-                assert block.block_hash not in self.blocks, "stored twice"
+                assert block.block_hash not in blocks, "stored twice"
                 assert len(block.token_ids) == block.block_size
-                self.blocks[block.block_hash] = (parent, tuple(block.token_ids))
+                blocks[block.block_hash] = (parent, tuple(block.token_ids))
                 parent = block.block_hash
+
+    def _tier(
+        self, part: common_pb2.KvBlocksStored | common_pb2.KvBlocksRemoved
+    ) -> dict[int, tuple[int | None, tuple[int, ...]]]:
+        tiers = {"GPU": common_pb2.KV_CACHE_TIER_DEVICE, "CPU": common_pb2.KV_CACHE_TIER_HOST}
+        assert part.tier == tiers[part.medium]
+        return self.on_host if part.medium == "CPU" else self.blocks
 
     def check_names(self, root: bytes) -> int:
         """Computes each block's name from its tokens if its prefix is known; returns the number of names checked."""

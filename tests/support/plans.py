@@ -50,11 +50,16 @@ def plan(
     extents: Sequence[tuple[int, int, int, int]] = (),
     drafts: Sequence[int] = (),
     forced: Sequence[Sequence[int]] = (),
+    offloads: Sequence[Sequence[tuple[int, int, bytes]]] = (),
+    loads: Sequence[Sequence[tuple[int, int]]] = (),
 ) -> plan_pb2.Plan:
     """`appends` are (slot, index, block), `copies` (source, target), `extents` (slot, start, count, flags).
 
-    `drafts`: the number of each row, or nothing; `forced`: the tokens that each row appends, or nothing.
+    `drafts`: the number of each row, or nothing; `forced`: the tokens that each row appends, or nothing. `offloads` are
+    tickets of (block, host block, tag), `loads` tickets of (host block, block).
     """
+    offloaded = [copied for ticket in offloads for copied in ticket]
+    loaded = [copied for ticket in loads for copied in ticket]
     return plan_pb2.Plan(
         releases=int32s(releases),
         admissions=admissions,
@@ -70,6 +75,13 @@ def plan(
         extent_drafts=bytes(drafts),
         extent_forced=bytes(map(len, forced)),
         forced_tokens=int32s(token for tokens in forced for token in tokens),
+        offload_sources=int32s(source for source, _, _ in offloaded),
+        offload_targets=int32s(target for _, target, _ in offloaded),
+        offload_counts=int32s(map(len, offloads)),
+        offload_tags=b"".join(tag for _, _, tag in offloaded),
+        load_sources=int32s(source for source, _ in loaded),
+        load_targets=int32s(target for _, target in loaded),
+        load_counts=int32s(map(len, loads)),
     )
 
 

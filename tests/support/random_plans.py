@@ -20,11 +20,13 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.step import StepBatch, StepOutput
+from runner_svc.tiers.kv_copier import Tickets
 from tests.support.drafters import LyingDrafter
 from tests.support.plans import admission, plan, sampling
+from tests.support.stepped_copier import SteppedCopier
 
 SLOTS, BLOCKS, BLOCK_SIZE, STEP_TOKENS, CONTEXT, VOCAB = 4, 12, 4, 16, 40, 259
-MAX_DRAFTS = 3
+MAX_DRAFTS, HOST_BLOCKS = 3, 7
 
 ODD = (-1, 0, 1, 2, 3, SLOTS - 1, SLOTS, BLOCKS, BLOCKS + 1, BLOCK_SIZE, CONTEXT, 1000, 2**31 - 1, -(2**31))
 ODD_NUMBERS = (0.0, -1.0, float("nan"), float("inf"), 1e38, 1e-45)
@@ -74,13 +76,31 @@ class GuardedBackend(HashBackend):
             self.violations.append(f"{name} {values.tolist()}, must be {least} to {most}")
 
 
+class GuardedCopier(SteppedCopier):
+    """Records blocks out of range."""
+
+    violations: list[str]
+
+    def start(self, offloads: Tickets, loads: Tickets) -> None:
+        for cached, hosted in ((offloads.sources, offloads.targets), (loads.targets, loads.sources)):
+            for blocks, most in ((cached, BLOCKS), (hosted, HOST_BLOCKS)):
+                if len(blocks) and not (blocks.min() >= 1 and blocks.max() <= most):
+                    self.violations.append(f"blocks {blocks.tolist()} are copied, must be 1 to {most}")
+        if not self.violations:
+            super().start(offloads, loads)
+
+
 class PlanFuzzer:
     """One runner and its plans. `integer(a, b)` draws from a to b; `data(n)` returns up to n bytes."""
 
     def __init__(self, integer: Callable[[int, int], int], data: Callable[[int], bytes]) -> None:
         self._integer, self._data = integer, data
+        self.has_copied = False
+        """Whether the last plan had copies and was executed."""
         self._backend = GuardedBackend()
-        self._runner = Runner(self._backend)
+        copier = GuardedCopier(self._backend.cache_regions, HOST_BLOCKS, random.Random(3), 0.2)
+        copier.violations = self._backend.violations
+        self._runner = Runner(self._backend, copier=copier)
 
     def turn(self) -> str:
         """Sends one plan; returns "executed", "refused" or "undecodable". Raises Violation."""
@@ -91,7 +111,8 @@ class PlanFuzzer:
                 return "undecodable"
         else:
             made = self._plan()
-        before = self._runner.snapshot()
+        self.has_copied = False
+        before = self._state()
         number = before.last_plan + 1 if self._integer(0, 31) else self._integer(0, 5)
         try:
             launched = self._runner.launch(number, made)
@@ -99,16 +120,24 @@ class PlanFuzzer:
                 launched.mask(self._masks(len(made.extent_slots) // 4))
             launched.wait()
         except PlanFault:
-            after = self._runner.snapshot()
+            after = self._state()
             if not self._backend.violations and after != before:
                 raise Violation(f"a refused plan changed the slots: {before} became {after}") from None
             outcome = "refused"
-            self._runner.reset()
+            self._runner.reset(b"the same")
         else:
             outcome = "executed"
+            self.has_copied = bool(made.offload_counts or made.load_counts)
         if self._backend.violations:
             raise Violation("; ".join(self._backend.violations))
         return outcome
+
+    def _state(self) -> plan_pb2.Snapshot:
+        """Returns the runner's snapshot without waiting for copies, as one for the scheduler does."""
+        state = self._runner._state
+        snapshot = plan_pb2.Snapshot(last_plan=self._runner.last_plan, sequences=state.residents())
+        state.tickets.add_to(snapshot)
+        return snapshot
 
     def _masks(self, rows: int) -> plan_pb2.Masks:
         """Returns masks of arbitrary bits, for rows that await them and for some that do not."""
@@ -135,6 +164,10 @@ class PlanFuzzer:
                 appends.append((slot, blocks[slot], self._integer(1, BLOCKS)))
                 blocks[slot] += 1
         copies = [(self._integer(1, BLOCKS), self._integer(1, BLOCKS)) for _ in range(self._integer(0, 8) // 7)]
+        offloads, loads = (
+            [[self._pair(kind) for _ in range(self._integer(1, 2))] for _ in range(self._integer(0, 8) // 7)]
+            for kind in ("offload", "load")
+        )
         extents, drafts, forced = [], [], []
         drafting, forcing = self._integer(0, 2) > 0, self._integer(0, 2) == 0
         for slot in known:
@@ -165,10 +198,20 @@ class PlanFuzzer:
             extents=extents,
             drafts=drafts if drafting else (),
             forced=forced if forcing else (),
+            offloads=[[(cached, hosted, bytes(20)) for cached, hosted in ticket] for ticket in offloads],
+            loads=loads,
         )
         for _ in range(max(0, self._integer(0, 5) - 3)):
             self._spoil(made)
         return made
+
+    def _pair(self, kind: str) -> tuple[int, int]:
+        """Returns source and target of a copy."""
+        cached, hosted = self._integer(1, BLOCKS), self._integer(1, HOST_BLOCKS)
+        if kind == "offload":
+            return cached, hosted
+        complete = np.flatnonzero(self._runner._state.tickets._complete).tolist()
+        return complete[self._integer(0, len(complete) - 1)] if complete else hosted, cached
 
     def _admission(self, slot: int) -> plan_pb2.Admission:
         length = self._integer(1, 12)

@@ -73,6 +73,13 @@ class EagleDrafter:
             blocks = kept.view(len(kept) // size, size, *kept.shape[1:])
             blocks[written] = blocks[read]
 
+    def forget_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Needs nothing: what it keeps travels with the blocks."""
+
+    def kept_by_block(self) -> list[Tensor]:
+        """As `FollowingDrafter.kept_by_block`: the states, and the layer's keys and values."""
+        return [self._states[None], self._layer.cache]
+
     @torch.inference_mode()
     def follow(self, batch: StepBatch, hidden: Tensor) -> None:
         places = torch.from_numpy(batch.slot_mapping)

@@ -52,6 +52,9 @@ class MedusaDrafter:
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Needs nothing: the heads have no KV."""
 
+    def forget_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Needs nothing: the heads have no KV."""
+
     def observe(self, slots: NDArray[np.int32], counters: NDArray[np.int32], states: Tensor) -> None:
         self._states[int64(slots)] = states
         self._counters[slots] = counters

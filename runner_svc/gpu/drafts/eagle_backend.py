@@ -87,6 +87,9 @@ class EagleDraftingCudaBackend(DraftingCudaBackend):
         with self._device.stream():
             self._steps.eagle.copy_blocks(self._index(sources), self._index(targets))
 
+    def _kept_by_block(self) -> list[Tensor]:
+        return [*super()._kept_by_block(), *self._steps.eagle.kept_by_block()]
+
     def _pack(self, step: PackedStep, batch: StepBatch) -> tuple[PackedRows, Forward]:
         rows, forward = super()._pack(step, batch)
         num_rows, num_tokens = len(rows.slots), int(rows.offsets[-1])

@@ -58,6 +58,10 @@ class EagleDraft:
             blocks = kept.view(len(kept) // size, size, *kept.shape[1:])
             blocks[targets] = blocks[sources]
 
+    def kept_by_block(self) -> list[Tensor]:
+        """Returns the states, and the layer's keys and values: only steps of the model could compute them again."""
+        return [self._states[None], self._layer.cache]
+
     def follow(self, slots: Tensor, offsets: Tensor, inputs: Tensor, states: Tensor) -> None:
         """Takes what the layer reads of the model at all T positions of a pass.
 

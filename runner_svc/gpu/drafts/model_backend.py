@@ -97,6 +97,10 @@ class ModelDraftingCudaBackend(DraftingCudaBackend):
             self._steps.draft.cache.copy_blocks(self._index(sources), self._index(targets))
         self._progress.counters.copy_blocks(sources, targets)
 
+    def forget_drafts(self, blocks: NDArray[np.int32]) -> None:
+        """Forgets the draft model's KV of blocks that are loaded from the host pool, which has only the model's."""
+        self._progress.counters.forget_blocks(blocks)
+
     def _pack(self, step: PackedStep, batch: StepBatch) -> tuple[PackedRows, Forward]:
         self._catching_up = None
         if len(batch.drafts) and batch.drafts.any():

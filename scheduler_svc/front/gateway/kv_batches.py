@@ -2,7 +2,7 @@
 
 A snapshot is sent in chunks. As `KvSnapshotChunk` requires, their sequence numbers are consecutive and end at the
 number of the last changes that the snapshot includes. All runners together are one rank. No batch carries a load
-record: gateways call `GetLoads`.
+record: gateways call `GetLoads`. Blocks in host pools have the medium "CPU", as in vLLM's events.
 """
 
 from __future__ import annotations
@@ -49,13 +49,18 @@ class _Cached:
         self._names, self._parents = _names(snapshot.names), _names(snapshot.parents)
         self._tokens = int32_list(snapshot.tokens)
         self._size = len(self._tokens) // len(self._names) if self._names else 0
+        self._on_host = snapshot.on_host or bytes(len(self._names))
 
     def parents_first(self) -> list[int]:
-        """Returns the indexes of all blocks, each after its parent."""
-        index_of = {name: index for index, name in enumerate(self._names)}
+        """Returns the indexes of all blocks, each after its parent; those of host pools come last."""
+        return [*self._parents_first(False), *self._parents_first(True)]
+
+    def _parents_first(self, on_host: bool) -> list[int]:
+        blocks = [index for index, flag in enumerate(self._on_host) if flag == on_host]
+        index_of = {self._names[index]: index for index in blocks}
         order: list[int] = []
         seen: set[int] = set()
-        for block in range(len(self._names)):
+        for block in blocks:
             chain: list[int] = []
             at: int | None = block
             while at is not None and at not in seen:
@@ -69,13 +74,16 @@ class _Cached:
         """Yields one event per run of consecutive blocks of a sequence."""
         event: common_pb2.KvCacheEvent | None = None
         last: int | None = None
+        was_on_host = False
         for block in blocks:
             name, parent = self._names[block], self._parents[block]
-            if event is None or parent != last or parent == name:
+            on_host = bool(self._on_host[block])
+            if event is None or parent != last or parent == name or on_host != was_on_host:
                 if event is not None:
                     yield event
                 event = common_pb2.KvCacheEvent()
-                event.stored.SetInParent()
+                _set_tier(event.stored, on_host)
+                was_on_host = on_host
                 if parent != name:
                     event.stored.parent_block_hash = parent
             _add_block(event.stored, name, self._tokens[block * self._size : (block + 1) * self._size])
@@ -91,14 +99,22 @@ def changes_batch(changes: engine_pb2.KvChanges) -> common_pb2.KvEventBatch:
         kind = change.WhichOneof("change")
         if kind == "stored":
             event = _stored_event(change.stored)
+            _set_tier(event.stored, change.on_host)
         elif kind == "removed":
             event = common_pb2.KvCacheEvent()
+            _set_tier(event.removed, change.on_host)
             event.removed.block_hashes.extend(_names(change.removed))
         else:
             event = common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
         event.event_id = event_id
         batch.events.append(event)
     return batch
+
+
+def _set_tier(part: common_pb2.KvBlocksStored | common_pb2.KvBlocksRemoved, on_host: bool) -> None:
+    """Says where the blocks are, as vLLM's events do."""
+    part.medium = "CPU" if on_host else "GPU"
+    part.tier = common_pb2.KV_CACHE_TIER_HOST if on_host else common_pb2.KV_CACHE_TIER_DEVICE
 
 
 def num_blocks(changes: engine_pb2.KvChanges) -> int:

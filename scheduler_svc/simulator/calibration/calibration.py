@@ -115,13 +115,13 @@ class RecordingLink:
         """Passes the masks to the link."""
         self._link.send_masks(session, number, masks)
 
-    def welcome(self, session: int) -> None:
+    def welcome(self, session: int, naming_secret: bytes = b"") -> None:
         """Passes the call to the link."""
-        self._link.welcome(session)
+        self._link.welcome(session, naming_secret)
 
-    def resume(self, session: int) -> None:
+    def resume(self, session: int, naming_secret: bytes = b"") -> None:
         """Passes the call to the link."""
-        self._link.resume(session)
+        self._link.resume(session, naming_secret)
 
     def dismiss(self, session: int) -> None:
         """Passes the call to the link."""

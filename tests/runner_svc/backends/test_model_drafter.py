@@ -10,6 +10,7 @@ from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend, expected_tokens
 from runner_svc.backends.hash_drafter import hash_model_drafter
 from runner_svc.execution.runner import Runner
+from runner_svc.tiers.thread_copier import ThreadCopier
 from tests.support.drafters import CheckedDraftModel, checked_model
 from tests.support.drafting_driver import EOS_PROBABILITY, VOCAB_SIZE, DraftingDriver
 from tests.support.plans import SAMPLE, admission, ints, plan
@@ -26,7 +27,7 @@ class Hand:
         dice = random.Random(3)
         self.drafter = checked_model(dice, self.backend, context_length, wrong=wrong, catch_up=catch_up)
         self.backend.draft_with(self.drafter, 7)
-        self.runner = Runner(self.backend)
+        self.runner = Runner(self.backend, copier=ThreadCopier(self.backend.cache_regions, 4))
 
     def send(self, *rows: tuple[int, int, int, int], drafts: tuple[int, ...] = (), **parts: object) -> plan_pb2.Result:
         return self.runner.execute(self.runner.last_plan + 1, plan(extents=rows, drafts=drafts, **parts))
@@ -161,3 +162,19 @@ def test_copied_blocks_keep_the_draft_models_part() -> None:
     hand.prompt(1, [*PROMPT, 1], [8, 9, 5, 6], computed=8)
     hand.passes  # noqa: B018
     assert (hand.draft(1, 1), hand.passes) == ((1, 2), [[3]])
+
+
+def test_blocks_from_the_host_pool_lack_the_draft_models_part() -> None:
+    hand = Hand()
+    hand.prompt(0, PROMPT, [1, 2, 3, 4])
+    hand.draft(0, 1)
+    hand.send(offloads=[[(1, 1, bytes(20)), (2, 2, bytes(20))]])
+    hand.prompt(1, [token + 1 for token in PROMPT], [8, 9, 10, 11])
+    hand.draft(1, 1)
+    assert hand.drafter.counters.marks[8:10].all()
+    hand.send(releases=[1])
+    hand.send(loads=[[(1, 8), (2, 9)]])
+    hand.runner.finish_copies()
+    hand.prompt(1, [*PROMPT, 1], [8, 9, 5, 6], computed=8)
+    hand.passes  # noqa: B018
+    assert (hand.draft(1, 1), hand.passes) == ((1, 2), [[11]])  # the draft model computes all of it

@@ -19,10 +19,12 @@ from runner_svc.execution.runner import Runner
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.backend_factory import build_backend
+from runner_svc.tiers.thread_copier import ThreadCopier
 from tests.support.eagle_layers import CONFIG, HIDDEN, cycle_layer, greedy_drafts, random_layer, save_layer
 from tests.support.host_backend import no_progress
 from tests.support.known_texts import Most, Stream, copies, stream_all
 from tests.support.medusa_models import make_cycle_model
+from tests.support.plans import plan
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
@@ -133,6 +135,21 @@ def test_states_and_kv_are_copied_with_blocks(tmp_path: Path) -> None:
     backend.copy_blocks(np.array([1, 2], np.int32), np.array([2, 9], np.int32))
     assert torch.equal(states[2], states[1]) and not torch.equal(states[9], states[1])
     assert torch.equal(keys[:, 2], keys[:, 1]) and bool(states[9].any()) and bool(keys[0, 9].any())
+
+
+def test_states_and_kv_travel_to_the_host_pool_and_back(tmp_path: Path) -> None:
+    backend = load(make_cycle_model(tmp_path / "model"), save_layer(tmp_path / "layer", cycle_layer()))
+    stream_all(backend, [Stream([1, 2, 3, 4, 5])], 4, None)
+    drafter: Any = backend.host_slots._drafter
+    states, keys = drafter._states.view(-1, 4, HIDDEN), drafter._layer.cache.view(2, -1, 4, 2, 16)
+    kept = [each.clone() for each in (states[1], keys[:, 1], backend.cache.data[:, :, 1])]
+    runner = Runner(backend, copier=ThreadCopier(backend.cache_regions, 5))
+    runner.execute(1, plan(offloads=[[(1, 3, bytes(20))]]))
+    for each in (states[1], keys[:, 1], backend.cache.data[:, :, 1]):
+        each.fill_(torch.nan)
+    runner.execute(2, plan(loads=[[(3, 9)]]))
+    for was, now in zip(kept, (states[9], keys[:, 9], backend.cache.data[:, :, 9]), strict=True):
+        assert torch.equal(was, now) and bool(was.any())
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from roster_common.link_protocol import EARLY, OURS, TERMS
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import Runner
 from runner_svc.link import plan_socket
+from runner_svc.link.curve import CurveClient
 from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
+from runner_svc.tiers.thread_copier import ThreadCopier
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import SAMPLE, admission, ints, plan
 from tests.support.spy_backend import SpyBackend
@@ -461,3 +464,70 @@ def test_hello_has_the_greatest_term_of_any_ping(scheduler: FakeScheduler, start
     assert (hello.term, hello.term_id) == (7, 3)
     scheduler.send(session=2, welcome=plan_pb2.Welcome(term=7, term_id=2))
     assert scheduler.expect("event").event.fenced == 7
+
+
+class Named:
+    """A runner whose host pool holds a named block."""
+
+    def __init__(self) -> None:
+        self.runner = Runner(SpyBackend(), copier=ThreadCopier(SpyBackend().cache_regions, 2))
+
+    def hello_at(self, endpoint: str, **options: CurveClient) -> plan_pb2.Hello:
+        """Returns the Hello for a scheduler at `endpoint` after a session that named a block."""
+        link = PlanSocket(self.runner, endpoint, **options)
+        self.runner.reset(b"secret")
+        self.runner.execute(1, plan(offloads=[[(1, 1, bytes(20))]]))
+        sent: list[bytes] = []
+        link._connection.send = lambda frame: bool(sent.append(frame)) or True  # type: ignore[method-assign]
+        link._greet(time.monotonic())
+        link._connection.close()
+        link._wake.close(linger=0)
+        link._context.term()
+        return plan_pb2.ToScheduler.FromString(sent[0]).hello
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("tcp://127.0.0.1:5", True),
+        ("tcp://localhost:5", True),
+        ("tcp://[::1]:5", True),
+        ("tcp://192.0.2.1:5", False),
+        ("tcp://127.0.0.1:0;192.0.2.1:5", False),
+        ("tcp://[::]:5", False),
+        ("ipc:///tmp/roster-named", True),
+    ],
+)
+def test_the_naming_secret_is_told_only_where_nobody_listens(endpoint: str, told: bool) -> None:
+    assert Named().hello_at(endpoint).naming_secret == (b"secret" if told else b"")
+
+
+def test_the_naming_secret_is_told_through_curve() -> None:
+    public, secret = zmq.curve_keypair()
+    hello = Named().hello_at("tcp://192.0.2.1:5", curve=CurveClient(secret, public, public))
+    assert hello.naming_secret == b"secret"
+    assert (hello.num_host_blocks, hello.HasField("model")) == (2, True)
+
+
+def test_a_welcome_brings_the_secret_and_the_next_hello_returns_it(scheduler: FakeScheduler) -> None:
+    link = PlanSocket(
+        Runner(SpyBackend(), copier=ThreadCopier(SpyBackend().cache_regions, 2)), scheduler.endpoint, silence_s=0.3
+    )
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    assert scheduler.expect("hello").hello.naming_secret == b""
+    scheduler.send(welcome=plan_pb2.Welcome(term=1, features=sorted(OURS), naming_secret=b"secret"))
+    scheduler.send(number=1, plan=plan(offloads=[[(1, 1, b"n" * 20)]]))
+    assert ints(scheduler.expect("result").result.offloads_done) == [1]
+    assert scheduler.expect("hello").hello.naming_secret == b"secret"  # after silence
+    scheduler.session = 2
+    scheduler.send(welcome=plan_pb2.Welcome(term=2, features=sorted(OURS), naming_secret=b"secret"))
+    scheduler.send(snapshot_request=plan_pb2.SnapshotRequest())
+    snapshot = scheduler.expect("snapshot").snapshot
+    assert (ints(snapshot.host_blocks), snapshot.host_tags) == ([1], b"n" * 20)
+    scheduler.session = 3
+    scheduler.send(welcome=plan_pb2.Welcome(term=3, features=sorted(OURS), naming_secret=b"other"))
+    scheduler.send(snapshot_request=plan_pb2.SnapshotRequest())
+    assert not scheduler.expect("snapshot").snapshot.host_blocks
+    link.stop()
+    thread.join(20)

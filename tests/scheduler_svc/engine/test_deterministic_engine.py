@@ -1,7 +1,8 @@
 """Tokens and log-probabilities through the whole engine equal those of a request that ran alone, bit for bit.
 
 No near tie is excused. Requests are crowded into a pool so small that they are preempted, drafted for with lies, hit
-prefixes of each other, have several choices, and go on when the scheduler restarts and when a runner is lost.
+prefixes of each other, have several choices, are swapped to host pools and loaded from them, and go on when the
+scheduler restarts and when a runner is lost.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def crowd(
     let_draft(backends[0], rng, max_drafts=7)
     stack = ScoredStack(depth=rng.randint(1, 3), policy_parameters={"step_tokens": rng.choice((9, 24, 128))})
     stack.drafts = RandomDrafts(rng)
-    session = stack.add_runner(backends[0])
+    host_blocks = rng.choice((0, 6, 32))
+    session = stack.add_runner(backends[0], host_blocks, random.Random(rng.random()))
     submitted = []
     for request in requests:
         submitted.append(stack.submit(**request))
@@ -107,12 +109,13 @@ def crowd(
             stack.turn(rng)
     for _ in range(40):
         stack.turn(rng)
-    print(f"{stack.engine.pool.schedulers[session].preemptions} preemptions")
+    scheduler = stack.engine.pool.schedulers[session]
+    print(f"{scheduler.preemptions} preemptions, {scheduler.swaps} swaps, {host_blocks} host blocks")
     stack.restart_scheduler()
     for _ in range(rng.randrange(10, 40)):
         stack.turn(rng)
     stack.runners.kill(next(iter(stack.runners.runners)), Loss.LEFT)
-    stack.add_runner(backends[1])
+    stack.add_runner(backends[1], host_blocks, random.Random(rng.random()))
     stack.run(rng)
     stack.assert_clean()
     return [[stack.answer(stream) for stream in request.streams] for request in submitted], stack.rescored_otherwise

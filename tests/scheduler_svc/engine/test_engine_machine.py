@@ -67,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         drafts=st.one_of(st.none(), st.randoms(use_true_random=False)),
         late=st.one_of(st.none(), st.randoms(use_true_random=False)),
         forces=st.sampled_from([True, True, True, False]),
+        host=st.one_of(st.none(), st.randoms(use_true_random=False)),
     )
     def start(
         self,
@@ -81,11 +82,14 @@ class EngineMachine(RuleBasedStateMachine):
         drafts: random.Random | None,
         late: random.Random | None,
         forces: bool,
+        host: random.Random | None,
     ) -> None:
         """`drafts`: draws what most runners draft; None: no runner has a drafter. `late`: draws which masks come late.
 
-        `forces`: whether the first runners take forced tokens; later ones do.
+        `forces`: whether the first runners take forced tokens; later ones do. `host`: draws which runners have a host
+        pool, of which size, and when its copies are done or lost; None: none has one.
         """
+        self.host = host
         self.drafts = drafts
         self.stack = Stack(
             depth=None if timed else depth,
@@ -101,6 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
         if timed:
             self.stack.time_plans(depth)
         self.stack.late = late
+        self.stack.runners.secretive = host
         features, self.stack.runners.features = self.stack.runners.features, sorted(OURS if forces else OURS - {FORCED})
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = self.spells = 0
@@ -115,7 +120,11 @@ class EngineMachine(RuleBasedStateMachine):
         larger = self.stack._sessions % 3 == 2
         drafts = self.drafts if self.drafts is not None and self.drafts.random() < 0.8 else None
         self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS, drafts))
-        self.stack.add_runner(self.backends[-1])
+        if self.host is None:
+            self.stack.add_runner(self.backends[-1])
+            return
+        host_blocks, lost = self.host.choice((0, 4, NUM_BLOCKS, 4 * NUM_BLOCKS)), self.host.choice((0.0, 0.0, 0.3))
+        self.stack.add_runner(self.backends[-1], host_blocks, random.Random(self.host.random()), lost)
 
     @rule(
         prompt=st.one_of(
@@ -302,6 +311,7 @@ class EngineMachine(RuleBasedStateMachine):
                 and not self.stack.front.commands
                 and not self.stack.runners.events
                 and not any(self.stack.runners.results.values())
+                and not self.stack.is_copying
             ):
                 break
         self.stack.step()

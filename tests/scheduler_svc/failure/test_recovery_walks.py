@@ -4,7 +4,8 @@ A walk is determined by its seed: `ROSTER_TEST_FIRST_WALK=SEED ROSTER_TEST_WALKS
 
     ROSTER_TEST_WALKS=20000 pytest --timeout=0 tests/scheduler_svc/failure/test_recovery_walks.py
 
-runs many; with `ROSTER_TEST_DRAFTING=1`, runners draft in all of them. The invariants are those of the machine.
+runs many; with `ROSTER_TEST_DRAFTING=1`, runners draft in all of them, with `ROSTER_TEST_TIERS=1` some have host pools
+in all. The invariants are those of the machine.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", count(25, in_ci=9)))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 
 POLICIES = available_policies()
+OTHER_STEMS = [random.Random(number).choices(range(4), k=32) for number in range(3)]
+"""Starts of prompts that come back after others have taken their blocks."""
 DRAFTING = float(os.environ.get("ROSTER_TEST_DRAFTING", "0.7"))
 """Share of the walks in which runners draft."""
+TIERS = float(os.environ.get("ROSTER_TEST_TIERS", "0.5"))
+"""Share of the walks in which some runners have a host pool."""
 
 
 def _request(rng: random.Random) -> dict[str, Any]:
     length = rng.randint(1, 30)
-    prompt = (
-        [rng.randrange(4) for _ in range(length)] if rng.random() < 0.5 else [*STEM[: length - 1], rng.randrange(4)]
-    )
+    prompt = [rng.randrange(4) for _ in range(length)]
+    if rng.random() < 0.7:
+        prompt = [*rng.choice((STEM, STEM, *OTHER_STEMS))[: length - 1], rng.randrange(4)]
     all_at_once = rng.random() < 0.1  # structured, scored, and several choices
     return {
         "prompt": prompt,
@@ -120,6 +125,7 @@ def walk(seed: int) -> None:
         drafts=random.Random(seed) if rng.random() < DRAFTING else None,
         late=random.Random(seed) if rng.random() < 0.5 else None,
         forces=rng.random() < 0.75,
+        host=random.Random(seed) if rng.random() < TIERS else None,
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):

@@ -14,7 +14,8 @@ from scheduler_svc.kv.block_pool import BlockPool, PoolExhausted
 from scheduler_svc.plan.plan_draft import pack
 
 NUM_BLOCKS = 12
-NAMES = [chain_hash(root_hash("test"), bytes([number])) for number in range(6)]
+SECRET = bytes(16)
+NAMES = [chain_hash(root_hash(SECRET, "test"), bytes([number])) for number in range(6)]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -118,14 +119,17 @@ def test_check_finds_a_lost_and_a_doubly_owned_block() -> None:
 
 
 def test_a_chain_of_names_is_that_of_its_blocks() -> None:
-    root = root_hash("test")
+    root = root_hash(SECRET, "test")
     first = chain_hash(root, pack([1, 2]))
     assert chain_hashes(root, pack([1, 2, 3, 4]), 2) == [first, chain_hash(first, pack([3, 4]))]
 
 
 def test_names_differ_by_parent_and_salt() -> None:
-    names = {chain_hash(root_hash(salt), pack([1, 2])) for salt in ("", "a", "b")}
-    names |= {chain_hash(chain_hash(root_hash(""), pack([1])), pack([2])), chain_hash(root_hash(""), pack([2]))}
+    names = {chain_hash(root_hash(SECRET, salt), pack([1, 2])) for salt in ("", "a", "b")}
+    names |= {
+        chain_hash(chain_hash(root_hash(SECRET, ""), pack([1])), pack([2])),
+        chain_hash(root_hash(SECRET, ""), pack([2])),
+    }
     assert len(names) == 5
 
 

@@ -18,7 +18,7 @@ from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
 from tests.support.drafters import drafting_backend
 from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack
-from tests.support.kv_follower import KvFollower, ready_blocks
+from tests.support.kv_follower import KvFollower, ready_blocks, ready_copies
 from tests.support.scripted_drafts import RandomDrafts
 from tests.support.sharing import NO_EOS, OUTPUT, SIZE, Service, prompt, service
 
@@ -58,7 +58,7 @@ def truth(stack: Stack) -> set[int]:
 
 def root(served: Service) -> bytes:
     model = served.scheduler.hello.model
-    return root_hash(model.weights_version, model.numerics, "", "")
+    return root_hash(served.stack.engine.pool.secret.value, model.weights_version, model.numerics, "", "")
 
 
 def known(subscription: Subscription) -> set[int]:
@@ -97,13 +97,15 @@ def test_stored_when_ready_and_removed_when_evicted() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
-    """Prefixes are shared, evicted, cancelled and flushed; runners die and connect, and rows draft."""
+    """Prefixes are shared, evicted, cancelled and flushed; runners die and connect, rows draft, blocks are copied to
+    host pools and back."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     stack = Stack()
     stack.drafts = RandomDrafts(rng)
+    host_blocks = 20 * (seed % 2)
     for _ in range(2):
-        stack.add_runner(backend(rng))
+        stack.add_runner(backend(rng), host_blocks)
     subscription = Subscription(stack)
     stack.step()
     stems = [prompt(rng.randrange(1, 6) * SIZE, seed=number) for number in range(4)]
@@ -117,14 +119,36 @@ def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
             stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
         if rng.random() < 0.02 and len(stack.runners.runners) == 2:
             stack.runners.kill(rng.choice(list(stack.runners.runners)))
-            stack.add_runner(backend(rng))
+            stack.add_runner(backend(rng), host_blocks)
         if rng.random() < 0.05:
             subscription.end()
             subscription = Subscription(stack, 900 + turn, subscription.follower)
         stack.turn(rng)
         stack.step()
         assert known(subscription) == truth(stack)
+        schedulers = stack.engine.pool.schedulers.values()
+        # Partial blocks of sequences that were swapped out can't be hit by others, and are not told.
+        assert set(subscription.follower.on_host) <= ready_copies(schedulers)
+        if not stack.engine.requests.totals.swaps + sum(scheduler.swaps for scheduler in schedulers):
+            assert set(subscription.follower.on_host) == ready_copies(schedulers)
     assert subscription.follower.snapshots == 1 and not subscription.follower.partial
+
+
+def test_a_block_may_be_in_the_cache_and_in_the_host_pool() -> None:
+    served = service(slots=2, num_blocks=20, host_blocks=64)
+    subscription = Subscription(served.stack)
+    for seed in range(1, 9):
+        served.stack.submit(prompt(6 * SIZE, seed), OUTPUT)
+        served.finish()
+    blocks, copies = known(subscription), set(subscription.follower.on_host)
+    assert blocks & copies and copies - blocks and copies == ready_copies([served.scheduler])
+    assert subscription.follower.check_names(root(served)) == len(blocks)
+    late = Subscription(served.stack, 901)
+    served.stack.step()
+    assert known(late) == blocks and set(late.follower.on_host) == copies, "a snapshot has both"
+    served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
+    served.stack.step()
+    assert known(subscription) == set(subscription.follower.on_host) == set()
 
 
 def test_flush_and_the_loss_of_the_runner_clear_it() -> None:

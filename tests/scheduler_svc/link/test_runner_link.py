@@ -241,3 +241,19 @@ def test_a_rejected_runner_hears_why(context: zmq.Context, link: RunnerLink) -> 
     assert runner.hear().rejection.reason == "another model"
     link.welcome(joined.session)
     assert runner.hears_nothing()
+
+
+def test_a_runner_is_asked_what_its_host_pool_has_kept_of_a_secrets_names(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    runner.hello(num_host_blocks=4)
+    (event,) = await_events(link)
+    assert isinstance(event, Joined)
+    link.welcome(event.session, b"secret")
+    welcome, request = runner.hear(), runner.hear()
+    assert welcome.welcome.naming_secret == b"secret" and not welcome.welcome.resume
+    assert request.HasField("snapshot_request")
+    runner.say(event.session, snapshot=plan_pb2.Snapshot(host_blocks=b"abcd"))
+    assert await_events(link) == [GotSnapshot(event.session, plan_pb2.Snapshot(host_blocks=b"abcd"))]

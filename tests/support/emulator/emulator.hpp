@@ -54,6 +54,8 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 template <typename T> inline T __ldg(const T* address) { return *address; }
 template <typename T> inline T __ldcg(const T* address) { return *address; }
+template <typename T> inline T __ldcs(const T* address) { return *address; }
+template <typename T> inline void __stcs(T* address, T value) { *address = value; }
 inline int atomicAdd(int* address, int value) { return (*address += value) - value; }
 inline unsigned atomicMax(unsigned* address, unsigned value) {
     unsigned old = *address;

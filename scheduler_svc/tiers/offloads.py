@@ -1,0 +1,167 @@
+"""Offloads: blocks of the cache are copied into the host pool, ahead of the need for their room.
+
+An offload keeps a reference to each of its blocks until it has ended: such a block is not free, but may be hit. The
+blocks that would be evicted next are offloaded while blank blocks are few; so eviction finds blocks with a copy and
+loses nothing. The blocks of a sequence that is swapped out go ahead of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler_svc.kv.block_pool import BlockPool
+from scheduler_svc.kv.copy_times import CopyTimes
+from scheduler_svc.kv.host_pool import HostPool
+from scheduler_svc.kv.tickets import Ticket, TicketLine
+
+TICKET_BLOCKS = 32
+"""Maximum number of blocks of a ticket, so that their room is free soon: 64 MB of an 8B model, 1.5 ms."""
+MOST_AHEAD = 128
+"""Maximum number of blocks that are offloaded ahead of need at a time."""
+LOW_SHARE, HIGH_SHARE = 16, 2
+"""Blank blocks, and those with a copy that would be evicted next, are kept at the first part of the pool. Each block
+that is evicted without a copy raises that mark by one, up to the second part."""
+MOST_LOW = 1024
+"""Maximum of the mark: more would take too long to look through in each step."""
+LOOK_EVERY = 16
+"""Plans after which the order of eviction is looked at again although nothing was evicted: it may have changed."""
+
+
+class Content(NamedTuple):
+    """A block of the cache and what it holds."""
+
+    block: int
+    name: bytes
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Offload(Ticket):
+    """Blocks on their way from the cache into the host pool."""
+
+    contents: list[Content]
+    is_swap: bool
+
+
+@dataclass(slots=True)
+class OffloadCounts:
+    """What offloads have done so far."""
+
+    blocks: int = 0
+    """Blocks whose offload was confirmed."""
+    seconds: float = 0.0
+    """Time that these took to copy."""
+    lost: int = 0
+    """Blocks of offloads that were never confirmed."""
+    demoted: int = 0
+    """Blocks evicted from the cache with a copy in the host pool."""
+    dropped: int = 0
+    """Blocks evicted from the cache without one."""
+
+
+class HostOffloads:
+    """The offloads of one runner."""
+
+    def __init__(self, pool: BlockPool, host: HostPool, times: CopyTimes, clock: Callable[[], float]) -> None:
+        self.line: TicketLine[Offload] = TicketLine()
+        self.times = times
+        self.counts = OffloadCounts()
+        self._highest = min(MOST_LOW, max(1, pool.num_blocks // HIGH_SHARE))
+        self.low = min(self._highest, max(1, pool.num_blocks // LOW_SHARE))
+        """Low-water mark of blank blocks."""
+        self._pool = pool
+        self._host = host
+        self._clock = clock
+        self._num_copied = 0  # of the blocks to be evicted next
+        self._look_in = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache under offload."""
+        return sum(len(offload.sources) for offload in self.line)
+
+    @property
+    def num_swapping(self) -> int:
+        """Those of them that will be free because their sequence was swapped out."""
+        return sum(len(offload.sources) for offload in self.line if offload.is_swap)
+
+    def begin(self, contents: list[Content], is_swap: bool = False) -> int:
+        """Begins to offload blocks that the host pool lacks, as far as it has room; returns their number.
+
+        Deeper ones come before those that they follow: both pools evict the first first.
+        """
+        new = {content.name: content for content in contents if not self._host.has(content.name)}
+        wanted = list(new.values())[: self._host.num_room]
+        for first in range(0, len(wanted), TICKET_BLOCKS):
+            part = wanted[first : first + TICKET_BLOCKS]
+            targets = self._host.write([content.name for content in part])
+            sources = [content.block for content in part]
+            self._pool.share(sources)
+            self.times.plan(len(part), self._clock())
+            self.line.add(Offload(sources, targets, part, is_swap))
+        return len(wanted)
+
+    def demote(self, num_running: int) -> None:
+        """Begins to offload the blocks that would be evicted next, if blank ones are few.
+
+        It leaves a free block for each running sequence.
+        """
+        pool, ahead = self._pool, self.low - self._pool.num_blank
+        if ahead <= 0 or not pool.num_cached:
+            return
+        self._look_in -= 1
+        if self._num_copied >= ahead and self._look_in > 0:
+            return
+        most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
+        if self._look_in <= 0:
+            self._num_copied, self._look_in = 0, LOOK_EVERY
+        contents: list[Content] = []
+        for block in pool.upcoming(ahead)[self._num_copied :]:
+            name = pool.name_of(block)
+            if name is None or self._host.has(name):
+                self._num_copied += 1
+            elif len(contents) >= most:
+                break
+            else:
+                contents.append(Content(block, name, pool.block_size))
+        if contents:
+            self.begin(contents)
+
+    def note_evicted(self, names: list[bytes]) -> None:
+        """Notes that the cache has evicted the content of these names."""
+        self._num_copied = max(0, self._num_copied - len(names))
+        demoted = sum(map(self._host.has, names))
+        dropped = len(names) - demoted
+        self.counts.demoted += demoted
+        self.counts.dropped += dropped
+        self.low = min(self._highest, self.low + dropped)
+
+    # ------------------------------------------------------------------ ending
+
+    def done(self, offload: Offload, seconds: float) -> None:
+        """Ends a confirmed offload."""
+        self._host.written(offload.targets)
+        self.times.note(len(offload.sources), seconds)
+        self.counts.blocks += len(offload.sources)
+        self.counts.seconds += seconds
+        self._num_copied += len(offload.sources)
+        self._ended(offload)
+
+    def lost(self, offload: Offload) -> None:
+        """Ends an offload that was never confirmed."""
+        self._host.unwritten(offload.targets)
+        self.counts.lost += len(offload.sources)
+        self._look_in = 0
+        self._ended(offload)
+
+    def _ended(self, offload: Offload) -> None:
+        self._pool.release_next(offload.sources)
+        if not self.line:
+            self.times.rest()
+
+    def held(self) -> Iterator[list[int]]:
+        """Yields the blocks of the cache to which offloads have references."""
+        for offload in self.line:
+            yield offload.sources

@@ -1,0 +1,176 @@
+"""What a runner's host pool keeps over sessions and schedulers, and which of them may use it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from roster_protos import plan_pb2
+from scheduler_svc.link.runner_events import GotSnapshot, Loss
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.tiers.tiers import Tiers
+from tests.scheduler_svc.tiers.test_loads import FULL, LENGTH, LOST, flooded, repeat
+from tests.support.sharing import OUTPUT, SIZE, Service, prompt
+
+
+def of_now(served: Service) -> Service:
+    """Returns the service in its present session."""
+    (session,) = served.stack.engine.pool.schedulers
+    return Service(served.stack, session, served.copier)
+
+
+def tiers(served: Service) -> Tiers:
+    found = of_now(served).scheduler.tiers
+    assert found is not None
+    return found
+
+
+def secret_of(served: Service) -> bytes:
+    return served.stack.engine.pool.secret.value
+
+
+def test_a_successor_that_hears_the_secret_loads_what_its_predecessor_offloaded() -> None:
+    served = flooded()
+    ready, secret = tiers(served).host.num_ready, secret_of(served)
+    served.stack.restart_scheduler()
+    assert secret_of(served) == secret and tiers(served).host.num_ready == ready > 2 * FULL
+    served = of_now(served)
+    request = repeat(served)
+    served.finish()
+    assert served.cached(request) == FULL * SIZE
+    served.stack.assert_clean()
+
+
+class _Secretive:
+    """Keeps every secret."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+def test_without_the_secret_the_host_pool_is_emptied_with_a_warning() -> None:
+    served = flooded()
+    secret = secret_of(served)
+    served.stack.runners.secretive = _Secretive()  # type: ignore[assignment]
+    with capture_logs() as logs:
+        served.stack.restart_scheduler()
+    assert any(line["log_level"] == "warning" and "host pool" in line["event"] for line in logs)
+    assert secret_of(served) != secret and tiers(served).host.num_ready == 0 and tiers(served).is_open
+    served = of_now(served)
+    request = repeat(served)
+    served.finish()
+    assert served.cached(request) == 0
+    served.stack.assert_clean()
+
+
+def test_the_running_sequences_go_on_while_the_successor_uses_the_host_pool() -> None:
+    served = flooded()
+    running = served.stack.submit(prompt(LENGTH, 70), 4 * SIZE)
+    served.advance(3)
+    served.stack.restart_scheduler()
+    served = of_now(served)
+    request = repeat(served)
+    served.finish()
+    assert served.cached(request) == FULL * SIZE
+    served.cached(running)
+    assert served.stack.engine.requests.totals.adopted == 1
+    served.stack.assert_clean()
+
+
+def test_a_runner_that_comes_back_to_its_scheduler_has_kept_its_host_pool() -> None:
+    served = flooded()
+    ready = tiers(served).host.num_ready
+    runner = served.stack.runners.kill(served.session, Loss.SILENT)
+    served.stack.step()
+    served.stack.runners.connect(99, runner, former=served.session)
+    served.stack.step()
+    assert not tiers(served).is_open, "what it has kept is not known yet"
+    served.stack.step()
+    assert tiers(served).host.num_ready == ready
+    served = of_now(served)
+    request = repeat(served)
+    served.finish()
+    assert served.cached(request) == FULL * SIZE
+    served.stack.assert_clean()
+
+
+def test_a_session_that_ends_in_mid_copy_keeps_only_what_was_confirmed_by_the_runner() -> None:
+    """An offload that had not ended may have copied a part: its block holds nothing."""
+    served = flooded()
+    served.stack.submit(prompt(2 * LENGTH, 80), OUTPUT)
+    served.advance(2)
+    in_flight = sum(len(offload.targets) for offload in tiers(served).offloads.line.in_flight)
+    assert in_flight
+    ready = tiers(served).host.num_ready
+    runner = served.stack.runners.kill(served.session, Loss.SILENT)
+    served.copy()
+    served.stack.step()
+    served.stack.runners.connect(99, runner, former=served.session)
+    served.stack.step()
+    served.stack.step()
+    kept = tiers(served).host.num_ready
+    assert ready <= kept <= ready + in_flight
+    served = of_now(served)
+    again = served.stack.submit(prompt(LENGTH, LOST + 1), OUTPUT)
+    served.finish()
+    served.cached(again)
+    served.stack.assert_clean()
+
+
+def test_a_runner_with_two_host_pools_names_has_the_first_ones_secret() -> None:
+    """Two runners were served by different schedulers: their common successor can use only one's names."""
+    first, second = flooded(), flooded()
+    runner = second.stack.runners.kill(second.session, Loss.SILENT)
+    assert runner.naming_secret not in (b"", secret_of(first))
+    with capture_logs() as logs:
+        first.stack.runners.connect(77, runner, former=second.session, holds=True)
+        first.stack.step()
+        first.stack.step()
+    assert any("other names" in line["event"] for line in logs)
+    other = first.stack.engine.pool.schedulers[77].tiers
+    assert other is not None and other.is_open and other.host.num_ready == 0
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        plan_pb2.Snapshot(host_blocks=pack([1]), host_tags=bytes(19)),
+        plan_pb2.Snapshot(host_blocks=pack([1, 1]), host_tags=bytes(40)),
+        plan_pb2.Snapshot(host_blocks=pack([65]), host_tags=bytes(20)),
+        plan_pb2.Snapshot(host_blocks=pack([0]), host_tags=bytes(20)),
+    ],
+)
+def test_a_runner_with_an_impossible_host_pool_is_dropped(snapshot: plan_pb2.Snapshot) -> None:
+    served = flooded(host_blocks=64)
+    runner = served.stack.runners.kill(served.session, Loss.SILENT)
+    served.stack.step()
+    served.stack.runners.connect(99, runner, former=served.session)
+    served.stack.step()
+    served.stack.runners.events = [GotSnapshot(99, snapshot)]
+    served.stack.runners.garbled.add(99)
+    served.stack.step()
+    assert 99 not in served.stack.runners.runners
+
+
+def test_tags_have_the_name_and_the_number_of_tokens() -> None:
+    served = flooded()
+    names = tiers(served).host._block_of
+    plans: list[plan_pb2.Plan] = []
+    send = served.stack.runners.send_plan
+
+    def record(session: int, number: int, plan: plan_pb2.Plan) -> None:
+        plans.append(plan)
+        send(session, number, plan)
+
+    served.stack.runners.send_plan = record  # type: ignore[method-assign]
+    for seed in range(60, 64):
+        served.stack.submit(prompt(LENGTH, seed), OUTPUT)
+        served.finish()
+    offloads = [plan for plan in plans if plan.offload_counts]
+    assert offloads
+    for plan in offloads:
+        tags = np.frombuffer(plan.offload_tags, np.uint8).reshape(-1, 20)
+        blocks = np.frombuffer(plan.offload_targets, "<i4").tolist()
+        assert [names[tag[:16].tobytes()] for tag in tags] == blocks
+        assert (tags[:, 16:].copy().view("<u4") == SIZE).all()
