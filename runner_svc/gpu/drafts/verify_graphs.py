@@ -72,7 +72,7 @@ class VerifyGraphs:
         progress("capturing CUDA graphs of verifying steps", 0.0)
         for done, shape in enumerate(shapes, 1):
             prepare(shape)
-            self._replays[shape] = self._device.capture(self._variant(shape).launch)
+            self._replays[shape] = self._device.capture(self.variant(shape).launch)
             progress("capturing CUDA graphs of verifying steps", done / len(shapes))
 
     def launch(self, shape: VerifyShape) -> None:
@@ -81,12 +81,13 @@ class VerifyGraphs:
         if replay is not None:
             replay()
             return
-        launch = self._variant(shape).launch
+        launch = self.variant(shape).launch
         if self._uses[shape] >= CAPTURED_AT:
             launch = self._replays[shape] = self._device.capture(launch)
         launch()
 
-    def _variant(self, shape: VerifyShape) -> Variant:
+    def variant(self, shape: VerifyShape) -> Variant:
+        """Returns the way that is taken to launch a pass."""
         variants = {each.name: each for each in self._steps.verify_variants(self._device.current_stream, shape)}
         size = self._decode.bucket(shape.num_tokens)
         if size is None and shape.num_tokens <= MAX_ROWS:
