@@ -107,6 +107,30 @@ def test_kinds(kind: AttentionCase, positions: int, arch: str, seed: int, monkey
     verify(case, seed)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "fp8_cache", "arch", "positions", "first", "window"),
+    choice(
+        [(128, False, HOPPER, 1, 1, None), (64, True, OTHERS, 4, 5, None), (96, False, HOPPER, 3, 17, 45)],
+        in_ci=[(128, False, HOPPER, 1, 1, None)],
+    ),
+)
+def test_keys_before_the_first_are_not_seen(
+    head_dim: int,
+    fp8_cache: bool,
+    arch: str,
+    positions: int,
+    first: int,
+    window: int | None,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are NaN. Rows that are split over blocks, rows that share one, a row whose only key is the first."""
+    emulate_attention(monkeypatch, arch, 3)
+    kind = AttentionCase((), (), head_dim, 6, 2, window=window, fp8_cache=fp8_cache, first=first)
+    for known in ((300, first + 1, 30, 33), tuple(range(first + 1, first + 60, 3))):
+        verify(VerifyCase(known, drafts(positions, len(known)), positions, 9, 17, kind), seed)
+
+
 @pytest.mark.parametrize(("positions", "num_heads"), choice([(2, 4), (3, 7), (6, 4), (8, 4)], in_ci=[]))
 def test_a_row_that_many_blocks_share(
     positions: int, num_heads: int, seed: int, monkeypatch: pytest.MonkeyPatch
