@@ -3,7 +3,7 @@
 `ROWSxPLACES`: rows, and positions a row, the last known token included. Every way is a captured graph; they are
 replayed in turns, each for some 0.3 s, so that the card is at its power limit, as it is while it serves. Sequences have
 some 512 tokens, which repeat themselves, so that n-grams draft at every place; nothing is sampled. `*` marks the way
-that a runner takes.
+that a runner takes. `--profile` prints the fastest way's times by kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES
 from bench.steps.backend import DTYPE, backend_of, no_progress
+from bench.steps.profile import PROFILED, print_profile, profiled
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafted_steps import VerifyShape
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
@@ -34,6 +35,7 @@ from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
 
 ROUNDS, ROUND_S = 3, 0.3
+WARM = 30  # replays before the profiled ones
 PERIOD = 61  # tokens after which a sequence repeats itself
 
 
@@ -75,8 +77,8 @@ def milliseconds(replays: dict[str, Replay]) -> dict[str, list[float]]:
     return times
 
 
-def measure(backend: DraftingCudaBackend, shapes: Sequence[VerifyShape]) -> list[dict[str, Any]]:
-    """Times all ways of each shape; prints and returns them."""
+def measure(backend: DraftingCudaBackend, shapes: Sequence[VerifyShape], profile: bool) -> list[dict[str, Any]]:
+    """Times all ways of each shape; prints and returns them. `profile`: see `--profile`."""
     steps, device, records = backend._steps, backend._device, []
     for shape in shapes:
         prepare(backend, shape)
@@ -88,8 +90,18 @@ def measure(backend: DraftingCudaBackend, shapes: Sequence[VerifyShape]) -> list
         for name, times in sorted(found.items(), key=lambda item: statistics.median(item[1])):
             each = " ".join(f"{time:.3f}" for time in times)
             print(f"  {statistics.median(times):7.3f} ms ({each}) {name}{'*' * (name == taken)}", flush=True)
+        if profile:
+            fastest = min(found, key=lambda name: statistics.median(found[name]))
+            print_profile(profiled(_replayed(replays[fastest]), WARM))
         records.append({"rows": shape.rows, "stride": shape.stride, "taken": taken, "milliseconds": found})
     return records
+
+
+def _replayed(replay: Replay) -> Iterator[None]:
+    for _ in range(WARM + PROFILED):
+        replay()
+        yield
+    torch.cuda.synchronize()
 
 
 def drafting(shape: str, rows: int, most: int) -> DraftingCudaBackend:
@@ -113,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--shapes", nargs="+", type=shape_of, default=[shape_of("64x4"), shape_of("64x6")])
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     require_gpu()
@@ -120,7 +133,7 @@ def main() -> None:
     backend = drafting(arguments.shape, max(shape.rows for shape in shapes), max(shape.stride for shape in shapes) - 1)
     print(f"{arguments.shape}, {card()}")
     with torch.inference_mode(), backend._device.stream():
-        records = measure(backend, shapes)
+        records = measure(backend, shapes, arguments.profile)
     if arguments.json:
         source = provenance("bench.steps.verify_ways", ["torch", "cupy"], card())
         write_results(arguments.json, source, {"shape": arguments.shape, "shapes": records})
