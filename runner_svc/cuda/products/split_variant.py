@@ -18,8 +18,8 @@ SPLITS = (1, 2, 4)
 _SHARED_BYTES = 227 * 1024
 _BARRIER_BYTES = 16
 # Of one output of a tile and a block that shares it, in rows and outputs of a step: sums are exchanged. Fitted to times
-# of the output product of Qwen3-30B-A3B's shape with 256 rows on an H200.
-_EXCHANGE_COST = 8
+# of products of Qwen3-30B-A3B's shape and of Llama-3.1-8B's with 256 and 384 rows on an H200.
+_EXCHANGE_COST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SplitVariant:
     def fitting(cls, num_rows: int, width: int) -> list[SplitVariant]:
         """Returns the variants for so many rows; as many blocks share a tile with 129 to 256, and with 257 to 384."""
         splits = [split for split in SPLITS if width % (STEP * split) == 0]
-        consumers = [each for each in COLUMNS if each == 2 or num_rows > 4 * CONSUMER_ROWS]
+        consumers = [3, 2] if num_rows > 4 * CONSUMER_ROWS else [2]
         return [cls(columns, split, each) for each in consumers for columns in COLUMNS[each] for split in splits]
 
     @property

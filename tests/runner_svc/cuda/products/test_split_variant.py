@@ -29,10 +29,11 @@ def test_a_block_fits_in_shared_memory_and_its_sums_in_its_stages(consumers: int
     ("rows", "outputs", "width", "expected", "blocks"),
     [
         (256, 2048, 4096, SplitVariant(64, 2), 128),
-        (256, 4096, 4096, SplitVariant(128, 2), 128),
-        (256, 6144, 4096, SplitVariant(192, 2), 128),
+        (256, 4096, 4096, SplitVariant(64, 1), 128),
+        (256, 4096, 14336, SplitVariant(128, 2), 128),
+        (256, 6144, 4096, SplitVariant(96, 1), 128),
         (384, 4096, 4096, SplitVariant(128, 2, 3), 128),
-        (384, 6144, 4096, SplitVariant(192, 2, 3), 128),
+        (384, 6144, 4096, SplitVariant(96, 1, 3), 128),
     ],
 )
 def test_one_round_of_blocks(rows: int, outputs: int, width: int, expected: SplitVariant, blocks: int) -> None:
