@@ -77,7 +77,7 @@ class VerifyGraphs:
         shapes: dict[int, VerifyShape] = {}
         for shape in sorted(self._shapes_at_start, key=lambda shape: shape.num_tokens):
             size = next((size for size in TIMED_SIZES if size >= shape.num_tokens > MAX_ROWS), None)
-            if size is not None:
+            if size is not None and shape.stride > 1:
                 shapes[size] = shape
         stream = self._device.current_stream
         ways = {size: self._steps.given_variants(stream, shape) for size, shape in shapes.items()}
