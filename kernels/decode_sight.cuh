@@ -7,6 +7,10 @@
 
 #include "decode_line.cuh"
 
+#ifndef FIRST_KEY
+#define FIRST_KEY 0  // with POSITIONS: keys before it are seen by no query
+#endif
+
 // Keys from `begin` to before `end`.
 struct Keys {
     int begin;
@@ -33,20 +37,22 @@ struct Sight {
         int drafted = counters.drafted ? min(max(__ldg(counters.drafted + row.index), 0), POSITIONS - 1) : 0;
         return {known, min(known + drafted, row.length), counters.window};
     }
+    static __device__ __forceinline__ int visible_from(int begin) { return FIRST_KEY ? max(begin, FIRST_KEY) : begin; }
+
     // Returns the keys that any query sees in the tile at `position`, within the tile, and as bit 16 whether this step
     // writes keys there.
     __device__ __forceinline__ unsigned bounds(int position) const {
-        int begin = min(max(known - window - position, 0), kTile);
+        int begin = min(max(visible_from(known - window) - position, 0), kTile);
         return begin | min(max(end - position, 0), kTile) << 8 | (known - position <= kTile ? 1u << 16 : 0u);
     }
     // Whether every query sees all keys from `first` to before `last`.
     __device__ __forceinline__ bool sees_all(int first, int last) const {
-        return first >= known + POSITIONS - 1 - window && last <= known;
+        return first >= visible_from(known + POSITIONS - 1 - window) && last <= known;
     }
     // An absent query sees no more than the last one that is present.
     __device__ __forceinline__ Keys keys_of(int query) const {
         int length = known + query / GROUP_SIZE;
-        return {length - window, min(length, end)};
+        return {visible_from(length - window), min(length, end)};
     }
 };
 

@@ -1,24 +1,30 @@
-// Products of one to two hundred rows with a matrix of some thousand outputs, for Hopper (sm_90a): out = x W^T. Such a
+// Products of one to four hundred rows with a matrix of some thousand outputs, for Hopper (sm_90a): out = x W^T. Such a
 // product is short, and what it takes is to bring x and W from L2 to the multiprocessors: a tile of 64 x 64 reads a
-// megabyte for 4,096 columns.
+// megabyte for 4,096 columns. Shared memory limits it too: what is copied into it, and what its tensor cores read, which
+// is less for a product with large tiles.
 //
-// A tile is 128 rows of x by COLUMNS outputs, and a cluster of SPLIT blocks shares one: each has a part of the columns of
-// x, and they exchange their sums at the end. So tiles can be large though the product is small. One warp copies pieces of
-// 64 columns through a ring of stages, those of W before the predecessor has ended; two warpgroups multiply 64 rows each.
-// Blocks add up the parts of a sum in the order of the columns: what a row gets depends on it alone.
+// A tile is CONSUMERS times 64 rows of x by COLUMNS outputs, and a cluster of SPLIT blocks shares one: each has a part of
+// the columns of x, and they exchange their sums at the end. So tiles can be large though the product is small. One warp
+// copies pieces of 64 columns through a ring of stages, those of W before the predecessor has ended; CONSUMERS warpgroups
+// multiply 64 rows each. Blocks add up the parts of a sum in the order of the columns: what a row gets depends on it alone.
 //
-// Macros: SCALAR; COLUMNS, a multiple of 32 up to 160; SPLIT, 1, 2 or 4; STAGES.
+// Macros: SCALAR; CONSUMERS, 2 or 3; COLUMNS, a multiple of 32 up to 256, or up to 192 with three consumers; SPLIT, 1, 2 or
+// 4; STAGES; ADDING, 1 for out += x W^T.
 
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
 #include "wgmma.cuh"
+
+#ifndef ADDING
+#define ADDING 0
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 using Scalar = SCALAR;
 using Product = Wgmma<Scalar, COLUMNS / 2>;
 
-constexpr int kConsumers = 2;
+constexpr int kConsumers = CONSUMERS;
 constexpr int kMultiplying = kConsumers * 128;  // threads
 constexpr int kThreads = kMultiplying + 32;
 constexpr int kRows = kConsumers * 64;  // of a tile
@@ -137,7 +143,9 @@ __device__ __forceinline__ void add_up(
                 loaded[other][half] = load_of_rank(parts + row * kPitch + column + half * 4, other);
             }
         }
+        Scalar* place = out + static_cast<long long>(part.row + row) * num_columns + part.column + column;
         Vector<Scalar, 8> result;
+        if (ADDING) result = load_vector<Scalar, 8>(place);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float4 total = loaded[0][half];
@@ -146,10 +154,14 @@ __device__ __forceinline__ void add_up(
                 const float4& more = loaded[other][half];
                 total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
             }
-            result[half * 4] = from_float<Scalar>(total.x), result[half * 4 + 1] = from_float<Scalar>(total.y);
-            result[half * 4 + 2] = from_float<Scalar>(total.z), result[half * 4 + 3] = from_float<Scalar>(total.w);
+            const float totals[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                Scalar& value = result[half * 4 + i];
+                value = from_float<Scalar>(ADDING ? to_float(value) + totals[i] : totals[i]);
+            }
         }
-        store_vector(out + static_cast<long long>(part.row + row) * num_columns + part.column + column, result);
+        store_vector(place, result);
     }
 }
 

@@ -1,6 +1,6 @@
 """Times gate-up products of many rows with their activation, own kernels and cuBLAS: `python -m bench.products.gated`.
 
-For both shapes of `random_model` and each number of rows, one CUDA graph multiplies by every layer's matrix in turn, so
+For the shapes of `random_model` and each number of rows, one CUDA graph multiplies by every layer's matrix in turn, so
 that L2 holds none of them; it is replayed until the card is at its power limit. `product` is cuBLAS's product alone,
 `both` also has the activation's kernel after it, `own` is the fused kernel; TFLOP/s are those of the product. `--tune`
 also times other variants of the kernel.
@@ -99,9 +99,9 @@ def _always(variant: GatedVariant, *sizes: int) -> GatedVariant:
     return variant
 
 
-def cases(all_rows: Sequence[int]) -> Iterator[Case]:
+def cases(shapes: Sequence[str], all_rows: Sequence[int]) -> Iterator[Case]:
     """Yields all cases."""
-    for shape in sorted(SHAPES):
+    for shape in shapes:
         config = ModelConfig.from_hugging_face(SHAPES[shape])
         weights = rotated_weights(2 * config.intermediate_size, config.hidden_size, fewest=3)
         for rows in all_rows:
@@ -140,6 +140,7 @@ def compile_all() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
@@ -150,7 +151,7 @@ def main() -> None:
         compile_all()
     print(f"{card()}: us (TFLOP/s)\nshape          rows  product             both                own", flush=True)
     times: list[GatedTime] = []
-    for case in cases(arguments.rows):
+    for case in cases(arguments.shapes, arguments.rows):
         line = [case.cublas(False), case.cublas(True), case.own(case.chosen())]
         cells = [f"{time.microseconds:8.2f} ({time.tflop_s:5.0f})" for time in line]
         print(f"{case.shape:13} {case.rows:5}  {'    '.join(cells)}  {line[2].what}", flush=True)

@@ -24,7 +24,7 @@ from bench.steps.mixed import DECODING, Mixing
 from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
 
-_STEPS = 20
+PROFILED = 20  # steps
 # Steps before the profiled ones, which are then in the middle of a generation.
 _DECODE_STEPS, _MIXED_STEPS = 100, 4
 
@@ -44,13 +44,13 @@ def main() -> None:
         for _ in range(2):
             decoding = Decoding(runner, batch, vocab_size)
             decoding.prefill()
-            profiler = profiled(decoding.decode(_DECODE_STEPS + _STEPS), _DECODE_STEPS)
+            profiler = profiled(decoding.decode(_DECODE_STEPS + PROFILED), _DECODE_STEPS)
         print_profile(profiler)
     mixing = Mixing(runner, vocab_size, arguments.decoding)
     for chunk in arguments.chunk:
         print(f"{arguments.shape}, {arguments.decoding} decoding rows and a chunk of {chunk}")
         for _ in range(2):
-            profiler = profiled(mixing.steps(chunk, _MIXED_STEPS + _STEPS), _MIXED_STEPS)
+            profiler = profiled(mixing.steps(chunk, _MIXED_STEPS + PROFILED), _MIXED_STEPS)
         print_profile(profiler)
 
 
@@ -65,7 +65,7 @@ def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
 
 
 def print_profile(profiler: torch.profiler.profile) -> None:
-    """Prints the profile of _STEPS steps by kernel."""
+    """Prints the profile of PROFILED steps by kernel."""
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
@@ -79,10 +79,10 @@ def print_profile(profiler: torch.profiler.profile) -> None:
         last_end = max(last_end, end)
     print(" a step    us each   gap before   us a step  kernel")
     for name in sorted(times, key=lambda name: -sum(times[name]) - sum(gaps[name])):
-        total = (sum(times[name]) + sum(gaps[name])) / _STEPS
+        total = (sum(times[name]) + sum(gaps[name])) / PROFILED
         each, gap = np.median(times[name]), np.median(gaps[name])
-        print(f"{len(times[name]) / _STEPS:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
-    whole, idle = (last_end - kernels[0][0]) / _STEPS, sum(map(sum, gaps.values())) / _STEPS
+        print(f"{len(times[name]) / PROFILED:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
+    whole, idle = (last_end - kernels[0][0]) / PROFILED, sum(map(sum, gaps.values())) / PROFILED
     print(f"whole: {whole:.1f} us per step, of which gaps {idle:.1f}")
 
 

@@ -45,7 +45,7 @@ from runner_svc.attention.cuda_kernels import AttentionShape, SharedMemory
 from runner_svc.attention.cuda_prefill import PREFILL_KINDS, compile_prefill
 from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
-from runner_svc.attention.softmax_arguments import NO_WINDOW, common_soft_cap, sinks_of
+from runner_svc.attention.softmax_arguments import NO_WINDOW, common_first, common_soft_cap, sinks_of
 from runner_svc.attention.verify_plan import VerifyPlanner
 from runner_svc.cuda.module import DTYPE_DEFINES
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows, VerifyRows
@@ -72,8 +72,8 @@ class CudaAttention:
         `max_batch`: maximum rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
         required for an FP8 cache.
 
-        Raises ValueError for a head size, block size or dtype that the kernels do not support, and for layers of which
-        only some have a soft cap.
+        Raises ValueError for a head size, block size or dtype that the kernels do not support, for layers of which
+        only some have a soft cap, and for layers with several first keys.
         """
         dtype = dtype or cache.data.dtype
         _, _, _, block_size, num_kv_heads, head_dim = cache.data.shape
@@ -88,6 +88,7 @@ class CudaAttention:
             common_soft_cap(layers),
             fp8_cache=cache.scales is not None,
             has_sinks=any(layer.sinks is not None for layer in layers),
+            first_key=common_first(layers),
         )
         self._sinks = [sinks_of(layer, num_heads, cache.data.device) for layer in layers]
         self._softmax = [
@@ -150,14 +151,20 @@ class CudaAttention:
         """Fills `plan` [decode_plan_words(B)] for N <= B rows of `lengths` positions, the one being decoded included.
 
         `batch` is B and defaults to N. Row b's query is `query_rows[b]`, by default b. A table row must name a valid
-        block even for a length of 0. Padding rows should be left out: their output is then left unchanged.
+        block even for a length of 0. Padding rows should be left out: their output is then left unchanged. Raises
+        ValueError for layers with a first key, which only verify rows have.
         """
+        self._refuse_first_key()
         if query_rows is None:
             query_rows = np.arange(len(lengths), dtype=np.int32)
         batch = batch or len(lengths)
         planners = self._decode.of(batch).planners(batch)
         for planner, part in zip(planners, plan.reshape(len(planners), -1), strict=True):
             planner.write(lengths, table_rows, query_rows, part)
+
+    def _refuse_first_key(self) -> None:
+        if self._shape.first_key:
+            raise ValueError("only attention of verify rows hides the keys before a first one")
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
         """Launches a layer's decode attention; `plan` is the device address of a plan made for `batch` rows."""
@@ -254,8 +261,10 @@ class CudaAttention:
     ) -> None:
         """Fills `plan` [prefill_plan_words(T, R) for some T and R at least the step's] for rows of `counts` positions.
 
-        Row r's positions begin at `starts[r]`, its queries at `query_rows[r]`. The arrays may be empty.
+        Row r's positions begin at `starts[r]`, its queries at `query_rows[r]`. The arrays may be empty. Raises
+        ValueError for layers with a first key, which only verify rows have.
         """
+        self._refuse_first_key()
         for planner, part in zip(self._prefill_planners, plan.reshape(len(self._windows), -1), strict=True):
             planner.write(starts, counts, table_rows, query_rows, part)
 

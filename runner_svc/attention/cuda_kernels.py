@@ -51,6 +51,8 @@ class AttentionShape:
     soft_cap: float | None
     fp8_cache: bool = False
     has_sinks: bool = False
+    # Of rows that begin where a counter says: positions before it are seen by no query.
+    first_key: int = 0
 
     def __post_init__(self) -> None:
         step = 32 if self.fp8_cache else 16
@@ -217,6 +219,7 @@ class DecodeVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         return self.shape.defines | {
+            **({"FIRST_KEY": self.shape.first_key} if self.positions and self.shape.first_key else {}),
             "POSITIONS": self.positions,
             "COLUMNS": self.columns,
             "SHARERS": self.sharers,

@@ -26,7 +26,7 @@ def paged_attention(
     keys and values are [blocks, block_size, kv_heads, head_dim]. Row r has `counts[r]` queries at positions from
     `starts[r]`. Each query sees the positions up to its own, or only the last `window` of them. The keys and values of
     an FP8 cache are multiplied by `scales` [2, kv_heads]. `layer` gives scale, soft
-    cap and sinks, and its window is ignored. Returns float64 [T, heads * head_dim].
+    cap, sinks and first key, and its window is ignored. Returns float64 [T, heads * head_dim].
     """
     num_queries, num_heads, head_dim = queries.shape
     group_size = num_heads // keys.shape[2]
@@ -39,7 +39,7 @@ def paged_attention(
         if scales is not None:
             row_keys, row_values = row_keys * scales[0, :, None], row_values * scales[1, :, None]
         for position in range(start, start + count):
-            first = 0 if window is None else max(0, position + 1 - window)
+            first = layer.first if window is None else max(layer.first, position + 1 - window)
             for head in range(num_heads):
                 seen = slice(first, position + 1), head // group_size
                 query = queries[query_index, head].double()

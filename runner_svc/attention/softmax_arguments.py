@@ -22,6 +22,14 @@ def common_soft_cap(layers: Sequence[AttentionLayer]) -> float | None:
     return layers[0].soft_cap
 
 
+def common_first(layers: Sequence[AttentionLayer]) -> int:
+    """Returns the first position that queries of all layers may see. Raises ValueError if layers differ."""
+    firsts = {layer.first for layer in layers}
+    if len(firsts) > 1:
+        raise ValueError("the GPU kernels do not support layers whose first keys differ")
+    return firsts.pop()
+
+
 def sinks_of(layer: AttentionLayer, num_heads: int, device: torch.device) -> Tensor:
     """Returns the layer's sinks in log2 units, float32 [num_heads]; minus infinity for a layer without sinks."""
     if layer.sinks is None:

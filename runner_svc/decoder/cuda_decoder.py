@@ -27,7 +27,7 @@ from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
-from runner_svc.interface.products.linear_launchers import QuantizedRows, Rows, Sums
+from runner_svc.interface.products.linear_launchers import LinearLauncher, QuantizedRows, Rows, Sums
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.activation_rounding import Rounding
@@ -73,6 +73,15 @@ class Workspace:
             self.experts = ExpertSpace(config.experts, config.hidden_size, max_tokens, dtype, device)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerLinears:
+    """The linear layers of all layers, in their order."""
+
+    qkv: Sequence[CudaLinear]
+    output: Sequence[CudaLinear]
+    mlps: Sequence[CudaMlp]
+
+
 class CudaDecoder:
     """Embeddings, layers, final norm, head; weights are on one device, and all but linear layers' are in one dtype."""
 
@@ -93,20 +102,29 @@ class CudaDecoder:
         self.head = weights.head.mapped(launchers.prepare)
         self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
         self._launchers = launchers
-        self._mlps = [
-            make_cuda_mlp(described.mlp, layer.mlp, launchers, self.workspace)
-            for described, layer in zip(config.layers, self.layers, strict=True)
-        ]
-        self._qkv = [CudaLinear(layer.qkv, launchers.linear) for layer in self.layers]
-        self._output = [CudaLinear(layer.output, launchers.linear) for layer in self.layers]
-        splitting = launchers.splitting or launchers.linear
-        self._split_output = [CudaLinear(layer.output, splitting) for layer in self.layers]
+        self._linears = self._split_linears = self._linears_by(launchers.linear)
+        if launchers.splitting is not None and config.experts is None:
+            self._split_linears = self._linears_by(launchers.splitting)
+        elif launchers.splitting is not None:
+            output = [CudaLinear(layer.output, launchers.splitting) for layer in self.layers]
+            self._split_linears = replace(self._linears, output=output)
         self._linear_head = CudaLinear(self.head, launchers.linear)
         self._positions, self.kv_scales = weights.positions, weights.kv_scales
         self.taps: dict[int, Tensor] = {}
         """By layer, where its input is kept in each pass, [max_tokens, hidden_size]; nothing is kept of others."""
         self._no_table = torch.empty(0, device=self.device)  # for models that do not rotate
         self._ropes = [StepRotations(rope, config.context_length, max_tokens, self.device) for rope in config.ropes]
+
+    def _linears_by(self, launcher: LinearLauncher) -> LayerLinears:
+        """Returns the linear layers; `launcher` launches the products of QKV, output and down."""
+        return LayerLinears(
+            [CudaLinear(layer.qkv, launcher) for layer in self.layers],
+            [CudaLinear(layer.output, launcher) for layer in self.layers],
+            [
+                make_cuda_mlp(described.mlp, layer.mlp, self._launchers, self.workspace, launcher)
+                for described, layer in zip(self.config.layers, self.layers, strict=True)
+            ],
+        )
 
     @property
     def fusions(self) -> list[Fusions]:
@@ -123,8 +141,8 @@ class CudaDecoder:
 
     @property
     def _adding(self) -> Sequence[Adding]:
-        down = [mlp.down for mlp in self._mlps if isinstance(mlp, DenseCudaMlp)]
-        adds = all(linear.adds for linear in (*self._output, *down))
+        down = [mlp.down for mlp in self._linears.mlps if isinstance(mlp, DenseCudaMlp)]
+        adds = all(linear.adds for linear in (*self._linears.output, *down))
         norms_only = any(described.post_norms for described in self.config.layers)
         return list(Adding) if adds and not norms_only else [Adding.NORMS]
 
@@ -141,7 +159,7 @@ class CudaDecoder:
         return [Activating.KERNEL, Activating.PRODUCT] if fits else [Activating.KERNEL]
 
     def splits(self, rows: int) -> bool:
-        """Returns whether a step of that number of rows can have output products whose blocks share tiles."""
+        """Returns whether output products of a step of that number of rows can be those whose blocks share tiles."""
         splitting = self._launchers.splitting
         if splitting is None:
             return False
@@ -151,7 +169,7 @@ class CudaDecoder:
     @property
     def mlps(self) -> Sequence[CudaMlp]:
         """The layers' MLPs."""
-        return self._mlps
+        return self._linears.mlps
 
     def compile_products(self, max_tokens: int) -> None:
         """Compiles the custom gate-up products for up to `max_tokens` positions, so that no step waits for it."""
@@ -189,23 +207,23 @@ class CudaDecoder:
         self._embed(inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
-        outputs = self._split_output if fusions.splitting else self._output
-        for index, (layer, mlp) in enumerate(zip(self.layers, mlps or self._mlps, strict=True)):
+        linears = self._split_linears if fusions.splitting else self._linears
+        for index, (layer, mlp) in enumerate(zip(self.layers, mlps or linears.mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
-            takes = self._qkv[index].takes(num_tokens) if not parallel else None
+            takes = linears.qkv[index].takes(num_tokens) if not parallel else None
             if index == 0:
                 normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
                 normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
             self.tap(index, hidden.residual)
-            sums = self._qkv_sums(stream, index, normed, qkv)
+            sums = self._qkv_sums(stream, index, linears.qkv[index], normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
             if parallel:
-                hidden.add_now(stream, attended, outputs[index])
+                hidden.add_now(stream, attended, linears.output[index])
             else:
                 takes = mlp.takes(num_tokens)
                 hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
-                hidden.add(stream, attended, outputs[index])
+                hidden.add(stream, attended, linears.output[index])
                 is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out
@@ -301,11 +319,11 @@ class CudaDecoder:
         launcher = self._launchers.rounding_norm
         return launcher if launcher is not None and takes is not None and launcher.rounds(takes) else None
 
-    def _qkv_sums(self, stream: int, index: int, normed: Rows, out: Tensor) -> Sums:
+    def _qkv_sums(self, stream: int, index: int, product: CudaLinear, normed: Rows, out: Tensor) -> Sums:
         """Returns the input of `attend`."""
         if self._rope(index).scales:
-            return self._qkv[index].sums(stream, normed, out)
-        self._qkv[index].multiply(stream, normed, out)
+            return product.sums(stream, normed, out)
+        product.multiply(stream, normed, out)
         return Sums(out)
 
     def _norm_takes_sums(self, post_norm: Tensor | None, weight: Tensor | None, takes: Rounding | None) -> bool:
@@ -316,7 +334,7 @@ class CudaDecoder:
         """Returns the same of the norm after a layer's MLP; that of the last layer is not rounded."""
         if index + 1 == len(self.layers) or self.config.layers[index + 1].parallel:
             return False
-        takes, weight = self._qkv[index + 1].takes(num_tokens), self.layers[index + 1].attention_norm
+        takes, weight = self._linears.qkv[index + 1].takes(num_tokens), self.layers[index + 1].attention_norm
         return self._norm_takes_sums(self.layers[index].mlp_post_norm, weight, takes)
 
     def _norm(

@@ -11,7 +11,7 @@ from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.layer_launchers import DecoderLaunchers
-from runner_svc.interface.products.linear_launchers import Rows
+from runner_svc.interface.products.linear_launchers import LinearLauncher, Rows
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.activation_rounding import Rounding
@@ -40,9 +40,12 @@ class CudaMlp(Protocol):
 class DenseCudaMlp:
     """One MLP for all positions: gate-up product, activation, down product."""
 
-    def __init__(self, weights: MlpWeights, launchers: DecoderLaunchers, space: MlpSpace) -> None:
+    def __init__(
+        self, weights: MlpWeights, launchers: DecoderLaunchers, space: MlpSpace, down: LinearLauncher | None = None
+    ) -> None:
+        """`down` launches the second product, by default as the first."""
         self.gate_up = CudaLinear(weights.gate_up, launchers.linear)
-        self.down = CudaLinear(weights.down, launchers.linear)
+        self.down = CudaLinear(weights.down, down or launchers.linear)
         self._launchers = launchers
         self._space = space
 
@@ -68,10 +71,14 @@ def make_cuda_mlp(
     weights: MlpWeights | ExpertWeights,
     launchers: DecoderLaunchers,
     space: MlpSpace,
+    down: LinearLauncher | None = None,
 ) -> CudaMlp:
-    """Returns the MLP of a layer. Raises TypeError for weights or launchers that its description does not fit."""
+    """Returns the MLP of a layer; `down` is as in `DenseCudaMlp`.
+
+    Raises TypeError for weights or launchers that its description does not fit.
+    """
     if isinstance(description, MlpDescription) and isinstance(weights, MlpWeights):
-        return DenseCudaMlp(weights, launchers, space)
+        return DenseCudaMlp(weights, launchers, space, down)
     if not isinstance(description, ExpertsConfig) or not isinstance(weights, ExpertWeights):
         raise TypeError("the layer's weights are not of the kind that its description says")
     if launchers.experts is None or space.experts is None:

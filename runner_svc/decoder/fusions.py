@@ -40,7 +40,7 @@ class Fusions:
     adding: Adding = Adding.NORMS
     activating: Activating = Activating.KERNEL
     splitting: bool = False
-    """Whether output products are ours, whose blocks share tiles, where they fit."""
+    """Whether output products, and without experts QKV and down, are ours, whose blocks share tiles, where they fit."""
 
     @property
     def count(self) -> int:
@@ -51,4 +51,4 @@ class Fusions:
     def name(self) -> str:
         """Name in logs."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""
-        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", own output" if self.splitting else "")
+        return f"cuBLAS{adding}" + _ACTIVATING_NAMES[self.activating] + (", split products" if self.splitting else "")

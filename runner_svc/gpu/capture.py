@@ -103,8 +103,8 @@ def capture_mixed_steps(
     def run(bucket: int) -> None:
         steps.forward_mixed(device.current_stream(), bucket)
 
-    fusions = {each.name: each for each in steps.mixed_fusions()}
-    names = dict.fromkeys(timed_positions(max_step_tokens, steps.has_experts), fusions)
+    sizes = timed_positions(max_step_tokens, steps.has_experts)
+    names = {size: {each.name: each for each in steps.mixed_fusions(size)} for size in sizes}
     graphs = StepGraphs(token_sizes(max_step_tokens))
     known = timings.mixed
     if known is not None and not known.fits(names, graphs.sizes):
@@ -113,7 +113,7 @@ def capture_mixed_steps(
         known.seconds if known is not None else _timed_fusions(steps, slots, device, context_length, names, progress)
     )
     steps.fusions = FusionChoice(
-        {size: {fusions[name]: taken for name, taken in times.items()} for size, times in timed.items()}
+        {size: {names[size][name]: taken for name, taken in times.items()} for size, times in timed.items()}
     )
     log.info("chose the products of steps with prompts", **{f"from_{size}": steps.fusions(size).name for size in timed})
     progress("compiling products", 0.0)

@@ -141,15 +141,19 @@ class CudaSteps:
             grouped = Fusions()
             if bucket >= GROUPED_ROWS and grouped in decoder.fusions:
                 return [own, grouped]
-            return [own, replace(own, splitting=True)] if decoder.splits(bucket) else [own]
+            return [own, *self._split([own], bucket)]
         if bucket <= FEW_ROWS:
             return [Fusions()]
-        most = self._decoder.fusions[-1].adding
-        return [
-            fusions
-            for fusions in self._decoder.fusions
-            if fusions.activating is Activating.KERNEL or fusions.adding is most
-        ]
+        most = decoder.fusions[-1].adding
+        plain = [each for each in decoder.fusions if each.activating is Activating.KERNEL or each.adding is most]
+        return plain + self._split(plain[-1:], bucket)
+
+    def _split(self, fusions: Sequence[Fusions], num_tokens: int) -> list[Fusions]:
+        """Returns the same with products whose blocks share tiles; none where a step of that size can't have them."""
+        decoder = self._decoder
+        if not isinstance(decoder, CudaDecoder) or not decoder.splits(num_tokens):
+            return []
+        return [replace(each, splitting=True) for each in fusions]
 
     def _run_decode(
         self,
@@ -225,9 +229,13 @@ class CudaSteps:
         """Whether layers of the model are mixtures of experts."""
         return isinstance(self._decoder, CudaDecoder) and self._decoder.config.experts is not None
 
-    def mixed_fusions(self) -> list[Fusions]:
-        """Returns the fusions available to mixed steps."""
-        return self._decoder.fusions
+    def mixed_fusions(self, num_tokens: int) -> list[Fusions]:
+        """Returns the fusions that are worth timing at start-up for mixed steps of that many positions."""
+        fusions = self._decoder.fusions
+        if self.has_experts:
+            return fusions
+        most = [each for each in fusions if each.adding is fusions[-1].adding]
+        return [*fusions, *self._split(most, num_tokens)]
 
     def compile_products(self, max_tokens: int) -> None:
         """Compiles the products of mixed steps of up to `max_tokens` positions if `fusions` uses them."""

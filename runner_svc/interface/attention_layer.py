@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # configurations are read without torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """Window, scale, cap and sinks; the defaults are plain causal attention."""
+    """Window, scale, cap, sinks and first key; the defaults are plain causal attention."""
 
     # Tokens that a query sees, itself included; None sees all.
     window: int | None = None
@@ -21,3 +21,5 @@ class AttentionLayer:
     soft_cap: float | None = None
     # float32 [num_heads]: logits that join the softmax of a head and have no value; None has none.
     sinks: Tensor | None = None
+    # Positions before it are seen by no query. Only attention of verify rows knows it.
+    first: int = 0

@@ -53,6 +53,8 @@ class StartTimings:
     mixed: SizeTimings | None = None
     step_costs: list[list[int]] | None = None
     """A list of the numbers of `COST_FIELDS` for each measured step."""
+    verify: SizeTimings | None = None
+    """Of steps that verify, by places; all sizes have graphs."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns what was measured as an object of JSON."""
@@ -61,6 +63,8 @@ class StartTimings:
             content["decode"] = self.decode.to_json()
         if self.mixed is not None:
             content["mixed"] = self.mixed.to_json()
+        if self.verify is not None:
+            content["verify"] = self.verify.to_json()
         if self.step_costs is not None:
             content["step_costs"] = self.step_costs
         return content
@@ -69,12 +73,13 @@ class StartTimings:
     def from_json(cls, content: Any) -> StartTimings:
         """Returns the inverse of `to_json`. Raises ValueError for any other content."""
         fields = _object(content)
-        if unknown := set(fields) - {"decode", "mixed", "step_costs"}:
+        if unknown := set(fields) - {"decode", "mixed", "verify", "step_costs"}:
             raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
         return cls(
             SizeTimings.from_json(fields["decode"]) if "decode" in fields else None,
             SizeTimings.from_json(fields["mixed"]) if "mixed" in fields else None,
             [_cost(cost) for cost in _list(fields["step_costs"])] if "step_costs" in fields else None,
+            SizeTimings.from_json(fields["verify"]) if "verify" in fields else None,
         )
 
 

@@ -15,7 +15,6 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.execution.runner import Runner
-from runner_svc.gpu.drafts import draft_loading
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
 from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
@@ -43,11 +42,10 @@ HOST: dict[str, Any] = {"num_slots": 8, "block_size": 16, "max_step_tokens": 128
 
 def drafting(folder: Path, kind: str, path: Path, most: int = 7) -> Any:
     """Returns a backend whose drafts heads or a layer draw."""
-    draft_loading.THIRD_ON_GPU = True
     backend = load(folder, drafts=DraftOptions(f"{kind}:{path}", most), **SLOTS, **{kind: path})
     assert isinstance(backend, MedusaDraftingCudaBackend if kind == "medusa" else EagleDraftingCudaBackend)
     if kind == "eagle":
-        for kept in (backend._steps.eagle._states, backend._steps.eagle._layer.cache):
+        for kept in (backend._steps.draft._states, backend._steps.draft.cache.data):
             kept.fill_(torch.nan)
     return backend
 
@@ -130,16 +128,16 @@ def test_a_layer_mostly_drafts_what_it_drafts_on_a_cpu(kind: str, tmp_path: Path
         ("gpu", drafting(folder, "eagle", path, 3)),
         ("cpu", host_backend(folder, eagle=path, drafts=DraftOptions("", 3), **HOST)),
     ):
-        eagle = backend._steps.eagle  # type: ignore[attr-defined]
-        known, propose = texts.setdefault(name, []), eagle.propose
+        known = texts.setdefault(name, [])
+        steps = backend._steps  # type: ignore[attr-defined]
+        launch, verify = backend.verify_graphs.launch, backend.verify_graphs  # type: ignore[attr-defined]
 
-        def spied(
-            stream: int, rows: Any, proposals: torch.Tensor, longest: int, known: Any = known, propose: Any = propose
-        ) -> None:
-            propose(stream, rows, proposals, longest)
-            known += proposals[:4].tolist()
+        def spied(shape: Any, known: Any = known, steps: Any = steps, launch: Any = launch) -> None:
+            launch(shape)
+            if shape.stride > 1:
+                known += steps._proposals[: shape.rows * (shape.stride - 1)].view(shape.rows, -1)[:4].tolist()
 
-        eagle.propose = spied
+        verify.launch = spied
         stream_all(backend, streams(random.Random(4), temperature=0.0), 16, Most())  # type: ignore[arg-type]
     pairs = [
         (a, b) for one, other in zip(texts["gpu"], texts["cpu"], strict=False) for a, b in zip(one, other, strict=True)

@@ -1,4 +1,4 @@
-"""Products of one to two hundred rows on a Hopper GPU, against float64 torch."""
+"""Products of one to four hundred rows on a Hopper GPU, against float64 torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)
 
 BF16 = torch.bfloat16
-# [outputs, width]: QKV and output of Qwen3-30B-A3B's shape and of Llama-3.1-8B's, partial tiles.
-SHAPES = [(5120, 2048), (2048, 4096), (6144, 4096), (4096, 4096), (1000, 512), (72, 256)]
+# [outputs, width]: QKV and output of Qwen3-30B-A3B's shape and of Llama-3.1-8B's, its down, partial tiles.
+SHAPES = [(5120, 2048), (2048, 4096), (6144, 4096), (4096, 4096), (4096, 14336), (1000, 512), (72, 256)]
 
 
 def stream() -> int:
@@ -47,24 +47,32 @@ def check(made: SplitProduct, rows: int, outputs: int, width: int, dtype: torch.
     again = torch.full_like(poisoned, torch.nan)
     made.multiply(stream(), x, matrix, None, again[:rows])
     assert torch.equal(again[:rows], poisoned[:rows])
-    for begin, end in ((0, min(130, rows)), (rows - 129, rows)):  # what a row gets depends on it alone
+    least = 129 if rows <= 256 else 257
+    for begin, end in ((0, min(least + 1, rows)), (rows - least, rows)):  # what a row gets depends on it alone
         part = torch.full((end - begin, outputs), torch.nan, device="cuda", dtype=dtype)
         made.multiply(stream(), x[begin:end].contiguous(), matrix, None, part)
         assert torch.equal(part, poisoned[begin:end])
+    total = torch.cat([torch.randn(rows, outputs, device="cuda").to(dtype), poisoned[rows:]])
+    added = total[:rows].double() + expected
+    made.add(stream(), x, matrix, None, total[:rows], 1.0)
+    torch.testing.assert_close(total[:rows].double(), added, rtol=0.01, atol=0.008)
+    assert total[rows].isnan().all()
     return poisoned
 
 
-@pytest.mark.parametrize("rows", [129, 150, 200, 256])
+@pytest.mark.parametrize("rows", [129, 150, 256, 257, 320, 384])
 @pytest.mark.parametrize(("outputs", "width"), SHAPES)
 def test_product(rows: int, outputs: int, width: int) -> None:
     check(product(), rows, outputs, width)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize(
+    ("consumers", "columns"), [(own, columns) for own, each in COLUMNS.items() for columns in each]
+)
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_variant(columns: int, split: int) -> None:
+def test_every_variant(consumers: int, columns: int, split: int) -> None:
     dtype = torch.float16 if split == 2 else BF16
-    check(product(SplitVariant(columns, split), dtype), 256, 1096, 2048, dtype)
+    check(product(SplitVariant(columns, split, consumers), dtype), 128 * consumers, 1096, 2048, dtype)
 
 
 def test_a_chain_that_overlaps() -> None:

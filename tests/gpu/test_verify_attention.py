@@ -79,6 +79,18 @@ def test_rows_of_any_shape(shape: tuple, positions: int, fp8_cache: bool, varian
         batch.check(seed)
 
 
+@CACHES
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_keys_before_the_first_are_not_seen(positions: int, fp8_cache: bool, seed: int) -> None:
+    """They are NaN."""
+    first = positions if positions > 1 else 1
+    kind = AttentionCase((), (), window=None if positions % 2 else 90, fp8_cache=fp8_cache, first=first)
+    for known in ((1000, first + 1, 33, 310, 2047, 16), tuple(range(first + 1, 400, 13))):
+        batch = VerifyBatch(VerifyCase(known, drafts(known, positions), positions, 9, 17, kind), seed, DEVICE)
+        batch.run(batch.attention(), repeats=3)
+        batch.check(seed)
+
+
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_captured_step_serves_other_counters_without_another_plan(positions: int, seed: int) -> None:
     """A plan with wide bounds serves every counter within them, as when earlier steps accept what they do."""

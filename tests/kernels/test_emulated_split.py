@@ -24,6 +24,7 @@ if shutil.which("g++") is None:
 CASES = [
     (150, 200, 128, SplitVariant(160, 1)),
     (256, 72, 640, SplitVariant(64, 1)),
+    (260, 200, 192, SplitVariant(192, 1, 3)),
 ]
 
 
@@ -43,4 +44,7 @@ def test_product(rows: int, outputs: int, width: int, variant: SplitVariant, mon
     weight = (torch.randn(outputs, width) / width**0.5).bfloat16()
     out = torch.full((rows, outputs), torch.nan, dtype=torch.bfloat16)
     product.multiply(0, x, PlainMatrix(weight), None, out)
-    torch.testing.assert_close(out.float(), x.float() @ weight.float().t(), rtol=0.01, atol=0.004)
+    expected = x.float() @ weight.float().t()
+    torch.testing.assert_close(out.float(), expected, rtol=0.01, atol=0.004)
+    product.add(0, x, PlainMatrix(weight), None, out, 1.0)
+    torch.testing.assert_close(out.float(), 2 * expected, rtol=0.02, atol=0.008)

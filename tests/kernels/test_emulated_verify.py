@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from runner_svc.attention.softmax_arguments import common_first
 from runner_svc.interface.attention_launcher import PrefillRows, VerifyRows
+from runner_svc.interface.attention_layer import AttentionLayer
 from tests.support.attention_cases import AttentionBatch, AttentionCase
 from tests.support.attention_runs import attention_of, check
 from tests.support.emulator.attention import emulate_attention
@@ -105,6 +107,45 @@ def test_kinds(kind: AttentionCase, positions: int, arch: str, seed: int, monkey
     emulate_attention(monkeypatch, arch, 2)
     case = VerifyCase((300, 5, 101, 64), drafts(positions, 4), positions, below=9, above=17, kind=kind)
     verify(case, seed)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "fp8_cache", "arch", "positions", "first", "window"),
+    choice(
+        [(128, False, HOPPER, 1, 1, None), (64, True, OTHERS, 4, 5, None), (96, False, HOPPER, 3, 17, 45)],
+        in_ci=[(128, False, HOPPER, 1, 1, None)],
+    ),
+)
+def test_keys_before_the_first_are_not_seen(
+    head_dim: int,
+    fp8_cache: bool,
+    arch: str,
+    positions: int,
+    first: int,
+    window: int | None,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are NaN. Rows that are split over blocks, rows that share one, a row whose only key is the first."""
+    emulate_attention(monkeypatch, arch, 3)
+    kind = AttentionCase((), (), head_dim, 6, 2, window=window, fp8_cache=fp8_cache, first=first)
+    for known in ((300, first + 1, 30, 33), tuple(range(first + 1, first + 60, 3))):
+        verify(VerifyCase(known, drafts(positions, len(known)), positions, 9, 17, kind), seed)
+
+
+def test_only_verify_rows_have_a_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_attention(monkeypatch, HOPPER, 3)
+    batch = AttentionBatch(AttentionCase((5,), (1,), 64, 2, 2, first=1), 1, CPU)
+    attention = attention_of(batch)
+    plan = np.zeros(attention.decode_plan_words(1), np.int32)
+    with pytest.raises(ValueError, match="only attention of verify rows"):
+        attention.plan_decode(batch.lengths, batch.table_rows, plan)
+    starts = batch.lengths - batch.counts
+    with pytest.raises(ValueError, match="only attention of verify rows"):
+        attention.plan_prefill(starts, batch.counts, batch.table_rows, batch.query_rows, plan)
+    layers = [AttentionLayer(), AttentionLayer(first=1)]
+    with pytest.raises(ValueError, match="first keys differ"):
+        common_first(layers)
 
 
 @pytest.mark.parametrize(("positions", "num_heads"), choice([(2, 4), (3, 7), (6, 4), (8, 4)], in_ci=[]))

@@ -318,13 +318,13 @@ def test_expert_products_compile_for_hopper(
 @pytest.mark.parametrize(
     "variant",
     choice(
-        [SplitVariant(64, 2), SplitVariant(160, 4)],
-        in_ci=[SplitVariant(160, 4)],
+        [SplitVariant(64, 2), SplitVariant(160, 4), SplitVariant(256, 2), SplitVariant(192, 2, 3)],
+        in_ci=[SplitVariant(192, 2, 3)],
     ),
     ids=str,
 )
 def test_split_products_compile_for_hopper(variant: SplitVariant) -> None:
-    options = (BF16, *(f"-D{key}={value}" for key, value in variant.defines.items()))
+    options = (BF16, "-DADDING=1", *(f"-D{key}={value}" for key, value in variant.defines.items()))
     code, log = compile_kernel(kernel_folder() / "split_product.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")
     assert "warning" not in log, log

@@ -33,6 +33,8 @@ class AttentionCase:
     first_key: float = 1.0
     # Whether each head has a sink.
     sinks: bool = False
+    # Positions before it are seen by no query, and are NaN; only of verify rows.
+    first: int = 0
 
 
 class AttentionBatch:
@@ -63,6 +65,9 @@ class AttentionBatch:
                     data = (data.float() / scales[0, :, None, :, None]).to(FP8)
                 written = self.cache.data[0, :, tables[row, position // block_size], : shape[1]]
                 written.view(torch.uint8).copy_(data.view(torch.uint8))
+            for position in range(min(case.first, length)):
+                block = self.cache.data[0, :, tables[row, position // block_size], position % block_size]
+                block.view(torch.uint8).fill_(0x7F if case.fp8_cache else 0xFF)
         self.host_tables = tables
         self.block_tables = torch.from_numpy(tables).to(device)
         shape = (sum(case.counts), case.num_heads, case.head_dim)
@@ -116,6 +121,8 @@ class AttentionBatch:
         positions = torch.arange(length - len(queries), length, device=queries.device)[:, None]
         distance = positions - torch.arange(length, device=queries.device)
         hidden = distance < 0 if case.window is None else (distance < 0) | (distance >= case.window)
+        hidden = hidden | (torch.arange(length, device=queries.device) < case.first)
+        values = values.masked_fill(values.isnan(), 0.0) if case.first else values
         scores = scores.masked_fill(hidden, float("-inf"))
         if self.sinks is not None:
             scores = torch.cat((scores, self.sinks[:, None, None].expand(-1, len(queries), 1)), -1)

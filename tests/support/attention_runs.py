@@ -21,7 +21,7 @@ def attention_of(batch: AttentionBatch, room: int = 0) -> CudaAttention:
         batch.cache,
         batch.block_tables,
         case.num_heads,
-        [AttentionLayer(case.window, case.scale, case.soft_cap, batch.sinks)],
+        [AttentionLayer(case.window, case.scale, case.soft_cap, batch.sinks, case.first)],
         len(case.lengths) + room,
         case.dtype,
     )

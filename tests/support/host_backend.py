@@ -74,7 +74,8 @@ def host_backend(
         make = partial(ModelDraftingCudaBackend, parts=host_draft(draft_folder, dtype), drafts=drafts)
     if eagle is not None and drafts is not None:
         layer = read_eagle(eagle, Target(config.hidden_size, config.vocab_size, config.num_layers))
-        make = partial(EagleDraftingCudaBackend, weights=layer, drafts=drafts)
+        own = {"weights": layer, "make_launchers": lambda layer_config, dtype: HostLaunchers(layer_config)}
+        make = partial(EagleDraftingCudaBackend, **own, drafts=drafts)
     if medusa is not None and drafts is not None:
         heads = read_heads(medusa, config.hidden_size, config.vocab_size)
         make = partial(MedusaDraftingCudaBackend, heads=heads, drafts=drafts)

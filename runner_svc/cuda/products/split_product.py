@@ -1,4 +1,4 @@
-"""Launches kernels/split_product.cu: products of one to two hundred rows. Only for Hopper."""
+"""Launches kernels/split_product.cu: products of one to four hundred rows. Only for Hopper."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.cuda.products.split_variant import STEP, TILE_ROWS, VECTOR, SplitVariant
+from runner_svc.cuda.products.split_variant import STEP, VECTOR, SplitVariant
 from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.products.linear_launchers import LinearLauncher, QuantizedRows, Rows
 from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
-_FEWEST, _MOST = 129, 256
+_FEWEST, _MOST = 129, 384
 """Rows: fewer are a tile of which half is empty, more make cuBLAS's tiles large."""
 # Maps of a model's weights, and of x and the variant for every number of rows.
 _MAX_KEPT = 16384
@@ -55,39 +55,47 @@ class SplitProduct:
         return self._others.takes(matrix, rows)
 
     def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
-        """As the others."""
-        self._others.add(stream, x, matrix, bias, total, factor)
+        """Adds factor * (x W^T + b) to `total` [T, out]."""
+        if factor != 1.0 or isinstance(x, QuantizedRows) or not self._is_own(x, matrix, bias, total):
+            self._others.add(stream, x, matrix, bias, total, factor)
+        else:
+            self._launch(stream, x, matrix, total, adding=True)
 
     def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
         """Fills `out` [T, out] with x [T, width] W^T + b."""
-        is_own = (
+        if isinstance(x, QuantizedRows) or not self._is_own(x, matrix, bias, out):
+            self._others.multiply(stream, x, matrix, bias, out)
+        else:
+            self._launch(stream, x, matrix, out, adding=False)
+
+    def _is_own(self, x: Tensor, matrix: Matrix, bias: Tensor | None, out: Tensor) -> bool:
+        return (
             bias is None
-            and not isinstance(x, QuantizedRows)
             and self.fits(matrix, len(x))
             and x.is_contiguous()
             and out.is_contiguous()
             and out.dtype is self._dtype
         )
-        if not is_own or isinstance(x, QuantizedRows):
-            self._others.multiply(stream, x, matrix, bias, out)
-            return
+
+    def _launch(self, stream: int, x: Tensor, matrix: Matrix, out: Tensor, *, adding: bool) -> None:
         weight, (rows, width), outputs = plain_tensor(matrix), x.shape, out.shape[1]
         variant = self._choose(rows, outputs, width)
-        self._kernel(variant)(
+        self._kernel(variant, adding)(
             stream,
             variant.blocks(rows, outputs),
-            self._map(x.data_ptr(), rows, width, TILE_ROWS),
+            self._map(x.data_ptr(), rows, width, variant.rows),
             self._map(weight.data_ptr(), outputs, width, variant.columns, read_once=True),
             out.data_ptr(),
             variant.steps(width),
             rows,
             outputs,
-            -(-rows // TILE_ROWS),
+            variant.row_tiles(rows),
         )
 
-    def _compile(self, variant: SplitVariant) -> Kernel:
+    def _compile(self, variant: SplitVariant, adding: bool) -> Kernel:
+        defines = variant.defines | {"SCALAR": DTYPE_DEFINES[self._dtype], "ADDING": int(adding)}
         return Kernel(
-            load("split_product", variant.defines | {"SCALAR": DTYPE_DEFINES[self._dtype]}),
+            load("split_product", defines),
             "split_product",
             "128s128sPiiii",  # maps of x and weights; out; steps, rows, outputs, rows of tiles
             variant.threads,

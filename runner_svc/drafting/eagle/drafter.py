@@ -48,8 +48,9 @@ class EagleDrafter:
         """
         self.name = name
         own = weights.embeddings
-        positions = (num_blocks + 1) * block_size
-        self._layer = EagleLayer(weights, embeddings if own is None else own, positions)
+        positions, config = (num_blocks + 1) * block_size, weights.config
+        cache = torch.zeros(2, positions, config.num_kv_heads, config.head_dim)
+        self._layer = EagleLayer(weights, embeddings if own is None else own, cache)
         self._states = torch.zeros(positions, weights.config.hidden_size)
         """The model's state at each position of the cache."""
         self._states_of, self._model_head = states_of, model_head

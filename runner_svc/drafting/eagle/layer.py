@@ -16,21 +16,21 @@ from torch.nn import functional
 from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.drafting.eagle.checkpoint import EagleWeights
 
-GATHERED_BYTES = 1 << 26
-"""Most bytes of keys, and of values, that `EagleLayer.step_rows` gathers at once."""
-
 
 class EagleLayer:
     """The layer and its KV, on the device and in the dtype of its weights."""
 
-    def __init__(self, weights: EagleWeights, embeddings: Tensor, num_positions: int) -> None:
-        """`embeddings` [vocab_size, H]: those of the layer, or the model's. `num_positions`: of the cache."""
+    def __init__(self, weights: EagleWeights, embeddings: Tensor, cache: Tensor) -> None:
+        """`embeddings` [vocab_size, H]: those of the layer, or the model's.
+
+        `cache` [2, positions, kv_heads, head_dim]: room for keys and values.
+        """
         self._weights = weights
         self._embeddings = embeddings
         config = weights.config
         self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._rope = RotaryEmbedding(config.ropes[0], weights.qkv.device)
-        self.cache = weights.qkv.new_zeros(2, num_positions, self._kv_heads, self._head_dim)
+        self.cache = cache
 
     def fused(self, states: Tensor) -> Tensor:
         """Returns what the layer keeps of the model's states [T, ...]: [T, H]."""
@@ -63,24 +63,11 @@ class EagleLayer:
         `contexts` [L]: the places of positions 1 to its own of each row, int64.
         """
         queries, residual = self.write(tokens, states, positions, torch.stack([places[-1] for places in contexts]))
-        return self._after(
+        return self.after(
             residual, torch.stack([self._attended(*pair) for pair in zip(queries, contexts, strict=True)])
         )
 
-    def step_rows(self, tokens: Tensor, states: Tensor, positions: Tensor, places: Tensor, contexts: Tensor) -> Tensor:
-        """As `step`, without reading anything on the host.
-
-        `places` [L]: of the rows' own positions. `contexts` int64 [L, W]: those of positions 0 to W - 1 of each row.
-        """
-        queries, residual = self.write(tokens, states, positions, places)
-        width = contexts.shape[1]
-        rows = max(1, GATHERED_BYTES // (width * self._kv_heads * self._head_dim * self.cache.element_size()))
-        kept = torch.arange(width, device=contexts.device)
-        unseen = (kept < 1) | (kept > positions[:, None])
-        parts = zip(*(each.split(rows) for each in (queries, contexts, unseen)), strict=True)
-        return self._after(residual, torch.cat([self._attended_rows(*part) for part in parts]))
-
-    def _after(self, residual: Tensor, attended: Tensor) -> Tensor:
+    def after(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Returns the layer's output for the residual stream [L, H] before attention and attention's output."""
         hidden = residual + functional.linear(attended, self._weights.output)
         gate, up = functional.linear(self._norm(hidden, self._weights.norm), self._weights.gate_up).chunk(2, dim=-1)
@@ -98,18 +85,6 @@ class EagleLayer:
             query.unsqueeze(1), keys.transpose(0, 1), values.transpose(0, 1)
         )
         return attended.flatten()
-
-    def _attended_rows(self, queries: Tensor, contexts: Tensor, unseen: Tensor) -> Tensor:
-        """Returns attention's outputs [L, heads * head_dim] of queries [L, heads, head_dim].
-
-        `contexts` [L, W]: places of the cache. `unseen` [L, W]: those that a row does not attend to.
-        """
-        keys, values = self.cache[:, contexts]  # [L, W, kv_heads, head_dim]
-        values = values.masked_fill(unseen[:, :, None, None], 0)  # what was never written may be NaN
-        groups = queries.unflatten(1, (self._kv_heads, -1))
-        scores = torch.einsum("lkgd,lwkd->lkgw", groups, keys).float() / self._head_dim**0.5
-        shares = scores.masked_fill(unseen[:, None, None], -torch.inf).softmax(dim=-1).to(values.dtype)
-        return torch.einsum("lkgw,lwkd->lkgd", shares, values).flatten(1)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], weight, self._weights.config.norm_eps)

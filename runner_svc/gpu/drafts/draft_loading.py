@@ -28,9 +28,6 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.tokenizer.same_tokens import different_tokens
 
-THIRD_ON_GPU = False
-"""Whether a GPU drafts with EAGLE-3: not before it has run on one."""
-
 
 def drafting_with(
     name: str, folder: Path, dtype: torch.dtype | None, cache_folder: Path, progress: Progress, drafts: DraftOptions
@@ -87,18 +84,12 @@ def drafting_with_heads(folder: Path, drafts: DraftOptions) -> MakeBackend:
 
 
 def drafting_with_layer(folder: Path, drafts: DraftOptions) -> MakeBackend:
-    """Returns what makes a backend with EAGLE's layer of `folder`.
-
-    It raises as `read_eagle`, and UnsupportedModel for a layer of EAGLE-3.
-    """
+    """Returns what makes a backend with EAGLE's layer of `folder`; it raises as `read_eagle`."""
 
     def make(model: plan_pb2.Model, config: ModelConfig, *arguments: Any) -> EagleDraftingCudaBackend:
         weights = read_eagle(folder, Target(config.hidden_size, config.vocab_size, config.num_layers))
-        if weights.is_third and not THIRD_ON_GPU:
-            raise UnsupportedModel(
-                f"{folder} has a layer of EAGLE-3, which has not been tried on a GPU yet: use one of EAGLE-1, or set "
-                "device to 'cpu'."
-            )
-        return EagleDraftingCudaBackend(model, config, *arguments, weights=weights, drafts=drafts)
+        return EagleDraftingCudaBackend(
+            model, config, *arguments, weights=weights, make_launchers=CudaLaunchers, drafts=drafts
+        )
 
     return make

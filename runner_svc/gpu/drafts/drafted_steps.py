@@ -115,6 +115,19 @@ class DraftedSteps(CudaSteps):
         gather = partial(self._gathered_drafts, shape=shape)
         return self.variants(stream, WholePass(shape.num_tokens, gather, self._verify_attention(shape)))
 
+    def given_variants(self, stream: Callable[[], int], shape: VerifyShape) -> list[Variant]:
+        """Returns the same ways for drafts that `give` has given, without what drafts."""
+
+        def gathered(stream: int) -> DeviceInputs:
+            given = self._proposals[: shape.rows * (shape.stride - 1)].view(shape.rows, shape.stride - 1)
+            return self._placed(stream, self.rows_on_device(shape.rows), given, shape.num_tokens)
+
+        return self.variants(stream, WholePass(shape.num_tokens, gathered, self._verify_attention(shape)))
+
+    def give(self) -> None:
+        """Makes random tokens the drafts of `given_variants`."""
+        self._proposals.random_(self.logits.shape[1])
+
     def rows_on_device(self, num_rows: int) -> DraftRows:
         """Returns the rows of the packed step, padding included."""
         layout = self.layout

@@ -31,16 +31,17 @@ from runner_svc.gpu.drafts.verify_graphs import VerifyGraphs
 from runner_svc.gpu.graphs import StepGraphs
 from runner_svc.gpu.masked_rows import CudaMaskedRows
 from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
-from runner_svc.gpu.profiling_batch import batch_of
+from runner_svc.gpu.profiling_batch import TIMED_CONTEXT, batch_of
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, aligned
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.draft_launchers import AcceptLauncher
-from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.kv_cache import FP8, KVCache
 from runner_svc.interface.launchers import SamplingLauncher
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import StepBatch
 from runner_svc.sampling.device_logprobs import PendingLogprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RECORD_WORDS, SampleRows
+from runner_svc.timings.start_timings import StartTimings
 
 
 class AcceptingSampler:
@@ -188,6 +189,9 @@ class DraftingCudaBackend(CudaBackend):
     def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
         decode, mixed = super()._captured(progress)
         self._verify = VerifyGraphs(self._steps, self._device, decode)
+        timings = self.kept_timings.timings if self.kept_timings is not None else StartTimings()
+        self._verify.time(partial(self._prepare_timed, self._steps), progress, timings)
+        self._slots.num_blocks[:] = 0
         self._slots.counters.fill_(1)
         self._verify.capture(partial(self._prepare, self._steps), progress)
         self._slots.words.zero_()
@@ -204,10 +208,35 @@ class DraftingCudaBackend(CudaBackend):
         plain = [variant for variant in variants if variant.name == Fusions().name]  # takes the most memory
         (plain or variants)[0].launch()
 
-    def _prepare(self, steps: DraftedSteps, shape: VerifyShape) -> None:
-        """Sets the input of a verifying step with room for drafts, all in the dummy block."""
+    def _prepare_timed(self, steps: DraftedSteps, shape: VerifyShape) -> None:
+        """Sets the input of a verifying step of rows with random tokens, keys, values and drafts.
+
+        Rows that are equal would take less power, and other variants would be the fastest.
+        """
+        slots, cache = self._slots, steps.cache
+        known = max(1, min(TIMED_CONTEXT, self._sizes.context_length - shape.stride))
+        width = -(-(known + shape.stride) // cache.block_size)
+        slots.spread(known + shape.stride, cache)
+        slots.num_blocks[:] = width
+        slots.tokens.random_(steps.logits.shape[1])
+        slots.counters.fill_(known)
+        for layer in cache.data[:, :, : 1 + width * self.num_slots]:
+            _fill_random(layer)
+        steps.give()
+        self._prepare(steps, shape, known - 1)
+
+    def _prepare(self, steps: DraftedSteps, shape: VerifyShape, start: int = 0) -> None:
+        """Sets the input of a verifying step with room for drafts, at positions from `start` on."""
         step = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
         batch = batch_of(np.full(shape.rows, -1, np.int32), np.full(shape.rows, shape.stride, np.int32))
-        batch.lowest = batch.highest = np.zeros(shape.rows, np.int32)
+        batch.lowest = batch.highest = np.full(shape.rows, start, np.int32)
         steps.pack_verify(step, batch, shape)
         steps.packed.copy_(torch.from_numpy(step.words))
+
+
+def _fill_random(cached: Tensor) -> None:
+    """Fills keys and values with finite random numbers."""
+    if cached.dtype is FP8:
+        cached.view(torch.uint8).random_(0x40)
+    else:
+        cached.normal_()

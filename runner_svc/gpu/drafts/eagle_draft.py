@@ -1,7 +1,8 @@
 """EAGLE's draft layer over the slots of a GPU backend: what it keeps of a pass, and the drafts that it draws.
 
 As `runner_svc.drafting.eagle.drafter`: states and KV lie under the model's block ids, and are written for all positions
-that the model computes. Both are launches beside the passes, not in their graphs, as attention's extent varies.
+that the model computes. Both are launches of the passes' graphs: the layer's attention reads the paged KV by a plan, as
+the model's does. It sees no key of position 0, where the layer has nothing to read.
 """
 
 from __future__ import annotations
@@ -16,34 +17,54 @@ from runner_svc.drafting.eagle.checkpoint import EagleWeights
 from runner_svc.drafting.eagle.layer import EagleLayer
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.drafts.draft_draws import DraftDraws
+from runner_svc.gpu.step_buffers import aligned
+from runner_svc.interface.attention_launcher import VerifyRows
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.draft_launchers import DraftRows
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.launchers import Launchers
 
 _NEVER = -1e30
 """Logit of an id that the layer's head does not have: finite, as others mark the row."""
 
 
 class EagleDraft:
-    """A layer, its KV, and what it keeps of the model's states at the positions of the cache."""
+    """A layer, its KV, and what it keeps of the model's states at the positions of the cache.
+
+    Implements `runner_svc.gpu.drafts.planned_steps.PlannedDraft`.
+    """
 
     def __init__(
         self,
         weights: EagleWeights,
         decoder: CudaDecoder,
+        launchers: Launchers,
         draws: DraftDraws,
         slots: DeviceSlots,
-        logits: Tensor,
         *,
         num_blocks: int,
         block_size: int,
+        num_slots: int,
     ) -> None:
-        """`weights` are on the decoder's device, in its dtype. `logits`: float32 [at least R, vocab_size]."""
-        positions = (num_blocks + 1) * block_size
+        """`weights` are on the decoder's device, in its dtype. `launchers`: of the layer's sizes."""
+        config, device = weights.config, decoder.device
         self.draws = draws
-        self._decoder, self._slots, self._logits, self._block_size = decoder, slots, logits, block_size
+        self._decoder, self._slots, self._block_size = decoder, slots, block_size
+        self.cache = KVCache(config, num_blocks, block_size, decoder.dtype, device)
         own = weights.embeddings
-        self._layer = EagleLayer(weights, decoder.embeddings if own is None else own, positions)
+        self._layer = EagleLayer(weights, decoder.embeddings if own is None else own, self.cache.data[0].flatten(1, 2))
         self._head_ids = weights.head_ids
-        self._states = torch.zeros(positions, weights.config.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        self._states = torch.zeros(
+            (num_blocks + 1) * block_size, config.hidden_size, dtype=decoder.dtype, device=device
+        )
+        layers = [AttentionLayer(first=1)]
+        self._attention = launchers.attention(self.cache, slots.tables, num_slots, layers)
+        self._attended = torch.zeros(num_slots, config.num_heads * config.head_dim, dtype=decoder.dtype, device=device)
+        self._counters = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.logits = torch.empty(0, decoder.config.vocab_size, device=device)
+        """Room for the logits of a row's draft, float32 [at least R, vocab_size]: set before anything is proposed."""
+        words = (self._attention.verify_plan_words(batch, 1) for batch in range(1, num_slots + 1))
+        self._plan_words = aligned(max(words))
 
     @staticmethod
     def numbers_per_position(weights: EagleWeights) -> int:
@@ -51,12 +72,23 @@ class EagleDraft:
         config = weights.config
         return config.hidden_size + 2 * config.num_kv_heads * config.head_dim
 
+    @property
+    def plan_words(self) -> int:
+        """The most words of a plan."""
+        return self._plan_words
+
+    def pack(self, rows: VerifyRows, plan: NDArray[np.int32], batch: int, drafts: int) -> None:
+        """Fills `plan` [plan_words] for up to `batch` rows that propose `drafts` tokens."""
+        every = np.arange(len(rows.table_rows), dtype=np.int32)
+        own = VerifyRows(rows.lowers, rows.uppers + (drafts - 1), rows.table_rows, every)
+        words = self._attention.verify_plan_words(batch, 1)
+        self._attention.plan_verify(own, plan[:words], batch, 1)
+
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copies whole blocks, int64 [N] each; all sources are read before any target is written."""
-        size = self._block_size
-        for kept in (self._states, *self._layer.cache):
-            blocks = kept.view(len(kept) // size, size, *kept.shape[1:])
-            blocks[targets] = blocks[sources]
+        self.cache.copy_blocks(sources, targets)
+        blocks = self._states.view(-1, self._block_size, self._states.shape[1])
+        blocks[targets] = blocks[sources]
 
     def kept_by_block(self) -> list[Tensor]:
         """Returns the states, and the layer's keys and values: only steps of the model could compute them again."""
@@ -79,13 +111,11 @@ class EagleDraft:
             tokens, self._states.index_select(0, before), positions.clamp(min=1), torch.where(follows, places, 0)
         )
 
-    def propose(self, stream: int, rows: DraftRows, proposals: Tensor, longest: int) -> None:
-        """Fills `proposals`, int32 [R, S], for rows that know at most `longest` tokens."""
-        slots, tokens, width = rows.slots, self._slots.tokens, min(longest + proposals.shape[1], self._most_positions)
+    def propose(self, stream: int, rows: DraftRows, prompt_lens: Tensor, proposals: Tensor, plan: int) -> None:
+        """Fills `proposals`, int32 [R, S]; `plan`: the device address of what `pack` filled."""
+        slots, tokens = rows.slots, self._slots.tokens
         known = self._slots.counters.index_select(0, slots)
         fits = (rows.counts > 0) & (known > 1) & (known <= rows.limits)
-        reached = torch.arange(width, device=slots.device)
-        contexts = self._places(slots[:, None], reached)
         seen = torch.where(fits, known, 2)
         inputs = tokens.view(-1).index_select(0, slots.long() * tokens.shape[1] + seen - 1)
         states = self._states.index_select(0, self._places(slots, (seen - 2).long()))
@@ -95,33 +125,37 @@ class EagleDraft:
             if distance:
                 inputs = self.draws.tokens[: len(slots)].clamp(min=0)
                 fits = fits & (proposals[:, distance - 1] >= 0)
-            positions = torch.where(fits, known - 1 + distance, 1).long()
-            places = torch.where(fits, self._places(slots, positions), 0)
-            states = self._layer.step_rows(inputs.long(), states, positions, places, contexts)
-            logits = self._logits_of(stream, states)
-            self.draws.draw(stream, logits, slots, known + distance, fits, proposals[:, distance])
+            positions = torch.where(fits, known - 1 + distance, 1)
+            states = self._step(stream, slots, inputs.long(), states, positions, fits, plan)
+            self.draws.draw(
+                stream, self._logits_of(stream, states), slots, known + distance, fits, proposals[:, distance]
+            )
+
+    def _step(
+        self, stream: int, slots: Tensor, inputs: Tensor, states: Tensor, positions: Tensor, fits: Tensor, plan: int
+    ) -> Tensor:
+        """Returns the layer's outputs at `positions` [R], and writes the KV there of rows that `fits`."""
+        # Attention reads it before it waits for the launches before it: of those, this is not the last.
+        self._counters.index_copy_(0, slots.long(), positions.int() + 1)
+        wide = positions.long()
+        places = torch.where(fits, self._places(slots, wide), 0)
+        queries, residual = self._layer.write(inputs, states, wide, places)
+        attended = self._attended[: len(slots)]
+        self._attention.run_verify(stream, 0, queries.flatten(1), attended, plan, len(slots), 1, self._counters, None)
+        return self._layer.after(residual, attended)
 
     def _logits_of(self, stream: int, states: Tensor) -> Tensor:
         """Returns float32 [L, vocab_size] for outputs of the layer."""
-        logits = self._logits[: len(states)]
+        logits = self.logits[: len(states)]
         if self._head_ids is None:
             self._decoder.head_logits(stream, states, logits)
         else:
             logits.fill_(_NEVER)
-            logits[:, self._head_ids] = self._layer.head(states).float()
+            logits.index_copy_(1, self._head_ids, self._layer.head(states).float())
         return logits
-
-    @property
-    def _most_positions(self) -> int:
-        return self._slots.tables.shape[1] * self._block_size
 
     def _places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Returns the places in the cache of int64 `positions` of `slots`, int64, of the shape of both."""
         tables = self._slots.tables
         blocks = tables.view(-1)[slots.long() * tables.shape[1] + positions // self._block_size]
         return blocks.long() * self._block_size + positions % self._block_size
-
-
-def longest_of(highest: NDArray[np.int32], starts: NDArray[np.int32]) -> int:
-    """Returns the most tokens that a row of a step may know, from bounds of the rows' first positions."""
-    return int((highest if len(highest) else starts).max()) + 1

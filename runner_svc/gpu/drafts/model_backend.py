@@ -15,56 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import MAX_IN_FLIGHT, Forward
 from runner_svc.gpu.drafts.draft_model import CATCH_UP, FIRST, DraftModel, DraftParts
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.draft_progress import DraftProgress
-from runner_svc.gpu.drafts.drafted_steps import DraftedSteps, VerifyShape
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
-from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, aligned
+from runner_svc.gpu.drafts.planned_steps import PlannedSteps
+from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords
 from runner_svc.gpu.steps import CudaSteps, MixedStep
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.step import StepBatch
 
 
-class ModelDraftedSteps(DraftedSteps):
-    """Passes that verify, with those of a draft model as their first launches."""
-
-    def __init__(self, draft: DraftModel, *arguments: Any, **sizes: Any) -> None:
-        """Further arguments as those of `DraftedSteps`."""
-        self.draft = draft
-        self._draft_plan = 0
-        super().__init__(*arguments, **sizes)
-
-    def pack_verify(self, step: PackedStep, batch: StepBatch, shape: VerifyShape) -> PackedRows:
-        """As `DraftedSteps.pack_verify`, with the plans of the draft model."""
-        rows = super().pack_verify(step, batch, shape)
-        if shape.stride > 1:
-            plan = step.plan(self._draft_plan, self.draft.plan_words)
-            every = self._verify_rows(batch, np.arange(len(batch.slots)), rows)
-            self.draft.pack(every, plan, shape.rows, shape.stride - 1)
-        return rows
-
-    def _gathered_drafts(self, stream: int, shape: VerifyShape) -> DeviceInputs:
-        rows, proposals = self.rows_on_device(shape.rows), None
-        if shape.stride > 1:
-            proposals = self._proposals[: shape.rows * (shape.stride - 1)].view(shape.rows, shape.stride - 1)
-            prompt_lens = self._section(self.layout.prompt_lens, shape.rows)
-            plan = self._plan_address() + 4 * self._draft_plan
-            self.draft.propose(stream, rows, prompt_lens, proposals, plan)
-        return self._placed(stream, rows, proposals, shape.num_tokens)
-
-    def _max_plan_words(self, max_step_tokens: int) -> int:
-        self._draft_plan = aligned(super()._max_plan_words(max_step_tokens))
-        return self._draft_plan + self.draft.plan_words
-
-
 class ModelDraftingCudaBackend(DraftingCudaBackend):
     """Implements `runner_svc.interface.backend.OverlappingBackend`, with rows that a small model drafts."""
 
-    _steps: ModelDraftedSteps
+    _steps: PlannedSteps[DraftModel]
 
     def __init__(self, *arguments: Any, parts: DraftParts, drafts: DraftOptions, **options: Any) -> None:
         """`drafts`: its name is not used. Further arguments as those of `CudaBackend`."""
@@ -154,4 +122,4 @@ class ModelDraftingCudaBackend(DraftingCudaBackend):
             num_slots=self.num_slots,
             vocab_size=self._decoder.config.vocab_size,
         )
-        return self._drafted(partial(ModelDraftedSteps, draft), cache)
+        return self._drafted(partial(PlannedSteps, draft), cache)

@@ -19,6 +19,7 @@ from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.weights.matrix import Matrix
 from tests.support.host_backend import no_progress
 from tests.support.tiny_models import make_tiny_model
 
@@ -53,7 +54,29 @@ class CountedLauncher:
         return CountedLauncher(f"{self._name}.{name}", self._counts)
 
 
-def launches(folder: Path, adding: Adding) -> Counter[str]:
+class CountedSplits:
+    """Counts the products whose blocks share tiles, and computes nothing."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    def adds(self, matrix: Matrix) -> bool:
+        return True
+
+    def fits(self, matrix: Matrix, rows: int) -> bool:
+        return True
+
+    def takes(self, matrix: Matrix, rows: int) -> None:
+        """Returns None."""
+
+    def multiply(self, *arguments: Any) -> None:
+        self._counts["split.multiply"] += 1
+
+    def add(self, *arguments: Any) -> None:
+        self._counts["split.add"] += 1
+
+
+def launches(folder: Path, fusions: Fusions) -> Counter[str]:
     config = ModelConfig.from_hugging_face(read_config(folder))
     counts: Counter[str] = Counter()
 
@@ -62,7 +85,13 @@ def launches(folder: Path, adding: Adding) -> Counter[str]:
 
     rotating = [launcher("rope") for _ in config.ropes]
     launchers = DecoderLaunchers(
-        launcher("norm"), launcher("activation"), LinearProducts({}), None, rotating, launcher("plain")
+        launcher("norm"),
+        launcher("activation"),
+        LinearProducts({}),
+        None,
+        rotating,
+        launcher("plain"),
+        splitting=CountedSplits(counts),
     )
     weights = load_weights(folder, config, torch.float32, CPU, no_progress)
     decoder = CudaDecoder(config, weights, launchers, 4)
@@ -72,7 +101,7 @@ def launches(folder: Path, adding: Adding) -> Counter[str]:
     out = torch.empty(2, config.vocab_size)
     with torch.no_grad(), CountedOperations() as operations:
         inputs = decoder.inputs(tokens, positions, slots, rows)
-        hidden = decoder.forward(0, inputs, cache, launcher("attention"), Fusions(adding))
+        hidden = decoder.forward(0, inputs, cache, launcher("attention"), fusions)
         decoder.logits(0, hidden, out)
     return counts + operations.counts
 
@@ -111,10 +140,18 @@ def with_biases(layers: int) -> dict[str, int]:
 )
 def test_a_pass_launches_what_its_description_needs(family: str, others: dict[str, int], tmp_path: Path) -> None:
     folder = make_tiny_model(family, tmp_path / family)
-    assert launches(folder, Adding.NORMS) == Counter({**plain(3), **others})
+    assert launches(folder, Fusions()) == Counter({**plain(3), **others})
 
 
 def test_products_that_add_save_no_launch_but_bytes(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "llama")
     expected = {**plain(3), "norm.add": 0, "norm.norm": 7, "mm": 7, "addmm_": 6}
-    assert launches(folder, Adding.PRODUCTS) == Counter(expected)
+    assert launches(folder, Fusions(Adding.PRODUCTS)) == Counter(expected)
+
+
+def test_products_whose_blocks_share_tiles_are_those_of_qkv_output_and_down(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "llama")
+    expected = {**plain(3), "mm": 4, "split.multiply": 9}
+    assert launches(folder, Fusions(splitting=True)) == Counter(expected)
+    added = launches(folder, Fusions(Adding.PRODUCTS, splitting=True))
+    assert (added["mm"], added["split.multiply"], added["split.add"]) == (4, 3, 6)

@@ -12,7 +12,7 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 
 @pytest.mark.parametrize(
     ("max_step_tokens", "sizes"),
-    [(40, [40]), (64, [64]), (270, [64, 256]), (1024, [64, 256, 288, 512, 1024]), (8192, [64, 256, 288, 512, 1024])],
+    [(40, [40]), (64, [64]), (270, [64, 256]), (400, [64, 256, 288, 384]), (8192, [64, 256, 288, 384, 512, 1024])],
 )
 def test_timed_sizes_are_within_those_of_steps(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes

@@ -29,8 +29,8 @@ SIZES: dict[str, Any] = {"num_slots": 5, "block_size": 8, "max_step_tokens": 160
 def backend(model: Path, layer: Path, device: HostDevice | None = None) -> EagleDraftingCudaBackend:
     made = host_backend(model, eagle=layer, drafts=DraftOptions(f"eagle:{layer}", 5), device=device, **SIZES)
     assert isinstance(made, EagleDraftingCudaBackend)
-    eagle = made._steps.eagle
-    for kept in (made.cache.data, eagle._states, eagle._layer.cache):
+    eagle = made._steps.draft
+    for kept in (made.cache.data, eagle._states, eagle.cache.data):
         kept.fill_(torch.nan)
     return made
 
@@ -50,14 +50,13 @@ def test_drafts_are_those_of_eagles_own_code(case: str, tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "model", **({"num_hidden_layers": 8} if case == "3" else {}))
     config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}} if "output" in case else {}
     made = backend(folder, save_layer(tmp_path / "layer", tensors, **config))
-    eagle, seen = made._steps.eagle, []
+    eagle, seen = made._steps.draft, []
     propose = eagle.propose
 
-    def spied(stream: int, rows: Any, proposals: torch.Tensor, longest: int) -> None:
-        propose(stream, rows, proposals, longest)
+    def spied(stream: int, rows: Any, prompt_lens: torch.Tensor, proposals: torch.Tensor, plan: int) -> None:
+        propose(stream, rows, prompt_lens, proposals, plan)
         for slot, asked, line in zip(rows.slots.tolist(), rows.counts.tolist(), proposals.tolist(), strict=True):
             known = int(made._slots.counters[slot])
-            assert asked == 0 or known <= longest
             seen.append((made._slots.tokens[slot, :known].tolist(), line[: max(0, asked - 1)]))
 
     eagle.propose = spied  # type: ignore[method-assign]
@@ -115,7 +114,7 @@ def test_a_layer_that_is_right_is_always_accepted(tmp_path: Path) -> None:
     counts = stream_all(made, drafted, 8, dice)  # type: ignore[arg-type]
     assert [stream.tokens for stream in drafted] == [stream.tokens for stream in plain]
     assert counts.accepted == counts.drafted > 5
-    eagle = made._steps.eagle
+    eagle = made._steps.draft
     made.copy_blocks(np.array([1], np.int32), np.array([50], np.int32))
     states, keys = eagle._states.view(-1, 8, HIDDEN), eagle._layer.cache.view(2, -1, 8, 2, 16)
     torch.testing.assert_close(states[50], states[1], rtol=0, atol=0, equal_nan=True)
