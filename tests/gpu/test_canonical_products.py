@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,8 +14,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.canonical.log_softmax import CanonicalLogprobs
+from runner_svc.cuda.canonical.many_variant import ManyVariant
 from runner_svc.cuda.canonical.products import CanonicalProducts, usual_route
-from runner_svc.cuda.module import is_hopper
+from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.products.skinny_variant import canonical_parts
 from runner_svc.gpu.canonical.check import Checked, ProductCheck
 from runner_svc.interface.products.canonical_launchers import NormedRows
 
@@ -50,6 +54,49 @@ def test_bits_do_not_depend_on_the_number_of_rows(sizes: tuple[int, ...], many: 
     )  # fmt: skip
     digests = [ProductCheck(products(hidden, many=each), stream(), 2048, CUDA).digest(layer) for each in {many, False}]
     assert len(set(digests)) == 1
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int16 if tensor.dtype is BF16 else torch.int32)
+
+
+@pytest.mark.parametrize("kind", ["store", "logits", "add"])
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+@pytest.mark.parametrize("tokens", [130, 256, 500, 1100])
+def test_every_variant_of_many_rows_has_the_bits_of_few(tokens: int, sizes: tuple[int, ...], kind: str) -> None:
+    """Again and again, between others that use the same room for sums of parts."""
+    hidden, _, inner, qkv, head = sizes
+    outputs, width = {"store": (qkv, hidden), "logits": (head, hidden), "add": (hidden, inner)}[kind]
+    weight, x = matrix(outputs, width), torch.randn(tokens, width, device=CUDA).to(BF16)
+    squares = torch.rand(-(-tokens // 128), -(-width // 64), 128, device=CUDA) * 100
+    norm, before = torch.randn(outputs, device=CUDA).to(BF16), torch.randn(tokens, outputs, device=CUDA).to(BF16)
+
+    def run(launcher: CanonicalProducts) -> list[Tensor]:
+        out = torch.full((tokens, outputs), torch.nan, device=CUDA, dtype=torch.float32 if kind == "logits" else BF16)
+        if kind != "add":
+            launcher.store(stream(), NormedRows(x, squares), weight, out)
+            return [bits(out)]
+        residual = before.clone()
+        following = launcher.add(stream(), NormedRows(x, None), weight, residual, norm, out)
+        assert following.squares is not None
+        kept = following.squares.transpose(1, 2).flatten(0, 1)[:tokens].clone()
+        return [bits(out), bits(residual), bits(kept)]
+
+    expected = run(products(outputs if kind == "add" else hidden, many=False))
+    ends = "ENDS_RESIDUAL" if kind == "add" else "ENDS_STORE"
+    half, parts = -(-outputs // 128) * 64, canonical_parts(outputs, width)
+    launcher = products(outputs if kind == "add" else hidden, many=True)
+    variants = ManyVariant.possible(num_multiprocessors(), ends, tokens, half, width, parts)
+    for index in range(3 * len(variants)):
+        variant = variants[index % len(variants)]
+        launcher.many._choose = lru_cache(None)(partial(_always, variant))
+        for one, other in zip(run(launcher), expected, strict=True):
+            assert torch.equal(one, other), (variant, int((one != other).sum()))
+    assert not launcher.many._flags.any()
+
+
+def _always(variant: ManyVariant, *sizes: object) -> ManyVariant:
+    return variant
 
 
 @pytest.mark.parametrize("tokens", [3, 300])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner_svc.cuda import tensor_map
 from runner_svc.cuda.canonical import log_softmax, many_rows, products, rows
+from runner_svc.cuda.canonical.many_variant import ManyVariant
 from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.products import skinny_product
 from runner_svc.cuda.products.gated_variant import GatedVariant
@@ -42,25 +43,38 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
     for module in (skinny_product, many_rows, products):
         monkeypatch.setattr(module, "num_multiprocessors", lambda: 1)
-    for module in (products, many_rows):  # the down product, and gate and up, have two parts
-        monkeypatch.setattr(module, "canonical_parts", lambda rows, columns: 1 if rows == QKV else 2)
+    # The down product, and gate and up, have two parts.
+    monkeypatch.setattr(many_rows, "canonical_parts", lambda rows, columns: 1 if rows == QKV else 2)
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     EmulatedKernel.orders.seed(seed)
     torch.manual_seed(seed)
 
 
-class Launcher(CanonicalProducts):
-    """Products whose few rows are up to `tokens` at a time, or that take any rows for many."""
+def variant_of(columns: int, *, split: bool) -> many_rows.Choose:
+    """Returns what chooses tiles of 128 rows by twice so many columns; `split`: for products without gates."""
+    tile = GatedVariant(2, columns, 1, 1, head_start=0)
 
-    def __init__(self, tokens: int, *, many: bool) -> None:
+    def choose(ends: str, num_tokens: int, half: int, width: int, parts: int) -> ManyVariant:
+        return ManyVariant(tile, 1, parts) if split and ends != "ENDS_GATED" else ManyVariant(tile, parts)
+
+    return choose
+
+
+class Launcher(CanonicalProducts):
+    """Products whose few rows are up to `tokens` at a time, or that take any rows for many.
+
+    `split`: the parts of the columns of many rows are tiles of their own.
+    """
+
+    def __init__(self, tokens: int, *, many: bool, split: bool = False) -> None:
         super().__init__(EPS, "silu", HIDDEN, 256, CPU)
 
         def few(num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
-            return SkinnyVariant(tokens, 1, 1, products.canonical_parts(num_rows, num_columns), canonical=True)
+            return SkinnyVariant(tokens, 1, 1, many_rows.canonical_parts(num_rows, num_columns), canonical=True)
 
         self.few = SkinnyProducts(EPS, "silu", few)
-        self.many = many_rows.ManyRows(EPS, "silu", lambda *sizes: GatedVariant(2, 48, 1, 1))
+        self.many = many_rows.ManyRows(EPS, "silu", variant_of(64, split=split), CPU)
         self._takes_many = many
 
     def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
@@ -104,7 +118,11 @@ def test_few_rows_and_many_rows_have_the_same_bits() -> None:
     }
     whole, others = layer(Launcher(8, many=False), slice(0, 11), given), slice(6, 10)
     assert whole["logits"].isfinite().all() and same(whole["logits"], whole["again"])
-    for launcher, rows_of in ((Launcher(8, many=True), slice(0, 11)), (Launcher(16, many=False), others)):
+    for launcher, rows_of in (
+        (Launcher(8, many=True), slice(0, 11)),
+        (Launcher(8, many=True, split=True), slice(0, 11)),
+        (Launcher(16, many=False), others),
+    ):
         for name, got in layer(launcher, rows_of, given).items():
             assert same(got, whole[name][rows_of]), name
     plain = given["embeddings"][given["ids"].long()].float()
@@ -128,26 +146,54 @@ def squares_of(row: Tensor) -> np.float32:
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
 
 
+def row_squares(squares: Tensor) -> Tensor:
+    """Adds up the sums of squares of the tiles of each row, float32 [tiles, rows], as readers do."""
+    zero = torch.zeros(())
+    added = [torch.stack([sum(column.tolist(), zero) for column in squares[place::4].T]) for place in range(4)]
+    return (added[0] + added[2]) + (added[1] + added[3])
+
+
 def test_rows_follow_the_documented_order() -> None:
-    width, launcher = 320, rows.CanonicalRows(EPS)
-    x, residual, norm = torch.randn(3, 128).to(BF16), torch.randn(3, width).to(BF16), torch.randn(width).to(BF16)
-    before, sums = residual.clone(), torch.randn(2, 3, width)
-    normed, factors = torch.empty(3, 128, dtype=BF16), torch.full((1, 2, 128), torch.nan)
-    out, squares = torch.empty(3, width, dtype=BF16), torch.full((1, 5, 128), torch.nan)
-    y = launcher.take(0, x, torch.tensor([2, 0, 1], dtype=torch.int32), norm[:128].clone(), None, normed, factors)
-    following = launcher.add(0, sums, y, residual, norm, out, squares)
-    taken = x[[2, 0, 1]].float()
-    assert same(normed, (taken * norm[:128].float()).to(BF16))
-    width_of_x, eps, one = np.float32(1 / 128), np.float32(EPS), np.float32(1)
-    scales = [one / np.sqrt(squares_of(row) * width_of_x + eps) for row in taken]
-    total = ((torch.zeros(()) + sums[0]) + sums[1]) * torch.tensor(np.array(scales)).unsqueeze(1)
-    assert same(residual, (before.float() + total).to(BF16))
+    width, launcher = 320, rows.CanonicalRows()
+    source, norm = torch.randn(3, width).to(BF16), torch.randn(width).to(BF16)
+    residual, out = (torch.full((3, width), torch.nan, dtype=BF16) for _ in range(2))
+    squares = torch.full((1, 5, 128), torch.nan)
+    ids = torch.tensor([2, 0, 1], dtype=torch.int32)
+    taken = launcher.take(0, source, ids, norm, residual, out, squares)
+    assert taken.squares is squares and squares[0, :, 3:].isnan().all()
+    assert same(residual, source[ids.long()])
     assert same(out, (residual.float() * norm.float()).to(BF16))
-    assert following.squares is squares and squares[0, :, 3:].isnan().all()
-    lanes = [squares[0, place::4, :3] for place in range(4)]
-    added = [torch.stack([sum(column.tolist()[1:], column[0]) for column in lane.T]) for lane in lanes]
     expected = torch.tensor(np.array([squares_of(row.float()) for row in residual]))
-    assert same((added[0] + added[2]) + (added[1] + added[3]), expected)
+    assert same(row_squares(squares[0, :, :3]), expected)
+
+
+@pytest.mark.parametrize(("outputs", "split"), [(160, False), (192, False), (128, True)])
+def test_many_rows_follow_the_documented_order(outputs: int, split: bool) -> None:
+    """Rows with a one in each part: their products are sums of two elements of the matrix, exactly those."""
+    width, count = 192, 70
+    launcher = many_rows.ManyRows(EPS, "silu", variant_of(64, split=split), CPU)
+    weight, norm = torch.randn(outputs, width).to(BF16), torch.randn(outputs).to(BF16)
+    firsts, seconds = torch.randint(64, (count,)), torch.randint(64, 192, (count,))
+    x = torch.zeros(count, width, dtype=BF16)
+    x[torch.arange(count), firsts] = x[torch.arange(count), seconds] = 1.0
+    factors = torch.rand(1, 3, 128) * 100
+    residual = torch.randn(count, outputs).to(BF16)
+    before, out = residual.clone(), torch.full((count, outputs), torch.nan, dtype=BF16)
+    squares = torch.full((1, -(-outputs // 64), 128), torch.nan)
+    launcher.add(0, NormedRows(x, factors), weight, residual, norm, out, squares)
+    sums = weight.T[firsts].float() + weight.T[seconds].float()
+    width_of_x, eps, one = np.float32(1 / width), np.float32(EPS), np.float32(1)
+    means = row_squares(factors[0]).numpy()[:count] * width_of_x
+    scales = torch.tensor(one / np.sqrt(means + eps)).unsqueeze(1)
+    assert same(residual, (before.float() + sums * scales).to(BF16))
+    assert same(out, (residual.float() * norm.float()).to(BF16))
+    padded = torch.nn.functional.pad(residual.float(), (0, -outputs % 64))
+    expected = torch.tensor(np.array([squares_of(row) for row in padded]))
+    assert same(row_squares(squares[0, :, :count]), expected) and squares[0, :, count:].isnan().all()
+    stored = torch.full((count, outputs), torch.nan)
+    launcher.store(0, NormedRows(x, factors), weight, stored)
+    assert same(stored, sums * scales)
+    assert not launcher._flags.any()
 
 
 def test_log_probabilities() -> None:

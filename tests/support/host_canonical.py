@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,13 +17,9 @@ class HostCanonical:
     def __init__(self, config: ModelConfig) -> None:
         self._eps = config.norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
-        self.prepared = 0  # matrices
 
     def fits(self, matrix: Matrix) -> bool:
         return True
-
-    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        self.prepared = len(matrices)
 
     def take(
         self,

@@ -1,31 +1,31 @@
 """Products of any number of rows whose bits depend on the matrix alone: few rows, tiles of them, or many at once.
 
 A launch of kernels/skinny_product.cu multiplies up to 128 rows, or a few tiles of as many. More rows are either several
-of its launches, or launches of kernels/gated_product.cu, which adds in the same order: `route` says which, and may say
-anything.
+of its launches, or launches of kernels/canonical_product.cu, which adds in the same order: `route` says which, and may
+say anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from runner_svc.cuda.canonical.many_rows import ManyRows
+from runner_svc.cuda.canonical.many_variant import ManyVariant
 from runner_svc.cuda.canonical.rows import CanonicalRows
 from runner_svc.cuda.module import num_multiprocessors
-from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
-from runner_svc.cuda.products.skinny_variant import SkinnyVariant, canonical_parts, num_tiles
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant, num_tiles
 from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import plain_tensor
 
 AT_ONCE = 2048
-"""Most rows of a launch of many; a multiple of ROW_TILE. It bounds the sums of parts in memory, and the variants."""
+"""Most rows of a launch of many; a multiple of ROW_TILE. It bounds the variants."""
 
 FEW_AT_ONCE = 512
 """Most rows of a launch of tiles of few; a multiple of ROW_TILE. Their inputs should stay in L2."""
@@ -35,8 +35,8 @@ Route = Callable[[str, int, int, int], bool]
 
 
 def usual_route(kind: str, num_tokens: int, num_rows: int, num_columns: int) -> bool:
-    """Returns True from the number of rows on at which many rows at once are faster."""
-    return kind == "gated" or num_tokens > 2 * ROW_TILE
+    """Returns whether so many rows are faster at once."""
+    return num_tokens > ROW_TILE
 
 
 class CanonicalProducts:
@@ -54,24 +54,17 @@ class CanonicalProducts:
         overlap: bool = False,
     ) -> None:
         """`max_tokens`: most rows. Raises KeyError for an unknown activation."""
-        choose = partial(GatedVariant.choose, num_multiprocessors())
-        self.rows = CanonicalRows(eps, overlap=overlap)
+        choose = partial(ManyVariant.choose, num_multiprocessors())
+        self.rows = CanonicalRows(overlap=overlap)
         self.few = SkinnyProducts(eps, activation, SkinnyVariant.choose_canonical, overlap=overlap)
-        self.many = ManyRows(eps, activation, choose, overlap=overlap)
+        self.many = ManyRows(eps, activation, choose, device, overlap=overlap)
         self._route = route
         row_tiles = -(-max_tokens // ROW_TILE)
         self._squares = torch.zeros(row_tiles, num_tiles(hidden_size), ROW_TILE, dtype=torch.float32, device=device)
-        self._room: Tensor | None = None
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there are such products for this matrix."""
         return self.few.fits(matrix)
-
-    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
-        rows = min(max_tokens, AT_ONCE)
-        size = max((rows * matrix.size[0] for matrix in matrices), default=0)
-        self._room = torch.empty(size, dtype=torch.float32, device=self._squares.device)
 
     def take(
         self,
@@ -88,21 +81,19 @@ class CanonicalProducts:
     def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
         """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
         weight = plain_tensor(matrix)
-        if out.dtype is not torch.bfloat16 or not self._is_many("store", x, weight):
+        if not self._is_many("store", x, weight):
             for begin, tile in _tiles(x):
                 self.few.store(stream, tile, matrix, out[begin : begin + FEW_AT_ONCE])
             return
         for begin, some in _pieces(x):
-            earlier = self._sums(stream, some, weight, canonical_parts(*weight.shape) - 1)
-            self.many.store(stream, some, weight, out[begin : begin + AT_ONCE], earlier)
+            self.many.store(stream, some, weight, out[begin : begin + AT_ONCE])
 
     def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
         weight = plain_tensor(matrix)
         if self._is_many("gated", x, weight):
             for begin, some in _pieces(x):
-                earlier = self._sums(stream, some, weight, canonical_parts(*weight.shape) - 1)
-                self.many.gated(stream, some, weight, out[begin : begin + AT_ONCE], earlier)
+                self.many.gated(stream, some, weight, out[begin : begin + AT_ONCE])
         else:
             unused = TileSums(self._squares, self._squares)
             for begin, tile in _tiles(x):
@@ -125,26 +116,12 @@ class CanonicalProducts:
             return NormedRows(out, squares)
         for begin, some in _pieces(x):
             own, tiles = slice(begin, begin + AT_ONCE), slice(begin // ROW_TILE, (begin + AT_ONCE) // ROW_TILE)
-            total = self._sums(stream, some, weight, canonical_parts(*weight.shape))
-            assert total is not None
-            self.rows.add(stream, total.unsqueeze(0), some, residual[own], norm_weight, out[own], squares[tiles])
+            self.many.add(stream, some, weight, residual[own], norm_weight, out[own], squares[tiles])
         return NormedRows(out, squares)
 
     def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
         num_tokens = len(x.rows)
         return num_tokens > ROW_TILE and self.many.fits(weight) and self._route(kind, num_tokens, *weight.shape)
-
-    def _sums(self, stream: int, x: NormedRows, weight: Tensor, parts: int) -> Tensor | None:
-        """Returns the sums of the first parts of the columns, float32 [T, n], valid until the next call; None of 0."""
-        size = len(x.rows) * weight.shape[0]
-        if not parts:
-            return None
-        if self._room is None or self._room.numel() < size:
-            self._room = torch.empty(size, dtype=torch.float32, device=x.rows.device)
-        sums = self._room[:size].view(len(x.rows), weight.shape[0])
-        for part in range(parts):
-            self.many.sums(stream, x, weight, sums, part)
-        return sums
 
     def _squares_of(self, num_tokens: int) -> Tensor:
         return self._squares[: -(-num_tokens // ROW_TILE)]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.products.skinny_variant import canonical_parts
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Adding, Fusions
@@ -47,7 +46,6 @@ class CanonicalDecoder(CudaDecoder):
             raise ValueError("canonical products need a plain dense model whose sizes are multiples of 64")
         self._products = products
         self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
-        products.prepare(self._summed, max_tokens)
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -55,14 +53,6 @@ class CanonicalDecoder(CudaDecoder):
         mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
         layers = [linear.matrix for layer in self.layers for linear in (layer.qkv, layer.output)]
         return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self._padded_head]
-
-    @property
-    def _summed(self) -> list[Matrix]:
-        """The matrices of products of which parts may be summed in memory."""
-        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output)]
-        mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
-        gates = [mlp.gate_up.matrix for mlp in mlps if canonical_parts(*mlp.gate_up.matrix.size) > 1]
-        return [*(linear.matrix for linear in linears), *(mlp.down.matrix for mlp in mlps), *gates]
 
     @property
     def rotations(self) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,9 +27,6 @@ class CanonicalLauncher(Protocol):
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there are such products for this matrix."""
-
-    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
 
     def take(
         self,
