@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -24,8 +24,8 @@ from runner_svc.cuda.canonical.many_rows import ManyRows
 from runner_svc.cuda.canonical.many_variant import ManyVariant
 from runner_svc.cuda.canonical.products import AT_ONCE, CanonicalProducts, usual_route
 from runner_svc.cuda.module import num_multiprocessors
-from runner_svc.cuda.products.skinny_variant import SkinnyVariant, canonical_parts
-from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows
+from runner_svc.cuda.products.skinny_variant import canonical_parts
+from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows, Planned
 from runner_svc.model.config import ModelConfig
 from runner_svc.weights.plain_matrix import PlainMatrix
 
@@ -101,19 +101,14 @@ def tuned(case: Case, matrix: Matrix, rows: int, products: CanonicalProducts, co
 
 
 def compile_all(config: ModelConfig, all_rows: Sequence[int], products: CanonicalProducts) -> None:
-    """Compiles what will be timed, in parallel: each takes about a second."""
-    todo: list[Callable[[], object]] = []
+    """Compiles what is usually launched, in parallel."""
     for matrix in matrices(config):
-        dtype = torch.float32 if matrix.kind == "logits" else BF16
-        ends = _ENDS.get(matrix.kind, "STORE")
-        for rows in all_rows:
-            few = SkinnyVariant.choose_canonical(rows, matrix.out, matrix.width)
-            todo.append(partial(products.few._compile, few, f"EPILOGUE_{ends}", dtype, 0))
-            for variant in variants(matrix, rows) if rows > ROW_TILE else []:
-                todo.append(partial(products.many._compile, variant, f"ENDS_{ends}", dtype))
-    unique = {(each.args, each.func.__name__): each for each in todo}  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(14, initializer=torch.cuda.set_device, initargs=(0,)) as pool:
-        list(pool.map(lambda compile: compile(), unique.values()))
+        weight = PlainMatrix(torch.empty(matrix.out, matrix.width, device=CUDA, dtype=BF16))
+        kind: Literal["store", "gated", "add"] = "store"
+        if matrix.kind in ("gated", "add"):
+            kind = matrix.kind  # type: ignore[assignment]
+        planned = Planned(kind, weight, torch.float32 if matrix.kind == "logits" else BF16)
+        products.compile([planned], all_rows)
 
 
 def _always(variant: ManyVariant, *sizes: object) -> ManyVariant:
@@ -143,7 +138,7 @@ def main() -> None:
         )
         for name in arguments.routes
     }
-    compile_all(config, [min(rows, AT_ONCE) for rows in arguments.rows], next(iter(made.values())))
+    compile_all(config, arguments.rows, next(iter(made.values())))
     if arguments.compile:
         return
     for matrix in (matrix for matrix in matrices(config) if matrix.name in arguments.matrices):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
-from runner_svc.interface.products.canonical_launchers import NormedRows
+from runner_svc.interface.products.canonical_launchers import NormedRows, Planned
 from runner_svc.model.config import ModelConfig
 from runner_svc.weights.matrix import Matrix
 
@@ -20,6 +22,9 @@ class HostCanonical:
 
     def fits(self, matrix: Matrix) -> bool:
         return True
+
+    def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
+        """Does nothing."""
 
     def take(
         self,

@@ -20,6 +20,9 @@ from runner_svc.interface.products.canonical_launchers import NormedRows
 Choose = Callable[[str, int, int, int, int], ManyVariant]
 """Returns the variant for ends, rows of x, rows of the matrix's first half, columns of x, and their parts."""
 
+Key = tuple[ManyVariant, str, torch.dtype]
+"""A kernel: its variant, ends and type of outputs."""
+
 _GATED, _STORE, _RESIDUAL = "ENDS_GATED", "ENDS_STORE", "ENDS_RESIDUAL"
 _MAX_KEPT = 16384
 _MOST_CONSUMERS = 3
@@ -69,6 +72,17 @@ class ManyRows:
         """
         self._launch(stream, _RESIDUAL, x, weight, out, residual, norm_weight, squares)
 
+    def key(self, ends: str, num_tokens: int, size: tuple[int, int], out: torch.dtype) -> Key:
+        """Returns the key of the kernel for so many rows and a matrix of this size."""
+        return self._chosen(ends, num_tokens, size), ends, out
+
+    def compile(self, key: Key) -> None:
+        """Compiles a kernel; may be called from any thread."""
+        self._kernel(*key)
+
+    def _chosen(self, ends: str, num_tokens: int, size: tuple[int, int]) -> ManyVariant:
+        return self._choose(ends, num_tokens, _half(ends, size[0]), size[1], canonical_parts(*size))
+
     def _launch(
         self,
         stream: int,
@@ -81,9 +95,7 @@ class ManyRows:
         new_squares: Tensor | None = None,
     ) -> None:
         (num_tokens, width), outputs = x.rows.shape, weight.shape[0]
-        multiple = {_GATED: 1, _STORE: VECTOR, _RESIDUAL: SQUARES_COLUMNS}[ends]
-        half = -(-outputs // (2 * multiple)) * multiple
-        variant = self._choose(ends, num_tokens, half, width, canonical_parts(*weight.shape))
+        variant, half = self._chosen(ends, num_tokens, (outputs, width)), _half(ends, outputs)
         tile = variant.tile
         rows, columns = tile.tiles(num_tokens, half)
         clusters = min(rows * columns * variant.split, num_multiprocessors() // tile.cluster)
@@ -129,6 +141,12 @@ class ManyRows:
             shared_bytes=variant.tile.shared_bytes,
             overlap=self._overlap,
         )
+
+
+def _half(ends: str, outputs: int) -> int:
+    """Returns how many of a matrix's rows are in its first half."""
+    multiple = {_GATED: 1, _STORE: VECTOR, _RESIDUAL: SQUARES_COLUMNS}[ends]
+    return -(-outputs // (2 * multiple)) * multiple
 
 
 def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:

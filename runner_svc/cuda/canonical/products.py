@@ -7,7 +7,8 @@ say anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from runner_svc.cuda.canonical.rows import CanonicalRows
 from runner_svc.cuda.module import num_multiprocessors
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant, num_tiles
-from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows
+from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows, Planned
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import plain_tensor
@@ -29,6 +30,11 @@ AT_ONCE = 2048
 
 FEW_AT_ONCE = 512
 """Most rows of a launch of tiles of few; a multiple of ROW_TILE. Their inputs should stay in L2."""
+
+_EPILOGUES = {"store": "EPILOGUE_STORE", "gated": "EPILOGUE_GATED", "add": "EPILOGUE_RESIDUAL"}
+_ENDS = {"store": "ENDS_STORE", "gated": "ENDS_GATED", "add": "ENDS_RESIDUAL"}
+_COMPILERS = 12
+"""Threads that compile."""
 
 Route = Callable[[str, int, int, int], bool]
 """Returns whether a product of a kind, with rows of x, rows and columns of W, is one of many rows at once."""
@@ -65,6 +71,21 @@ class CanonicalProducts:
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there are such products for this matrix."""
         return self.few.fits(matrix)
+
+    def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
+        """Compiles all that these products need with so many rows each, in parallel: a kernel takes about a second."""
+        many, few = set(), set()
+        for product in products:
+            for rows in {min(count, AT_ONCE) for count in counts}:
+                sizes = rows, product.matrix.size, product.out
+                if self._takes_many(product.kind, rows, plain_tensor(product.matrix)):
+                    many.add(self.many.key(_ENDS[product.kind], *sizes))
+                else:
+                    few.add(self.few.key(_EPILOGUES[product.kind], *sizes))
+        device = self._squares.device
+        with ThreadPoolExecutor(_COMPILERS, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
+            for done in (pool.map(self.many.compile, many), pool.map(self.few.compile, few)):
+                list(done)
 
     def take(
         self,
@@ -120,7 +141,9 @@ class CanonicalProducts:
         return NormedRows(out, squares)
 
     def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
-        num_tokens = len(x.rows)
+        return self._takes_many(kind, len(x.rows), weight)
+
+    def _takes_many(self, kind: str, num_tokens: int, weight: Tensor) -> bool:
         return num_tokens > ROW_TILE and self.many.fits(weight) and self._route(kind, num_tokens, *weight.shape)
 
     def _squares_of(self, num_tokens: int) -> Tensor:

@@ -24,6 +24,9 @@ from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 Choose = Callable[[int, int, int], SkinnyVariant]
 """Returns the variant for rows of x, rows and columns of W."""
 
+Key = tuple[SkinnyVariant, str, torch.dtype, int]
+"""A kernel: its variant, epilogue, type of outputs, and a router's experts."""
+
 _TWO_BLOCKS = partial(SkinnyVariant.choose, 2)
 # Size of the cache: maps of a model's weights for a few boxes, and of a decoder's workspace.
 _MAX_MAPS = 4096
@@ -90,6 +93,14 @@ class SkinnyProducts:
         squares = sums.squares[: num_tiles(matrix.size[0])]
         self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares, router)
         return ScaledRows(out, squares, logits=router.logits)
+
+    def key(self, epilogue: str, num_tokens: int, size: tuple[int, int], out: torch.dtype) -> Key:
+        """Returns the key of the kernel for so many rows and a matrix of this size."""
+        return self._choose(num_tokens, *size), epilogue, out, 0
+
+    def compile(self, key: Key) -> None:
+        """Compiles a kernel; may be called from any thread."""
+        self._kernel(*key)
 
     def _launch(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.arithmetic.known_numbers import known_numbers
-from runner_svc.interface.products.canonical_launchers import ROW_TILE, CanonicalLauncher, NormedRows
+from runner_svc.interface.products.canonical_launchers import ROW_TILE, CanonicalLauncher, NormedRows, Planned
 from runner_svc.weights.matrix import Matrix
 
 FEW = (1, 5, 16, 30, 64, 100)
@@ -49,6 +49,7 @@ class ProductCheck:
 
     def digest(self, matrices: Checked) -> bytes:
         """Returns a digest of the products' bits. Raises UnusableSettings if they depend on the number of rows."""
+        self._compile(matrices)
         self._weight = known_numbers(matrices.output.size[0], seed=1).bfloat16().to(self._device)
         digest = hashlib.blake2b(digest_size=16)
         for name, matrix, run, is_normed in (
@@ -58,10 +59,26 @@ class ProductCheck:
             ("the down product", matrices.down, self._added(matrices.down), False),
             ("the head's product", matrices.head, self._stored(matrices.head, torch.float32), True),
         ):
-            most = min(self._most, 4 * ROW_TILE) if matrix is matrices.head else self._most
+            most = self._most_of_head if matrix is matrices.head else self._most
             for part in self._compared(name, matrix, run, most, is_normed):
                 digest.update(part)
         return digest.digest()
+
+    @property
+    def _most_of_head(self) -> int:
+        return min(self._most, 4 * ROW_TILE)
+
+    def _compile(self, matrices: Checked) -> None:
+        """Compiles all products of up to so many rows, and the few rows with which they are compared."""
+        layer = [
+            Planned("store", matrices.qkv, torch.bfloat16),
+            Planned("add", matrices.output, torch.bfloat16),
+            Planned("gated", matrices.gate_up, torch.bfloat16),
+            Planned("add", matrices.down, torch.bfloat16),
+        ]
+        head = Planned("store", matrices.head, torch.float32)
+        for products, most in ((layer, self._most), ([head], self._most_of_head)):
+            self._products.compile(products, sorted({ROW_TILE, *(count for _, count in _parts(most))}))
 
     def _compared(self, name: str, matrix: Matrix, run: Run, most: int, is_normed: bool) -> Iterator[bytes]:
         """Yields the bits of the first row."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from runner_svc.weights.matrix import Matrix
@@ -22,11 +24,23 @@ class NormedRows:
     squares: Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A product that will be computed: `kind` is a method of `CanonicalLauncher`."""
+
+    kind: Literal["store", "gated", "add"]
+    matrix: Matrix
+    out: torch.dtype
+
+
 class CanonicalLauncher(Protocol):
     """Products of any number of rows with plain matrices, in bfloat16; `runner_svc.cuda.canonical.products`."""
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there are such products for this matrix."""
+
+    def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
+        """Compiles all that these products need with so many rows each."""
 
     def take(
         self,
