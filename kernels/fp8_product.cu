@@ -10,7 +10,7 @@
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; GROUPS, 1 or 2, warpgroups with 64 rows of a tile each;
 // STAGES; STEPS, most steps of a block; RESIDENT, which needs SPLIT 1; GROUPED, 1 for scales per 128 x 128 weights and
 // 128 inputs of a row; STATIC, 1 for one given scale of inputs; BATCH, steps whose products are in flight; OUT, type of
-// `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED.
+// `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED; CANONICAL, 1 for the root of docs/determinism.md.
 
 #define EPILOGUE_STORE 0     // out = scale * product
 #define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W has the rows of gate, then those of up

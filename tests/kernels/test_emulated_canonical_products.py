@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,11 +19,19 @@ from runner_svc.cuda import tensor_map
 from runner_svc.cuda.canonical import log_softmax, many_rows, products, rows
 from runner_svc.cuda.canonical.many_variant import ManyVariant
 from runner_svc.cuda.canonical.products import CanonicalProducts
+from runner_svc.cuda.fp8 import product as fp8_product
+from runner_svc.cuda.fp8 import rows as fp8_rows
+from runner_svc.cuda.fp8.product import Fp8Products
+from runner_svc.cuda.fp8.variant import Fp8Variant
 from runner_svc.cuda.products import skinny_product
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.interface.products.canonical_launchers import NormedRows
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
+from runner_svc.weights.activation_rounding import GroupRounding, Rounding, TokenRounding
+from runner_svc.weights.fp8_matrix import to_fp8, to_fp8_blocks
+from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.thoroughness import FULL
@@ -38,10 +47,10 @@ BF16, CPU = torch.bfloat16, torch.device("cpu")
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MapEncoder()
     monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
-    for module in (skinny_product, many_rows, rows, log_softmax):
+    for module in (skinny_product, many_rows, rows, log_softmax, fp8_product, fp8_rows):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
         monkeypatch.setattr(module, "load", partial(EmulatedModule, arch="sm_90a"))
-    for module in (skinny_product, many_rows, products):
+    for module in (skinny_product, many_rows, products, fp8_product):
         monkeypatch.setattr(module, "num_multiprocessors", lambda: 1)
     # The down product, and gate and up, have two parts.
     monkeypatch.setattr(many_rows, "canonical_parts", lambda rows, columns: 1 if rows == QKV else 2)
@@ -75,10 +84,10 @@ class Launcher(CanonicalProducts):
 
         self.few = SkinnyProducts(EPS, "silu", few)
         self.many = many_rows.ManyRows(EPS, "silu", variant_of(64, split=split), CPU)
-        self._takes_many = many
+        self._many = many
 
-    def _is_many(self, kind: str, x: NormedRows, weight: Tensor) -> bool:
-        return self._takes_many
+    def _takes_many(self, kind: str, num_tokens: int, matrix: Matrix) -> bool:
+        return self._many
 
 
 def layer(launcher: Launcher, rows_of: slice, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,6 +153,41 @@ def squares_of(row: Tensor) -> np.float32:
     for index, tile in enumerate(tiles):
         lanes[index % 4] = lanes[index % 4] + tile
     return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+
+
+@pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=1 runs it; tests/gpu does the same")
+@pytest.mark.parametrize("rounding", [TokenRounding(), GroupRounding()], ids=str)
+def test_rows_of_fp8_products_have_the_same_bits_alone(rounding: Rounding) -> None:
+    """With the roots of the canonical order, and blocks that don't round their rows."""
+    is_grouped = rounding.columns > 1
+
+    def unsplit(tokens: int, rows: int, columns: int, *, grouped: bool) -> Fp8Variant:
+        variant = Fp8Variant.choose_canonical(tokens, rows, columns, grouped=grouped)
+        return replace(variant, split=1, steps=-(-columns // 128))
+
+    products_of_codes = Fp8Products(EPS, "silu", unsplit, canonical=True)
+    width, inner = 192, 64
+    numbers = torch.randn(2 * inner, width)
+    weight = to_fp8_blocks(numbers) if is_grouped else to_fp8(numbers)
+    x, squares = torch.randn(11, width).to(BF16), torch.rand(3, 128) * width
+    residual, norm = torch.randn(11, 2 * inner).to(BF16), torch.randn(2 * inner).to(BF16)
+
+    def run(rows_of: slice) -> list[Tensor]:
+        own = squares.clone()
+        own[:, : rows_of.stop - rows_of.start] = squares[:, rows_of]
+        scaled, count = ScaledRows(x[rows_of].clone(), own), rows_of.stop - rows_of.start
+        stored, gated, out = torch.empty(count, 128), *(torch.empty(count, n, dtype=BF16) for n in (inner, 128))
+        total, sums = residual[rows_of].clone(), TileSums(*(torch.zeros(2, 128) for _ in range(2)))
+        products_of_codes.store(0, scaled, weight, stored)
+        products_of_codes.gated(0, scaled, weight, gated, sums)
+        products_of_codes.add(0, scaled, weight, total, norm, out, sums)
+        return [stored, gated, out, total, sums.squares[:, :count].T.contiguous()]
+
+    whole, some = run(slice(0, 11)), run(slice(4, 7))
+    for index, (one, other) in enumerate(zip(whole, some, strict=True)):
+        assert one.float().isfinite().all() and same(one[4:7].contiguous(), other), index
+    padded = whole[3].float()
+    assert same(row_squares(whole[4].T), torch.tensor(np.array([squares_of(row) for row in padded])))
 
 
 def row_squares(squares: Tensor) -> Tensor:

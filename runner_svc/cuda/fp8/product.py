@@ -43,13 +43,25 @@ class _Addition:
 class Fp8Products:
     """The products of one model. Matrices are [out, in]; x has up to 128 rows."""
 
-    def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
-        """`choose` selects variants. Raises KeyError for an unknown activation."""
+    def __init__(
+        self,
+        eps: float,
+        activation: str,
+        choose: Choose = _TWO_BLOCKS,
+        *,
+        overlap: bool = False,
+        canonical: bool = False,
+    ) -> None:
+        """`choose` selects variants; `canonical`: bits are those of docs/determinism.md.
+
+        Raises KeyError for an unknown activation.
+        """
         self._eps = eps
+        self._canonical = canonical
         self._choose = choose
         self._activation = ACTIVATIONS[activation]
         self._overlap = overlap
-        self._rows = Fp8Rows(eps, overlap=overlap)
+        self._rows = Fp8Rows(eps, overlap=overlap, canonical=canonical)
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(codes_map)
         self._space = lru_cache(None)(rounded_rows)
@@ -141,6 +153,7 @@ class Fp8Products:
             "EPILOGUE": epilogue,
             "OUT": DTYPE_DEFINES[out],
             "ACTIVATION": self._activation,
+            **({"CANONICAL": 1} if self._canonical else {}),
         }
         return Kernel(
             load("fp8_product", defines),

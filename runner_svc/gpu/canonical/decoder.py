@@ -29,7 +29,7 @@ _ROWS = 8
 
 
 class CanonicalDecoder(CudaDecoder):
-    """A plain dense model in bfloat16."""
+    """A dense model with Llama's norms in bfloat16, whose matrices are plain or in FP8."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class CanonicalDecoder(CudaDecoder):
         super().__init__(config, weights, launchers, max_tokens)
         self._padded_head = _padded(self.head.matrix)
         if not config.is_plain or not all(products.fits(matrix) for matrix in self.matrices):
-            raise ValueError("canonical products need a plain dense model whose sizes are multiples of 64")
+            raise ValueError("canonical products need a dense model whose sizes are multiples of 64, plain or in FP8")
         self._products = products
         self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
 

@@ -70,7 +70,10 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "transformers computes" in determinism.refusal(None, "", BF16, 16)
     assert "heads of 256" in determinism.refusal(replace(llama, head_dim=256), "", BF16, 16)
     assert "multiples of 64" in determinism.refusal(replace(llama, hidden_size=72), "", BF16, 16)
-    assert "quantized (fp8)" in determinism.refusal(llama, "fp8", BF16, 16)
+    assert determinism.refusal(llama, "fp8-block on load", BF16, 16) == ""
+    assert determinism.refusal(llama, "FP8 per channel, activations per token; FP8 per tensor", BF16, 16) == ""
+    assert "quantized (int4 on load)" in determinism.refusal(llama, "int4 on load", BF16, 16)
+    assert "quantized (FP8 per" in determinism.refusal(llama, "FP8 per channel; MXFP4", BF16, 16)
     assert "set dtype to 'bfloat16'" in determinism.refusal(llama, "", torch.float16, 16)
     assert "does not divide 256" in determinism.refusal(llama, "", BF16, 48)
     assert "draft is 'medusa:x'" in determinism.refusal(llama, "", BF16, 16, "medusa:x")
