@@ -40,6 +40,10 @@ class HostCanonical:
             residual.copy_(rows)
         return self._halfway_normed(rows, norm_weight, out)
 
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        assert x.squares is not None
+        out.copy_(1.0 / (x.squares.view(-1) / x.rows.shape[1] + self._eps).sqrt())
+
     def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
         out.copy_(self._multiplied(x, matrix))
 

@@ -64,7 +64,7 @@ class CanonicalProducts:
     ) -> None:
         """`max_tokens`: most rows. Raises KeyError for an unknown activation."""
         choose = partial(ManyVariant.choose, num_multiprocessors())
-        self.rows = CanonicalRows(overlap=overlap)
+        self.rows = CanonicalRows(eps, overlap=overlap)
         self.few = SkinnyProducts(eps, activation, SkinnyVariant.choose_canonical, overlap=overlap)
         self._codes = Fp8Products(eps, activation, Fp8Variant.choose_canonical, overlap=overlap, canonical=True)
         self.many = ManyRows(eps, activation, choose, device, overlap=overlap)
@@ -102,6 +102,10 @@ class CanonicalProducts:
     ) -> NormedRows:
         """As `CanonicalRows.take`; what is returned is valid until the next `take` or `add`."""
         return self.rows.take(stream, source, indexes, norm_weight, residual, out, self._squares_of(len(out)))
+
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        """As `CanonicalRows.scales`."""
+        self.rows.scales(stream, x, out)
 
     def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
         """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""

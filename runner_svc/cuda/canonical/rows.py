@@ -1,4 +1,4 @@
-"""Launches kernels/canonical_residual.cu: the first rows of the residual stream, in the canonical order."""
+"""Launches kernels/canonical_residual.cu and canonical_scales.cu: what norms need without a product before them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from runner_svc.cuda.module import load
 from runner_svc.interface.products.canonical_launchers import NormedRows
 
 _THREADS = 256
+_LANES = 4
+"""Of a row's factor."""
 
 
 class CanonicalRows:
-    """Embeddings, and the residual stream before the head."""
+    """Embeddings, the residual stream before the head or behind experts, and rows' factors."""
 
-    def __init__(self, *, overlap: bool = False) -> None:
-        self._overlap = overlap
+    def __init__(self, eps: float, *, overlap: bool = False) -> None:
+        self._eps, self._overlap = eps, overlap
 
     def take(
         self,
@@ -45,6 +47,19 @@ class CanonicalRows:
             out.shape[1],
         )
         return NormedRows(out, squares)
+
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        """Computes 1 / rms of each row of x, whose squares are given; `out` is float32 [T]."""
+        (rows, width), squares = x.rows.shape, x.squares
+        if squares is None:
+            raise ValueError("these rows are divided by their RMS already, or have none")
+        blocks = -(-rows * _LANES // _THREADS)
+        self._scales(stream, blocks, squares.data_ptr(), out.data_ptr(), squares.shape[1], 1.0 / width, self._eps, rows)
+
+    @cached_property
+    def _scales(self) -> Kernel:
+        module = load("canonical_scales", {"CANONICAL": 1})
+        return Kernel(module, "canonical_scales", "PPiffi", _THREADS, overlap=self._overlap)
 
     @cached_property
     def _kernel(self) -> Kernel:

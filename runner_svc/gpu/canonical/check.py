@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,13 +30,14 @@ Run = Callable[[NormedRows], Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The matrices of a layer, and the head's."""
+    """The matrices of a layer, and the head's; None: the model has none."""
 
     qkv: Matrix
     output: Matrix
-    gate_up: Matrix
-    down: Matrix
+    gate_up: Matrix | None
+    down: Matrix | None
     head: Matrix
+    router: Matrix | None = None
 
 
 class ProductCheck:
@@ -49,44 +51,38 @@ class ProductCheck:
 
     def digest(self, matrices: Checked) -> bytes:
         """Returns a digest of the products' bits. Raises UnusableSettings if they depend on the number of rows."""
-        self._compile(matrices)
         self._weight = known_numbers(matrices.output.size[0], seed=1).bfloat16().to(self._device)
+        named = {
+            "the QKV product": Planned("store", matrices.qkv, torch.bfloat16),
+            "the output product": Planned("add", matrices.output, torch.bfloat16),
+            "the gate-up product": _planned("gated", matrices.gate_up),
+            "the down product": _planned("add", matrices.down),
+            "the router's product": _planned("store", matrices.router, torch.float32),
+            "the head's product": Planned("store", matrices.head, torch.float32),
+        }
+        products = {name: product for name, product in named.items() if product is not None}
+        by_most: dict[int, list[Planned]] = {}
+        for product in products.values():
+            by_most.setdefault(self._most_of(product, matrices), []).append(product)
+        for most, some in by_most.items():
+            self._products.compile(some, sorted({ROW_TILE, *(count for _, count in _parts(most))}))
         digest = hashlib.blake2b(digest_size=16)
-        for name, matrix, run, is_normed in (
-            ("the QKV product", matrices.qkv, self._stored(matrices.qkv, torch.bfloat16), True),
-            ("the output product", matrices.output, self._added(matrices.output), False),
-            ("the gate-up product", matrices.gate_up, self._gated(matrices.gate_up), True),
-            ("the down product", matrices.down, self._added(matrices.down), False),
-            ("the head's product", matrices.head, self._stored(matrices.head, torch.float32), True),
-        ):
-            most = self._most_of_head if matrix is matrices.head else self._most
-            for part in self._compared(name, matrix, run, most, is_normed):
+        for name, product in products.items():
+            for part in self._compared(name, product, self._most_of(product, matrices)):
                 digest.update(part)
         return digest.digest()
 
-    @property
-    def _most_of_head(self) -> int:
-        return min(self._most, 4 * ROW_TILE)
+    def _most_of(self, product: Planned, matrices: Checked) -> int:
+        return min(self._most, 4 * ROW_TILE) if product.matrix is matrices.head else self._most
 
-    def _compile(self, matrices: Checked) -> None:
-        """Compiles all products of up to so many rows, and the few rows with which they are compared."""
-        layer = [
-            Planned("store", matrices.qkv, torch.bfloat16),
-            Planned("add", matrices.output, torch.bfloat16),
-            Planned("gated", matrices.gate_up, torch.bfloat16),
-            Planned("add", matrices.down, torch.bfloat16),
-        ]
-        head = Planned("store", matrices.head, torch.float32)
-        for products, most in ((layer, self._most), ([head], self._most_of_head)):
-            self._products.compile(products, sorted({ROW_TILE, *(count for _, count in _parts(most))}))
-
-    def _compared(self, name: str, matrix: Matrix, run: Run, most: int, is_normed: bool) -> Iterator[bytes]:
+    def _compared(self, name: str, product: Planned, most: int) -> Iterator[bytes]:
         """Yields the bits of the first row."""
+        matrix, run = product.matrix, self._run_of(product)
         rows = known_numbers(max(most, FEW[-1]), matrix.size[1], seed=matrix.size[0]).bfloat16().to(self._device)
 
         def taken(begin: int, count: int) -> NormedRows:
             own = rows[begin : begin + count]
-            if not is_normed:
+            if product.kind == "add":
                 return NormedRows(own, None)
             return self._products.take(self._stream, own, None, self._weight, None, torch.empty_like(own))
 
@@ -99,6 +95,11 @@ class ProductCheck:
                         f"({count} differ): set deterministic to false"
                     )
         return (each[:1].contiguous().view(torch.uint8).cpu().numpy().tobytes() for each in wanted)
+
+    def _run_of(self, product: Planned) -> Run:
+        if product.kind == "store":
+            return self._stored(product.matrix, product.out)
+        return self._gated(product.matrix) if product.kind == "gated" else self._added(product.matrix)
 
     def _empty(self, rows: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.zeros(rows, width, dtype=dtype, device=self._device)
@@ -127,6 +128,12 @@ class ProductCheck:
             return [residual, out, following.squares.transpose(1, 2).flatten(0, 1)[: len(out)].clone()]
 
         return run
+
+
+def _planned(
+    kind: Literal["store", "gated", "add"], matrix: Matrix | None, out: torch.dtype = torch.bfloat16
+) -> Planned | None:
+    return Planned(kind, matrix, out) if matrix is not None else None
 
 
 def _tiles(count: int) -> Iterator[tuple[int, int]]:

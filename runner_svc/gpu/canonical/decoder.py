@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_experts import CudaExpertMlp
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -29,7 +30,7 @@ _ROWS = 8
 
 
 class CanonicalDecoder(CudaDecoder):
-    """A dense model with Llama's norms in bfloat16, whose matrices are plain or in FP8."""
+    """A model with Llama's norms and without biases in bfloat16; matrices are plain or in FP8, experts plain."""
 
     def __init__(
         self,
@@ -43,15 +44,19 @@ class CanonicalDecoder(CudaDecoder):
         super().__init__(config, weights, launchers, max_tokens)
         self._padded_head = _padded(self.head.matrix)
         if not config.is_plain or not all(products.fits(matrix) for matrix in self.matrices):
-            raise ValueError("canonical products need a dense model whose sizes are multiples of 64, plain or in FP8")
+            raise ValueError(
+                "canonical products need sizes that are multiples of 64, and matrices that are plain or in FP8"
+            )
         self._products = products
         self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
+        self._experts = [mlp if isinstance(mlp, CudaExpertMlp) else None for mlp in self.mlps]
 
     @property
     def matrices(self) -> list[Matrix]:
-        """All matrices."""
+        """All matrices but the experts'."""
         mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
         layers = [linear.matrix for layer in self.layers for linear in (layer.qkv, layer.output)]
+        layers += [mlp.router for mlp in self.mlps if isinstance(mlp, CudaExpertMlp)]
         return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self._padded_head]
 
     @property
@@ -65,11 +70,19 @@ class CanonicalDecoder(CudaDecoder):
         Raises UnusableSettings if they depend on the number of rows.
         """
         layer = self.layers[0]
-        assert isinstance(layer.mlp, MlpWeights)
-        of_mlp = (layer.mlp.gate_up.matrix, layer.mlp.down.matrix)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         check = ProductCheck(self._products, stream, max_tokens, self.device)
-        return check.digest(Checked(layer.qkv.matrix, layer.output.matrix, *of_mlp, self._padded_head))
+        mlp = next((layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)), None)
+        return check.digest(
+            Checked(
+                layer.qkv.matrix,
+                layer.output.matrix,
+                mlp.gate_up.matrix if mlp is not None else None,
+                mlp.down.matrix if mlp is not None else None,
+                self._padded_head,
+                next((experts.router for experts in self._experts if experts is not None), None),
+            )
+        )
 
     @property
     def fusions(self) -> list[Fusions]:
@@ -95,15 +108,27 @@ class CanonicalDecoder(CudaDecoder):
             first, second = firsts[index], layer.mlp_norm
             following = firsts[index + 1] if index + 1 < len(firsts) else self.norm_weight
             assert first is not None and second is not None and following is not None
-            assert isinstance(layer.mlp, MlpWeights)
             if index == 0:
                 x = products.take(stream, self.embeddings, inputs.tokens, first, residual, normed)
             products.store(stream, x, layer.qkv.matrix, qkv)
             self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
             x = products.add(stream, NormedRows(attended, None), layer.output.matrix, residual, second, normed)
-            x = products.gated(stream, x, layer.mlp.gate_up.matrix, activated)
-            x = products.add(stream, x, layer.mlp.down.matrix, residual, following, normed)
+            experts = self._experts[index]
+            if experts is not None:
+                self._add_experts(stream, x, experts, residual)
+                x = products.take(stream, residual, None, following, None, normed)
+            elif isinstance(layer.mlp, MlpWeights):
+                x = products.gated(stream, x, layer.mlp.gate_up.matrix, activated)
+                x = products.add(stream, x, layer.mlp.down.matrix, residual, following, normed)
         return self.hidden(num_tokens, fusions.adding)
+
+    def _add_experts(self, stream: int, x: NormedRows, experts: CudaExpertMlp, residual: Tensor) -> None:
+        """Adds the experts of x to `residual`."""
+        space, count = self.workspace.experts, len(x.rows)
+        assert space is not None
+        self._products.store(stream, x, experts.router, space.logits[:count])
+        self._products.scales(stream, x, space.plan.rows(count).scales)
+        experts.add_in_order(stream, x.rows, residual)
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""

@@ -41,12 +41,10 @@ def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_
 
 
 def _of_model(config: ModelConfig) -> str:
-    if config.experts is not None:
-        return "a GPU doesn't compute mixtures of experts in a fixed order yet: serve a dense model, or use the CPU"
     if not config.is_plain:
         return (
-            "a GPU computes only models with Llama's norms and without biases in a fixed order so far: serve one of "
-            "them, or use the CPU"
+            "a GPU computes only models with Llama's norms, without biases and without experts that compute every row "
+            "in a fixed order so far: serve one of them, or use the CPU"
         )
     if config.head_dim > MOST_HEAD_DIM:
         return (

@@ -56,6 +56,9 @@ class CanonicalLauncher(Protocol):
         `residual` gets the rows themselves. Returns `out` as the input of the next product.
         """
 
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        """Computes the factors 1 / rms of x's rows, float32 [T]."""
+
     def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
         """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
 

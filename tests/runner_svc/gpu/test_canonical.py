@@ -33,7 +33,9 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("family", choice(["llama", "qwen3", "llama-tied"], in_ci=["qwen3"]))
+@pytest.mark.parametrize(
+    "family", choice(["llama", "qwen3", "llama-tied", "qwen3-moe", "mixtral"], in_ci=["qwen3", "qwen3-moe"])
+)
 def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -48,10 +50,10 @@ def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -
 
 
 REFUSED = {
-    "qwen2": "Llama's norms and without biases",
-    "gemma": "Llama's norms and without biases",
-    "granite": "Llama's norms and without biases",
-    "mixtral": "mixtures of experts",
+    "qwen2": "Llama's norms, without biases",
+    "gemma": "Llama's norms, without biases",
+    "granite": "Llama's norms, without biases",
+    "qwen2-moe": "without experts that compute every row",
     "llama-dynamic": "dynamic RoPE",
 }
 
@@ -65,6 +67,7 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     llama = replace(config("llama"), head_dim=64)
     assert determinism.refusal(llama, "", BF16, 16) == ""
+    assert determinism.refusal(config("mixtral"), "", BF16, 16) == ""
     for family, says in REFUSED.items():
         assert says in determinism.refusal(config(family), "", BF16, 16), family
     assert "transformers computes" in determinism.refusal(None, "", BF16, 16)
