@@ -116,11 +116,12 @@ def steps_of(
     launchers = CudaLaunchers(config, DTYPE, canonical=canonical)
     own = ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
     of_layers = launchers.decoder(False)
-    decoder = (
-        CanonicalDecoder(config, own, of_layers, launchers.canonical(_MOST_TOKENS), _MOST_TOKENS)
-        if canonical
-        else CudaDecoder(config, own, of_layers, _MOST_TOKENS)
-    )
+    if canonical:
+        decoder: CudaDecoder = CanonicalDecoder(config, own, of_layers, launchers.canonical(_MOST_TOKENS), _MOST_TOKENS)
+        assert isinstance(decoder, CanonicalDecoder)
+        decoder.check(_MOST_TOKENS)  # also compiles in parallel
+    else:
+        decoder = CudaDecoder(config, own, of_layers, _MOST_TOKENS)
     return CudaSteps(
         decoder, cache, slots, launchers, num_slots=_SLOTS, max_step_tokens=_MOST_TOKENS, tail_words=8
     )  # fmt: skip
