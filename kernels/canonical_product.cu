@@ -190,31 +190,46 @@ private:
     }
 
 #if ENDS == ENDS_RESIDUAL
-    // Adds one row's columns of a half, of which a lane has eight adjacent ones in each 32; writes its sums of squares.
+    // Adds one row's columns of a half, of which a lane has eight adjacent ones in each 32; writes its sums of squares. What
+    // is added to is loaded first: each load would wait for the store before it.
     __device__ __forceinline__ void add_to_residual(const Place& place, const Ends& ends, int part) const {
         const int quad = threadIdx.x & 3, width = ends.width(part), base = part * ends.half;
         const int tiles = (ends.outputs + kTileColumns - 1) / kTileColumns;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = first_row(place) + half * 8;
-            const long long line = row * static_cast<long long>(ends.outputs) + base;
+            const int row = first_row(place) + half * 8, first = place.column + quad * kVector;
+            // How many of the lane's columns there are.
+            const int count = row < ends.num_rows ? width - first : 0;
+            const long long line = row * static_cast<long long>(ends.outputs) + base + first;
+            Scalar* residual = ends.residual + line;
+            const Scalar* weights = ends.norm_weight + base + first;
+            Eight carried[COLUMNS / 32];
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 32; i++) {
+                if (i * 32 < count) carried[i] = load_vector<Scalar, kVector>(residual + i * 32);
+            }
 #pragma unroll
             for (int tile = 0; tile < COLUMNS / kTileColumns; tile++) {
-                const int first = place.column + tile * kTileColumns;
                 float squares[2] = {0.0f, 0.0f};  // of the lane's groups of four columns, over the tile's halves
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const int column = first + i * 32 + quad * kVector;
+                    const int column = tile * kTileColumns + i * 32;
                     float values[kVector];
                     exchanged(tile * 2 + i, half, part, values);
-                    float own[2];
-                    add_eight(ends, line + column, base + column, row < ends.num_rows && column < width, values, own);
+                    float own[2] = {0.0f, 0.0f};
+                    if (column < count) {
+                        Eight& numbers = carried[tile * 2 + i];
+                        const Eight normed = add_eight(weights + column, numbers, values, own);
+                        store_vector(residual + column, numbers);
+                        store_vector(ends.out + line + column, normed);
+                    }
 #pragma unroll
                     for (int j = 0; j < 2; j++) squares[j] = i ? __fadd_rn(squares[j], own[j]) : own[j];
                 }
                 const float total = tree(squares);
-                if (quad == 0 && row < ends.num_rows && first < width) {
-                    ends.new_squares[squares_place(row, tiles) + (base + first) / kTileColumns * kRowTile] = total;
+                const int tile_column = place.column + tile * kTileColumns;
+                if (quad == 0 && row < ends.num_rows && tile_column < width) {
+                    ends.new_squares[squares_place(row, tiles) + (base + tile_column) / kTileColumns * kRowTile] = total;
                 }
             }
         }
@@ -237,13 +252,12 @@ private:
         }
     }
 
-    // `place`: in the residual stream and in `out`; `column`: of the norm's weight. Returns squares of four columns each.
-    static __device__ __forceinline__ void add_eight(
-        const Ends& ends, long long place, int column, bool present, const float (&values)[kVector], float (&squares)[2]) {
-        squares[0] = squares[1] = 0.0f;
-        if (!present) return;
-        auto carried = load_vector<Scalar, kVector>(ends.residual + place);
-        const auto weight = load_vector<Scalar, kVector>(ends.norm_weight + column);
+    // Adds to eight numbers of the residual stream, and to the squares of four columns each. Returns them times the norm's
+    // weights.
+    static __device__ __forceinline__ Eight add_eight(
+        const Scalar* weights, Eight& carried, const float (&values)[kVector], float (&squares)[2]) {
+        const uint4 words = __ldg(reinterpret_cast<const uint4*>(weights));
+        const auto weight = *reinterpret_cast<const Eight*>(&words);
         Eight normed;
 #pragma unroll
         for (int j = 0; j < kVector; j++) {
@@ -252,8 +266,7 @@ private:
             squares[j / 4] = __fadd_rn(squares[j / 4], __fmul_rn(rounded, rounded));
             normed[j] = from_float<Scalar>(__fmul_rn(rounded, to_float(weight[j])));
         }
-        store_vector(ends.residual + place, carried);
-        store_vector(ends.out + place, normed);
+        return normed;
     }
 
     // The sum of a tile's 16 groups of four columns, 8 and then 4, 2 and 1 groups apart: the first is done.

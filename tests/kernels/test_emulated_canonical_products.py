@@ -198,7 +198,7 @@ def row_squares(squares: Tensor) -> Tensor:
 
 
 def test_rows_follow_the_documented_order() -> None:
-    width, launcher = 320, rows.CanonicalRows()
+    width, launcher = 320, rows.CanonicalRows(EPS)
     source, norm = torch.randn(3, width).to(BF16), torch.randn(width).to(BF16)
     residual, out = (torch.full((3, width), torch.nan, dtype=BF16) for _ in range(2))
     squares = torch.full((1, 5, 128), torch.nan)

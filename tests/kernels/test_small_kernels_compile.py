@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -273,7 +274,8 @@ def test_canonical_products_of_many_rows_compile_for_hopper(
     code, log = compile_kernel(kernel_folder() / "canonical_product.cu", "sm_90a", (BF16, *macros(defines)))
     assert "warning" not in log, log
     assert "Potential Performance Loss" not in log, log
-    assert " 0 bytes spill stores" in log, log
+    # What is added to the residual stream is loaded beside all sums.
+    assert int(re.findall(r"(\d+) bytes spill stores", log)[0]) <= (16 if ends == "RESIDUAL" else 0), log
     assert arrivals_before_loads_are_done(code) == []  # see test_barriers
 
 
