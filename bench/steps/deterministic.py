@@ -20,6 +20,7 @@ from bench.common.gpu_timing import card, copy_bandwidth
 from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES
 from bench.steps.backend import BLOCK_SIZE, DTYPE, no_progress
+from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
@@ -29,15 +30,17 @@ from runner_svc.gpu.profiling_batch import batch_of
 from runner_svc.gpu.step_buffers import PackedStep
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.products.canonical_launchers import Planned
 from runner_svc.interface.step import StepBatch
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
-from runner_svc.weights.model_weights import LayerWeights, ModelWeights
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 KINDS = ("decode", "prefill", "mixed", "long")
-DECODE = ((1, 512), (8, 512), (64, 512), (256, 512))
-LONG = ((1, 8192), (8, 8192), (1, 131_072))
-PREFILL = (512, 2048, 8192)
+DECODE = ((256, 512), (64, 512), (8, 512), (1, 512))
+LONG = ((1, 131_072), (8, 8192), (1, 8192))
+PREFILL = (2048, 8192)
 MIXED = ((32, 480), (32, 2016))
 """Decoding rows at 512 tokens of context, and a chunk's positions."""
 _SLOTS, _MOST_TOKENS, _MOST_CONTEXT = 256, 8192, 131_200
@@ -68,12 +71,13 @@ class Case:
 
 def cases(kinds: list[str]) -> Iterator[Case]:
     """Yields the cases of some of KINDS."""
-    for batch, context in (*(DECODE if "decode" in kinds else ()), *(LONG if "long" in kinds else ())):
-        yield Case(f"decode {batch} x {context}", (context - 1,) * batch, (1,) * batch)
-    for count in PREFILL if "prefill" in kinds else ():
-        yield Case(f"prefill {count}", (0,), (count,))
-    for rows, chunk in MIXED if "mixed" in kinds else ():
-        yield Case(f"mixed {rows} + {chunk}", (*((511,) * rows), 0), (*((1,) * rows), chunk))
+    for kind in kinds:
+        for batch, context in {"decode": DECODE, "long": LONG}.get(kind, ()):
+            yield Case(f"decode {batch} x {context}", (context - 1,) * batch, (1,) * batch)
+        for count in PREFILL if kind == "prefill" else ():
+            yield Case(f"prefill {count}", (0,), (count,))
+        for rows, chunk in MIXED if kind == "mixed" else ():
+            yield Case(f"mixed {rows} + {chunk}", (*((511,) * rows), 0), (*((1,) * rows), chunk))
 
 
 class Ways:
@@ -82,8 +86,8 @@ class Ways:
     def __init__(self, steps: CudaSteps, device: GpuDevice) -> None:
         self._steps, self._device = steps, device
 
-    def of(self, case: Case) -> dict[str, Launch]:
-        """Packs the case; returns replays by name, valid until the next call."""
+    def of(self, case: Case, names: list[str] | None = None) -> dict[str, Launch]:
+        """Packs the case; returns replays by name, of `names` alone if there are any of them, until the next call."""
         steps, device = self._steps, self._device
         packed = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
         launches: dict[str, Launch] = {}
@@ -97,10 +101,20 @@ class Ways:
                 chosen = replace(step, shape=replace(step.shape, fusions=fusions))
                 launches[fusions.name] = partial(self._mixed, chosen)
         steps.packed.copy_(torch.from_numpy(packed.words))
-        return {name: device.capture(launch) for name, launch in launches.items()}
+        wanted = {name: launch for name, launch in launches.items() if names is None or name in names}
+        return {name: device.capture(launch) for name, launch in (wanted or launches).items()}
 
     def _mixed(self, step: object) -> None:
         self._steps.run_mixed(self._device.current_stream(), step)  # type: ignore[arg-type]
+
+
+def compile_products(products: CanonicalProducts, layer: LayerWeights, head: LinearWeights) -> None:
+    """Compiles what the cases need in parallel; the disk cache keeps it for the decoder."""
+    planned = [Planned("store", layer.qkv.matrix, DTYPE), Planned("add", layer.output.matrix, DTYPE)]
+    if isinstance(layer.mlp, MlpWeights):
+        planned += [Planned("gated", layer.mlp.gate_up.matrix, DTYPE), Planned("add", layer.mlp.down.matrix, DTYPE)]
+    products.compile(planned, (1, 8, 32, 64, 256, 512, 2048))
+    products.compile([Planned("store", head.matrix, torch.float32)], (1, 8, 64, 256))
 
 
 def steps_of(
@@ -114,12 +128,12 @@ def steps_of(
 ) -> CudaSteps:
     """Returns the steps of a decoder of its own over shared weights, cache and slots."""
     launchers = CudaLaunchers(config, DTYPE, canonical=canonical)
+    if canonical:
+        compile_products(launchers.canonical(_MOST_TOKENS), layers[0], weights.head)
     own = ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
     of_layers = launchers.decoder(False)
     if canonical:
         decoder: CudaDecoder = CanonicalDecoder(config, own, of_layers, launchers.canonical(_MOST_TOKENS), _MOST_TOKENS)
-        assert isinstance(decoder, CanonicalDecoder)
-        decoder.check(_MOST_TOKENS)  # also compiles in parallel
     else:
         decoder = CudaDecoder(config, own, of_layers, _MOST_TOKENS)
     return CudaSteps(
@@ -128,13 +142,19 @@ def steps_of(
 
 
 def compare(
-    case: Case, plain: Ways, canonical: Ways, slots: DeviceSlots, cache: KVCache, device: GpuDevice
+    case: Case,
+    plain: Ways,
+    canonical: Ways,
+    slots: DeviceSlots,
+    cache: KVCache,
+    device: GpuDevice,
+    names: list[str] | None,
 ) -> list[Launch]:
     """Prints a case's milliseconds by both. Returns the graphs: the device's pool ends with the last that is kept."""
     slots.spread(max(start + count for start, count in zip(case.starts, case.counts, strict=True)), cache)
     begin = time.perf_counter()
     (mode,) = canonical.of(case).values()
-    ways = plain.of(case)
+    ways = plain.of(case, names)
     timed = {name: device.seconds(replay, 3) for name, replay in ways.items()}
     best = min(timed, key=lambda name: timed[name])
     rounds = [[device.seconds(replay, 3) for replay in (ways[best], mode)] for _ in range(_ROUNDS)]
@@ -151,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--ways", nargs="+", help="plain ways to try where there are any of them, to save time")
     parser.add_argument("--layers", type=int, help="fewer than the model's, to save time")
     arguments = parser.parse_args()
     require_gpu()
@@ -170,7 +191,7 @@ def main() -> None:
         print(f"{card()['card']}, copy {copy_bandwidth():.2f} TB/s: plain, deterministic")
         kept: list[Launch] = []
         for case in cases(list(arguments.kinds)):
-            kept[:] = compare(case, plain, canonical, slots, cache, device)
+            kept[:] = compare(case, plain, canonical, slots, cache, device, arguments.ways)
 
 
 if __name__ == "__main__":
