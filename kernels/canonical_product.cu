@@ -6,7 +6,7 @@
 // the second's waits. Tiles of the first part precede those of the second, so that no block waits for one behind it.
 //
 // Macros: those of gated_tile.cuh; CANONICAL, 1; ENDS, one of those below; OUT, float or SCALAR, for ENDS_STORE;
-// ACTIVATION, for ENDS_GATED; PARTS, 1 or 2.
+// ACTIVATION, for ENDS_GATED; PARTS, 1 or 2; BIAS, 1: biases are added to scale * sums.
 
 #define ENDS_GATED 0     // out [rows, half] = activation(scale * gate) * (scale * up)
 #define ENDS_STORE 1     // out [rows, outputs] = scale * sums
@@ -39,6 +39,7 @@ struct Ends {
     Scalar* residual;           // [num_rows, outputs]
     const Scalar* norm_weight;  // [outputs]
     float* new_squares;         // of the residual's rows
+    const Scalar* bias;         // [outputs], if BIAS
 
     __device__ __forceinline__ int width(int part) const { return part ? outputs - half : half; }
 };
@@ -131,14 +132,25 @@ private:
     __device__ __forceinline__ float scaled(int i, int half) const {
         return __fmul_rn(__fadd_rn(sum(i), 0.0f), scales[half]);
     }
+    // With its bias, if there are any. Four sums of a thread are of two columns in each eight.
+    __device__ __forceinline__ float biased(const Place& place, const Ends& ends, int i, int half) const {
+        const float value = scaled(i, half);
+#if BIAS
+        const int part = i / (COLUMNS / 2), own = i % (COLUMNS / 2);
+        const int column = place.column + own / 4 * 8 + (threadIdx.x & 3) * 2 + own % 2;
+        if (column < ends.width(part)) return __fadd_rn(value, to_float(ends.bias[part * ends.half + column]));
+#endif
+        return value;
+    }
     // What becomes of a sum of G, or without gates of any sum.
-    __device__ __forceinline__ float ended(int i, int half) const {
-        return ENDS == ENDS_GATED ? ACTIVATION(scaled(i, half)) * scaled(i + COLUMNS / 2, half) : scaled(i, half);
+    __device__ __forceinline__ float ended(const Place& place, const Ends& ends, int i, int half) const {
+        const float value = biased(place, ends, i, half);
+        return ENDS == ENDS_GATED ? ACTIVATION(value) * biased(place, ends, i + COLUMNS / 2, half) : value;
     }
     // Two outputs of the row lane / 4 + half * 8, in the columns block * 8 + lane % 4 * 2; part 1: of U.
-    __device__ __forceinline__ unsigned pair(int block, int half, int part) const {
+    __device__ __forceinline__ unsigned pair(const Place& place, const Ends& ends, int block, int half, int part) const {
         const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
-        return Tensor16<Scalar>::pack(ended(first, half), ended(first + 1, half));
+        return Tensor16<Scalar>::pack(ended(place, ends, first, half), ended(place, ends, first + 1, half));
     }
 
     // Quads exchange columns, so that a lane stores 16 bytes at a time.
@@ -152,7 +164,7 @@ private:
             for (int i = 0; i < COLUMNS / 32; i++) {
                 unsigned words[4];
 #pragma unroll
-                for (int j = 0; j < 4; j++) words[j] = pair(4 * i + j, half, part);
+                for (int j = 0; j < 4; j++) words[j] = pair(place, ends, 4 * i + j, half, part);
                 exchange_in_quad(words, odd, upper);
                 const int column = place.column + i * 32 + quad * kVector;
                 if (row + half * 8 < ends.num_rows && column < width) store(words, out + (row + half * 8) * pitch + column);
@@ -161,7 +173,7 @@ private:
         if (COLUMNS % 32) {  // 16 columns of both rows at a time
             unsigned words[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) words[j] = pair(COLUMNS / 8 - 2 + (j & 1), j >> 1, part);
+            for (int j = 0; j < 4; j++) words[j] = pair(place, ends, COLUMNS / 8 - 2 + (j & 1), j >> 1, part);
             exchange_in_quad(words, odd, upper);
             const int own_row = row + (quad >> 1) * 8, column = place.column + COLUMNS - 16 + (quad & 1) * kVector;
             if (own_row < ends.num_rows && column < width) store(words, out + own_row * pitch + column);
@@ -183,7 +195,7 @@ private:
                 const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
                 const int column = place.column + block * 8 + (threadIdx.x & 3) * 2;
                 if (column >= width) continue;
-                const Vector<float, 2> values{{scaled(first, half), scaled(first + 1, half)}};
+                const Vector<float, 2> values{{biased(place, ends, first, half), biased(place, ends, first + 1, half)}};
                 store_vector(out + (row + half * 8) * static_cast<long long>(ends.outputs) + column, values);
             }
         }
@@ -215,7 +227,7 @@ private:
                 for (int i = 0; i < 2; i++) {
                     const int column = tile * kTileColumns + i * 32;
                     float values[kVector];
-                    exchanged(tile * 2 + i, half, part, values);
+                    exchanged(place, ends, tile * 2 + i, half, part, values);
                     float own[2] = {0.0f, 0.0f};
                     if (column < count) {
                         Eight& numbers = carried[tile * 2 + i];
@@ -236,7 +248,8 @@ private:
     }
 
     // The lane's eight of 32 adjacent columns.
-    __device__ __forceinline__ void exchanged(int columns, int half, int part, float (&values)[kVector]) const {
+    __device__ __forceinline__ void exchanged(
+        const Place& place, const Ends& ends, int columns, int half, int part, float (&values)[kVector]) const {
         const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
 #pragma unroll
         for (int second = 0; second < 2; second++) {
@@ -244,7 +257,7 @@ private:
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int i = 4 * (4 * columns + j) + 2 * half + part * (COLUMNS / 2) + second;
-                words[j] = __float_as_uint(scaled(i, half));
+                words[j] = __float_as_uint(biased(place, ends, i, half));
             }
             exchange_in_quad(words, odd, upper);
 #pragma unroll
@@ -321,7 +334,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, OUT* out, int steps,
     int num_rows, int half, int outputs, int tile_rows, int tile_columns, int group, const float* squares, int tiles_of_x,
     float inverse_width, float eps, Scalar* residual, const Scalar* norm_weight, float* new_squares, float4* room,
-    int* flags) {
+    int* flags, const Scalar* bias) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     const Member member = Member::self();
@@ -339,7 +352,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
                            matrix_descriptor(shared.inputs(0) + warpgroup * (64 * 128), 16),
                            matrix_descriptor(shared.weights(0), 16), Ring<STAGES>(0)}};
         const Ends ends{out, squares, tiles_of_x, inverse_width, eps, num_rows, half, outputs, residual, norm_weight,
-                        new_squares};
+                        new_squares, bias};
         consume(consumer, tiles, ends, Room{room, flags}, steps);
     }
     if (kCluster > 1) cluster_sync();  // others may still copy into this block, and arrive at its barriers

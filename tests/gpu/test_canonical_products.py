@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 if not torch.cuda.is_available():
@@ -47,10 +48,10 @@ def products(hidden: int, *, many: bool | None = None) -> CanonicalProducts:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_bits_do_not_depend_on_the_number_of_rows(sizes: tuple[int, ...]) -> None:
     hidden, queries, inner, qkv, head = sizes
-    layer = Checked(
-        matrix(qkv, hidden), matrix(hidden, queries), matrix(2 * inner, hidden), matrix(hidden, inner),
-        matrix(head, hidden),
-    )  # fmt: skip
+    biases = {rows: torch.randn(rows, device=CUDA).to(BF16) for rows in (qkv, hidden, 2 * inner)}
+    shapes = ((qkv, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner), (head, hidden))
+    linears = [LinearWeights(matrix(*shape), biases.get(shape[0]) if hidden < 4096 else None) for shape in shapes]
+    layer = Checked(*linears)
     assert len(ProductCheck(products(hidden), stream(), 2048, CUDA).digest(layer)) == 16
 
 
@@ -67,15 +68,16 @@ def test_every_variant_of_many_rows_has_the_bits_of_few(tokens: int, sizes: tupl
     outputs, width = {"store": (qkv, hidden), "logits": (head, hidden), "add": (hidden, inner)}[kind]
     weight, x = matrix(outputs, width), torch.randn(tokens, width, device=CUDA).to(BF16)
     squares = torch.rand(-(-tokens // 128), -(-width // 64), 128, device=CUDA) * 100
+    bias = torch.randn(outputs, device=CUDA).to(BF16) if hidden < 4096 else None
     norm, before = torch.randn(outputs, device=CUDA).to(BF16), torch.randn(tokens, outputs, device=CUDA).to(BF16)
 
     def run(launcher: CanonicalProducts) -> list[Tensor]:
         out = torch.full((tokens, outputs), torch.nan, device=CUDA, dtype=torch.float32 if kind == "logits" else BF16)
         if kind != "add":
-            launcher.store(stream(), NormedRows(x, squares), weight, out)
+            launcher.store(stream(), NormedRows(x, squares), weight, out, bias)
             return [bits(out)]
         residual = before.clone()
-        following = launcher.add(stream(), NormedRows(x, None), weight, residual, norm, out)
+        following = launcher.add(stream(), NormedRows(x, None), weight, residual, norm, out, bias)
         assert following.squares is not None
         kept = following.squares.transpose(1, 2).flatten(0, 1)[:tokens].clone()
         return [bits(out), bits(residual), bits(kept)]

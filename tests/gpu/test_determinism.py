@@ -212,7 +212,7 @@ def test_the_same_walk_finds_differences_with_the_mode_off(case: Case) -> None:
     assert error < 0.3 * spread
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "llama-biases"])
 def test_requests_get_the_same_tokens_and_log_probabilities(family: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")

@@ -100,9 +100,9 @@ def layer(launcher: Launcher, rows_of: slice, given: dict[str, Tensor]) -> dict[
 
     residual, normed, qkv, activated = empty(HIDDEN), empty(HIDDEN), empty(QKV), empty(INNER)
     x = launcher.take(0, given["embeddings"], ids, given["norm"], residual, normed)
-    launcher.store(0, x, PlainMatrix(given["qkv"]), qkv)
-    x = launcher.gated(0, x, PlainMatrix(given["gate_up"]), activated)
-    x = launcher.add(0, x, PlainMatrix(given["down"]), residual, given["norm"], normed)
+    launcher.store(0, x, PlainMatrix(given["qkv"]), qkv, given["qkv_bias"])
+    x = launcher.gated(0, x, PlainMatrix(given["gate_up"]), activated, given["gate_up_bias"])
+    x = launcher.add(0, x, PlainMatrix(given["down"]), residual, given["norm"], normed, given["down_bias"])
     logits, again = empty(QKV, torch.float32), empty(QKV, torch.float32)
     launcher.store(0, x, PlainMatrix(given["qkv"]), logits)
     x = launcher.take(0, residual, None, given["norm"], None, empty(HIDDEN))
@@ -125,6 +125,8 @@ def test_few_rows_and_many_rows_have_the_same_bits() -> None:
         "gate_up": torch.randn(2 * INNER, HIDDEN).to(BF16),
         "down": torch.randn(HIDDEN, INNER).to(BF16),
     }
+    biases = {f"{name}_bias": torch.randn(len(given[name])).to(BF16) for name in ("qkv", "gate_up", "down")}
+    given |= biases
     whole, others = layer(Launcher(8, many=False), slice(0, 11), given), slice(6, 10)
     assert whole["logits"].isfinite().all() and same(whole["logits"], whole["again"])
     for launcher, rows_of in (
@@ -136,7 +138,8 @@ def test_few_rows_and_many_rows_have_the_same_bits() -> None:
             assert same(got, whole[name][rows_of]), name
     plain = given["embeddings"][given["ids"].long()].float()
     normed = torch.nn.functional.rms_norm(plain, (HIDDEN,), given["norm"].float(), EPS)
-    torch.testing.assert_close(whole["qkv"].float(), normed @ given["qkv"].float().t(), rtol=0.02, atol=0.2)
+    expected = normed @ given["qkv"].float().t() + given["qkv_bias"].float()
+    torch.testing.assert_close(whole["qkv"].float(), expected, rtol=0.02, atol=0.2)
 
 
 def squares_of(row: Tensor) -> np.float32:
@@ -224,19 +227,21 @@ def test_many_rows_follow_the_documented_order(outputs: int, split: bool) -> Non
     residual = torch.randn(count, outputs).to(BF16)
     before, out = residual.clone(), torch.full((count, outputs), torch.nan, dtype=BF16)
     squares = torch.full((1, -(-outputs // 64), 128), torch.nan)
-    launcher.add(0, NormedRows(x, factors), weight, residual, norm, out, squares)
+    bias = torch.randn(outputs).to(BF16) if outputs == 160 else None
+    launcher.add(0, NormedRows(x, factors), weight, residual, norm, out, squares, bias)
     sums = weight.T[firsts].float() + weight.T[seconds].float()
     width_of_x, eps, one = np.float32(1 / width), np.float32(EPS), np.float32(1)
     means = row_squares(factors[0]).numpy()[:count] * width_of_x
     scales = torch.tensor(one / np.sqrt(means + eps)).unsqueeze(1)
-    assert same(residual, (before.float() + sums * scales).to(BF16))
+    sums = sums * scales if bias is None else sums * scales + bias.float()
+    assert same(residual, (before.float() + sums).to(BF16))
     assert same(out, (residual.float() * norm.float()).to(BF16))
     padded = torch.nn.functional.pad(residual.float(), (0, -outputs % 64))
     expected = torch.tensor(np.array([squares_of(row) for row in padded]))
     assert same(row_squares(squares[0, :, :count]), expected) and squares[0, :, count:].isnan().all()
     stored = torch.full((count, outputs), torch.nan)
-    launcher.store(0, NormedRows(x, factors), weight, stored)
-    assert same(stored, sums * scales)
+    launcher.store(0, NormedRows(x, factors), weight, stored, bias)
+    assert same(stored, sums)
     assert not launcher._flags.any()
 
 

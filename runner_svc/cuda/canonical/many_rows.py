@@ -20,8 +20,8 @@ from runner_svc.interface.products.canonical_launchers import NormedRows
 Choose = Callable[[str, int, int, int, int], ManyVariant]
 """Returns the variant for ends, rows of x, rows of the matrix's first half, columns of x, and their parts."""
 
-Key = tuple[ManyVariant, str, torch.dtype]
-"""A kernel: its variant, ends and type of outputs."""
+Key = tuple[ManyVariant, str, torch.dtype, bool]
+"""A kernel: its variant, ends, type of outputs, and whether there are biases."""
 
 _GATED, _STORE, _RESIDUAL = "ENDS_GATED", "ENDS_STORE", "ENDS_RESIDUAL"
 _MAX_KEPT = 16384
@@ -48,13 +48,16 @@ class ManyRows:
         """Returns whether the kernel supports this matrix [n, width], which it reads in two halves of rows."""
         return weight.is_contiguous() and weight.shape[0] % (2 * VECTOR) == 0 and weight.shape[1] % STEP == 0
 
-    def gated(self, stream: int, x: NormedRows, weight: Tensor, out: Tensor) -> None:
-        """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the weight is G above U."""
-        self._launch(stream, _GATED, x, weight, out)
+    def gated(self, stream: int, x: NormedRows, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the weight is G above U.
 
-    def store(self, stream: int, x: NormedRows, weight: Tensor, out: Tensor) -> None:
+        Here and in the other products, `bias` is added to norm(x) W^T.
+        """
+        self._launch(stream, _GATED, x, weight, out, bias=bias)
+
+    def store(self, stream: int, x: NormedRows, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
         """Computes out = norm(x) W^T, bfloat16 or float32 [T, n]."""
-        self._launch(stream, _STORE, x, weight, out)
+        self._launch(stream, _STORE, x, weight, out, bias=bias)
 
     def add(
         self,
@@ -65,16 +68,17 @@ class ManyRows:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
+        bias: Tensor | None = None,
     ) -> None:
         """Computes residual += norm(x) W^T and out = residual * norm_weight, [T, n].
 
         `squares` [row tiles, tiles, 128] gets the residual's sums of squares.
         """
-        self._launch(stream, _RESIDUAL, x, weight, out, residual, norm_weight, squares)
+        self._launch(stream, _RESIDUAL, x, weight, out, residual, norm_weight, squares, bias)
 
-    def key(self, ends: str, num_tokens: int, size: tuple[int, int], out: torch.dtype) -> Key:
+    def key(self, ends: str, num_tokens: int, size: tuple[int, int], out: torch.dtype, has_bias: bool) -> Key:
         """Returns the key of the kernel for so many rows and a matrix of this size."""
-        return self._chosen(ends, num_tokens, size), ends, out
+        return self._chosen(ends, num_tokens, size), ends, out, has_bias
 
     def compile(self, key: Key) -> None:
         """Compiles a kernel; may be called from any thread."""
@@ -93,13 +97,14 @@ class ManyRows:
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         (num_tokens, width), outputs = x.rows.shape, weight.shape[0]
         variant, half = self._chosen(ends, num_tokens, (outputs, width)), _half(ends, outputs)
         tile = variant.tile
         rows, columns = tile.tiles(num_tokens, half)
         clusters = min(rows * columns * variant.split, num_multiprocessors() // tile.cluster)
-        self._kernel(variant, ends, out.dtype)(
+        self._kernel(variant, ends, out.dtype, bias is not None)(
             stream,
             clusters * tile.cluster,
             self._map(x.rows.data_ptr(), num_tokens, width, tile.input_rows),
@@ -121,22 +126,24 @@ class ManyRows:
             address_of(new_squares),
             self._room.data_ptr(),
             self._flags.data_ptr(),
+            address_of(bias),
         )
 
-    def _compile(self, variant: ManyVariant, ends: str, dtype: torch.dtype) -> Kernel:
+    def _compile(self, variant: ManyVariant, ends: str, dtype: torch.dtype, has_bias: bool) -> Kernel:
         defines = variant.defines | {
             "SCALAR": DTYPE_DEFINES[torch.bfloat16],
             "OUT": DTYPE_DEFINES[dtype],
             "ACTIVATION": self._activation,
             "CANONICAL": 1,
             "ENDS": ends,
+            "BIAS": int(has_bias),
         }
         return Kernel(
             load("canonical_product", defines),
             "canonical_product",
             # maps of x and weights; out; steps, rows, half, outputs; rows, columns and group of clusters; squares,
-            # tiles, 1 / width, eps; residual, norm, new squares; sums of parts, flags
-            "128s128sPiiiiiiiPiffPPPPP",
+            # tiles, 1 / width, eps; residual, norm, new squares; sums of parts, flags; biases
+            "128s128sPiiiiiiiPiffPPPPPP",
             variant.tile.threads,
             shared_bytes=variant.tile.shared_bytes,
             overlap=self._overlap,

@@ -23,7 +23,7 @@ from runner_svc.cuda.module import num_multiprocessors
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant, num_tiles
 from runner_svc.interface.products.canonical_launchers import ROW_TILE, NormedRows, Planned
-from runner_svc.interface.products.skinny_launchers import ProductLauncher, ScaledRows, TileSums
+from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
@@ -81,7 +81,7 @@ class CanonicalProducts:
         many, few = set(), set()
         for product in (each for each in products if isinstance(each.matrix, PlainMatrix)):
             for rows in {min(count, AT_ONCE) for count in counts}:
-                sizes = rows, product.matrix.size, product.out
+                sizes = rows, product.matrix.size, product.out, product.has_bias
                 if self._takes_many(product.kind, rows, product.matrix):
                     many.add(self.many.key(_ENDS[product.kind], *sizes))
                 else:
@@ -107,28 +107,38 @@ class CanonicalProducts:
         """As `CanonicalRows.scales`."""
         self.rows.scales(stream, x, out)
 
-    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
-        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous.
+
+        Here and in the other products, `bias` is added to norm(x) W^T.
+        """
         if not self._takes_many("store", len(x.rows), matrix):
             for own, tile in _tiles(x, matrix):
-                self._few(matrix).store(stream, tile, matrix, out[own])
+                self._few(matrix).store(stream, tile, matrix, out[own], bias)
             return
         for own, some in _pieces(x):
-            self.many.store(stream, some, plain_tensor(matrix), out[own])
+            self.many.store(stream, some, plain_tensor(matrix), out[own], bias)
 
-    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> NormedRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
         if self._takes_many("gated", len(x.rows), matrix):
             for own, some in _pieces(x):
-                self.many.gated(stream, some, plain_tensor(matrix), out[own])
+                self.many.gated(stream, some, plain_tensor(matrix), out[own], bias)
         else:
             unused = TileSums(self._squares, self._squares)
             for own, tile in _tiles(x, matrix):
-                self._few(matrix).gated(stream, tile, matrix, out[own], unused)
+                self._few(matrix).gated(stream, tile, matrix, out[own], unused, bias)
         return NormedRows(out, None)
 
     def add(
-        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+        self,
+        stream: int,
+        x: NormedRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        bias: Tensor | None = None,
     ) -> NormedRows:
         """Computes residual += norm(x) W^T and out = residual * norm_weight, both [T, out].
 
@@ -139,14 +149,16 @@ class CanonicalProducts:
             for own, tile in _tiles(x, matrix):
                 tile_squares = squares[own.start // ROW_TILE]
                 sums = TileSums(tile_squares, tile_squares)
-                self._few(matrix).add(stream, tile, matrix, residual[own], norm_weight, out[own], sums)
+                self._few(matrix).add(stream, tile, matrix, residual[own], norm_weight, out[own], sums, bias)
             return NormedRows(out, squares)
         for own, some in _pieces(x):
             tiles = slice(own.start // ROW_TILE, own.stop // ROW_TILE)
-            self.many.add(stream, some, plain_tensor(matrix), residual[own], norm_weight, out[own], squares[tiles])
+            self.many.add(
+                stream, some, plain_tensor(matrix), residual[own], norm_weight, out[own], squares[tiles], bias
+            )
         return NormedRows(out, squares)
 
-    def _few(self, matrix: Matrix) -> ProductLauncher:
+    def _few(self, matrix: Matrix) -> SkinnyProducts | Fp8Products:
         return self._codes if isinstance(matrix, Fp8Matrix) else self.few
 
     def _takes_many(self, kind: str, num_tokens: int, matrix: Matrix) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.arithmetic.known_numbers import known_numbers
 from runner_svc.interface.products.canonical_launchers import ROW_TILE, CanonicalLauncher, NormedRows, Planned
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 
 FEW = (1, 5, 16, 30, 64, 100)
@@ -30,14 +31,14 @@ Run = Callable[[NormedRows], Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The matrices of a layer, and the head's; None: the model has none."""
+    """The linear parts of a layer, and the head; None: the model has none."""
 
-    qkv: Matrix
-    output: Matrix
-    gate_up: Matrix | None
-    down: Matrix | None
-    head: Matrix
-    router: Matrix | None = None
+    qkv: LinearWeights
+    output: LinearWeights
+    gate_up: LinearWeights | None
+    down: LinearWeights | None
+    head: LinearWeights
+    router: LinearWeights | None = None
 
 
 class ProductCheck:
@@ -52,15 +53,19 @@ class ProductCheck:
     def digest(self, matrices: Checked) -> bytes:
         """Returns a digest of the products' bits. Raises UnusableSettings if they depend on the number of rows."""
         self._weight = known_numbers(matrices.output.size[0], seed=1).bfloat16().to(self._device)
-        named = {
-            "the QKV product": Planned("store", matrices.qkv, torch.bfloat16),
-            "the output product": Planned("add", matrices.output, torch.bfloat16),
-            "the gate-up product": _planned("gated", matrices.gate_up),
-            "the down product": _planned("add", matrices.down),
-            "the router's product": _planned("store", matrices.router, torch.float32),
-            "the head's product": Planned("store", matrices.head, torch.float32),
+        named: dict[str, tuple[Literal["store", "gated", "add"], LinearWeights | None, torch.dtype]] = {
+            "the QKV product": ("store", matrices.qkv, torch.bfloat16),
+            "the output product": ("add", matrices.output, torch.bfloat16),
+            "the gate-up product": ("gated", matrices.gate_up, torch.bfloat16),
+            "the down product": ("add", matrices.down, torch.bfloat16),
+            "the router's product": ("store", matrices.router, torch.float32),
+            "the head's product": ("store", matrices.head, torch.float32),
         }
-        products = {name: product for name, product in named.items() if product is not None}
+        products = {
+            name: Planned(kind, linear.matrix, out, linear.bias is not None)
+            for name, (kind, linear, out) in named.items()
+            if linear is not None
+        }
         by_most: dict[int, list[Planned]] = {}
         for product in products.values():
             by_most.setdefault(self._most_of(product, matrices), []).append(product)
@@ -73,7 +78,7 @@ class ProductCheck:
         return digest.digest()
 
     def _most_of(self, product: Planned, matrices: Checked) -> int:
-        return min(self._most, 4 * ROW_TILE) if product.matrix is matrices.head else self._most
+        return min(self._most, 4 * ROW_TILE) if product.matrix is matrices.head.matrix else self._most
 
     def _compared(self, name: str, product: Planned, most: int) -> Iterator[bytes]:
         """Yields the bits of the first row."""
@@ -97,43 +102,40 @@ class ProductCheck:
         return (each[:1].contiguous().view(torch.uint8).cpu().numpy().tobytes() for each in wanted)
 
     def _run_of(self, product: Planned) -> Run:
+        matrix, bias = product.matrix, None
+        if product.has_bias:
+            bias = known_numbers(1, matrix.size[0], seed=2)[0].bfloat16().to(self._device)
         if product.kind == "store":
-            return self._stored(product.matrix, product.out)
-        return self._gated(product.matrix) if product.kind == "gated" else self._added(product.matrix)
+            return self._stored(matrix, bias, product.out)
+        return self._gated(matrix, bias) if product.kind == "gated" else self._added(matrix, bias)
 
     def _empty(self, rows: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.zeros(rows, width, dtype=dtype, device=self._device)
 
-    def _stored(self, matrix: Matrix, dtype: torch.dtype) -> Run:
+    def _stored(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> Run:
         def run(x: NormedRows) -> Sequence[Tensor]:
             out = self._empty(len(x.rows), matrix.size[0], dtype)
-            self._products.store(self._stream, x, matrix, out)
+            self._products.store(self._stream, x, matrix, out, bias)
             return [out]
 
         return run
 
-    def _gated(self, matrix: Matrix) -> Run:
+    def _gated(self, matrix: Matrix, bias: Tensor | None) -> Run:
         def run(x: NormedRows) -> Sequence[Tensor]:
             out = self._empty(len(x.rows), matrix.size[0] // 2)
-            self._products.gated(self._stream, x, matrix, out)
+            self._products.gated(self._stream, x, matrix, out, bias)
             return [out]
 
         return run
 
-    def _added(self, matrix: Matrix) -> Run:
+    def _added(self, matrix: Matrix, bias: Tensor | None) -> Run:
         def run(x: NormedRows) -> Sequence[Tensor]:
             residual, out = (self._empty(len(x.rows), matrix.size[0]) for _ in range(2))
-            following = self._products.add(self._stream, x, matrix, residual, self._weight, out)
+            following = self._products.add(self._stream, x, matrix, residual, self._weight, out, bias)
             assert following.squares is not None
             return [residual, out, following.squares.transpose(1, 2).flatten(0, 1)[: len(out)].clone()]
 
         return run
-
-
-def _planned(
-    kind: Literal["store", "gated", "add"], matrix: Matrix | None, out: torch.dtype = torch.bfloat16
-) -> Planned | None:
-    return Planned(kind, matrix, out) if matrix is not None else None
 
 
 def _tiles(count: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ split between the products around it. Logits are computed from the residual stre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.products.canonical_launchers import CanonicalLauncher, NormedRows
 from runner_svc.interface.products.linear_launchers import Sums
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.description import LayerDescription
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import MlpWeights, ModelWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
@@ -30,7 +33,7 @@ _ROWS = 8
 
 
 class CanonicalDecoder(CudaDecoder):
-    """A model with Llama's norms and without biases in bfloat16; matrices are plain or in FP8, experts plain."""
+    """A model with Llama's norms in bfloat16; matrices are plain or in FP8, experts plain."""
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class CanonicalDecoder(CudaDecoder):
         """`max_tokens` is the maximum number of positions of a forward pass. Raises ValueError for other models."""
         super().__init__(config, weights, launchers, max_tokens)
         self._padded_head = _padded(self.head.matrix)
-        if not config.is_plain or not all(products.fits(matrix) for matrix in self.matrices):
+        if not has_order(config) or not all(products.fits(matrix) for matrix in self.matrices):
             raise ValueError(
                 "canonical products need sizes that are multiples of 64, and matrices that are plain or in FP8"
             )
@@ -73,16 +76,11 @@ class CanonicalDecoder(CudaDecoder):
         stream = torch.cuda.current_stream(self.device).cuda_stream
         check = ProductCheck(self._products, stream, max_tokens, self.device)
         mlp = next((layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)), None)
-        return check.digest(
-            Checked(
-                layer.qkv.matrix,
-                layer.output.matrix,
-                mlp.gate_up.matrix if mlp is not None else None,
-                mlp.down.matrix if mlp is not None else None,
-                self._padded_head,
-                next((experts.router for experts in self._experts if experts is not None), None),
-            )
-        )
+        router = next((experts.router for experts in self._experts if experts is not None), None)
+        gate_up, down = (mlp.gate_up, mlp.down) if mlp is not None else (None, None)
+        head = LinearWeights(self._padded_head)
+        router_weights = LinearWeights(router) if router is not None else None
+        return check.digest(Checked(layer.qkv, layer.output, gate_up, down, head, router_weights))
 
     @property
     def fusions(self) -> list[Fusions]:
@@ -110,16 +108,18 @@ class CanonicalDecoder(CudaDecoder):
             assert first is not None and second is not None and following is not None
             if index == 0:
                 x = products.take(stream, self.embeddings, inputs.tokens, first, residual, normed)
-            products.store(stream, x, layer.qkv.matrix, qkv)
+            products.store(stream, x, layer.qkv.matrix, qkv, layer.qkv.bias)
             self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
-            x = products.add(stream, NormedRows(attended, None), layer.output.matrix, residual, second, normed)
+            x, output = NormedRows(attended, None), layer.output
+            x = products.add(stream, x, output.matrix, residual, second, normed, output.bias)
             experts = self._experts[index]
             if experts is not None:
                 self._add_experts(stream, x, experts, residual)
                 x = products.take(stream, residual, None, following, None, normed)
             elif isinstance(layer.mlp, MlpWeights):
-                x = products.gated(stream, x, layer.mlp.gate_up.matrix, activated)
-                x = products.add(stream, x, layer.mlp.down.matrix, residual, following, normed)
+                gate_up, down = layer.mlp.gate_up, layer.mlp.down
+                x = products.gated(stream, x, gate_up.matrix, activated, gate_up.bias)
+                x = products.add(stream, x, down.matrix, residual, following, normed, down.bias)
         return self.hidden(num_tokens, fusions.adding)
 
     def _add_experts(self, stream: int, x: NormedRows, experts: CudaExpertMlp, residual: Tensor) -> None:
@@ -149,6 +149,16 @@ class CanonicalDecoder(CudaDecoder):
 
     def compile_products(self, max_tokens: int) -> None:
         """Does nothing: they were compiled when the decoder was made."""
+
+
+def has_order(config: ModelConfig) -> bool:
+    """Returns whether all of the model's layers have a canonical order: Llama's, and Llama's with biases."""
+
+    def plain(layer: LayerDescription) -> bool:
+        mlp = replace(layer.mlp, bias=False)
+        return replace(layer, qkv_bias=False, output_bias=False, mlp=mlp).is_plain
+
+    return config.model.is_plain and all(plain(layer) for layer in config.layers)
 
 
 def _padded(matrix: Matrix) -> Matrix:

@@ -13,7 +13,7 @@ from runner_svc.attention.canonical_gpu.variants import MOST_HEAD_DIM, SEGMENT, 
 from runner_svc.cuda.fp8.variant import split_of
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.products.skinny_variant import canonical_parts
-from runner_svc.gpu.canonical.decoder import CanonicalDecoder
+from runner_svc.gpu.canonical.decoder import CanonicalDecoder, has_order
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.checkpoint_files import checkpoint_files
 from runner_svc.model.rope_config import RopeType
@@ -41,10 +41,10 @@ def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_
 
 
 def _of_model(config: ModelConfig) -> str:
-    if not config.is_plain:
+    if not has_order(config):
         return (
-            "a GPU computes only models with Llama's norms, without biases and without experts that compute every row "
-            "in a fixed order so far: serve one of them, or use the CPU"
+            "a GPU computes only models with Llama's norms and without experts that compute every row in a fixed order "
+            "so far: serve one of them, or use the CPU"
         )
     if config.head_dim > MOST_HEAD_DIM:
         return (

@@ -31,6 +31,7 @@ class Planned:
     kind: Literal["store", "gated", "add"]
     matrix: Matrix
     out: torch.dtype
+    has_bias: bool = False
 
 
 class CanonicalLauncher(Protocol):
@@ -59,14 +60,24 @@ class CanonicalLauncher(Protocol):
     def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
         """Computes the factors 1 / rms of x's rows, float32 [T]."""
 
-    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
-        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous.
 
-    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
+        Here and in the other products, `bias`, bfloat16, is added to norm(x) W^T, float32.
+        """
+
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> NormedRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
 
     def add(
-        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+        self,
+        stream: int,
+        x: NormedRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        bias: Tensor | None = None,
     ) -> NormedRows:
         """Computes residual += norm(x) W^T and out = residual * norm_weight, both [T, out].
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.backends.torch_backend import TorchBackend
@@ -22,8 +23,8 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup import backend_factory
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
-from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.host_canonical import HostCanonical
@@ -34,7 +35,11 @@ BF16 = torch.bfloat16
 
 
 @pytest.mark.parametrize(
-    "family", choice(["llama", "qwen3", "llama-tied", "qwen3-moe", "mixtral"], in_ci=["qwen3", "qwen3-moe"])
+    "family",
+    choice(
+        ["llama", "qwen3", "llama-tied", "qwen3-moe", "mixtral", "qwen2", "llama-biases"],
+        in_ci=["qwen3", "qwen3-moe", "llama-biases"],
+    ),
 )
 def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
@@ -50,9 +55,8 @@ def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -
 
 
 REFUSED = {
-    "qwen2": "Llama's norms, without biases",
-    "gemma": "Llama's norms, without biases",
-    "granite": "Llama's norms, without biases",
+    "gemma": "only models with Llama's norms",
+    "granite": "only models with Llama's norms",
     "qwen2-moe": "without experts that compute every row",
     "llama-dynamic": "dynamic RoPE",
 }
@@ -67,7 +71,7 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     llama = replace(config("llama"), head_dim=64)
     assert determinism.refusal(llama, "", BF16, 16) == ""
-    assert determinism.refusal(config("mixtral"), "", BF16, 16) == ""
+    assert not any(determinism.refusal(config(family), "", BF16, 16) for family in ("mixtral", "qwen2", "llama-biases"))
     for family, says in REFUSED.items():
         assert says in determinism.refusal(config(family), "", BF16, 16), family
     assert "transformers computes" in determinism.refusal(None, "", BF16, 16)
@@ -87,13 +91,13 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_product_whose_bits_depend_on_the_rows_is_refused() -> None:
     class Fault(HostCanonical):
-        def store(self, stream: int, x: NormedRows, matrix: Matrix, out: torch.Tensor) -> None:
-            super().store(stream, x, matrix, out)
+        def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+            super().store(stream, x, matrix, out, bias)
             if len(out) == 30:
                 out[-1, -1] *= 1.0 + 2.0**-7
 
     config = ModelConfig.from_hugging_face({**_TINY, "architectures": ["LlamaForCausalLM"]})
-    matrices = [PlainMatrix(torch.randn(rows, 64).to(BF16)) for rows in (128, 64, 128, 64, 96)]
+    matrices = [LinearWeights.plain(torch.randn(rows, 64).to(BF16)) for rows in (128, 64, 128, 64, 96)]
     check = (0, 130, torch.device("cpu"))
     digest = ProductCheck(HostCanonical(config), *check).digest(Checked(*matrices))
     assert digest == ProductCheck(HostCanonical(config), *check).digest(Checked(*matrices))
