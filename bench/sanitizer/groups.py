@@ -64,7 +64,7 @@ GROUPS = {
         ("canonical_residual", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2
     ),
     "deterministic": Group(
-        ("canonical_residual", "canonical_product", "log_softmax", "skinny_product"),
+        ("canonical_residual", "canonical_scales", "canonical_product", "log_softmax", "skinny_product"),
         ("test_determinism",),
         shards=4,
         captures=True,
