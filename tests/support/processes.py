@@ -32,7 +32,6 @@ READY_S = 60.0
 STOP_S = 20.0
 MASK_PROCESS = "scheduler_svc.constrained.process.mask_process"
 MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
-OPENED_RUNNER = "tests.support.opened_runner"
 
 
 class RosterProcesses:
@@ -88,12 +87,10 @@ class RosterProcesses:
 
     def start_one(self, name: str) -> None:
         """Starts one service: "scheduler", "runner" or "runner-N"."""
-        settings = self._settings[name]
-        flags = as_arguments(settings)
-        opened = settings.get("device") == "cuda" and settings.get("deterministic")
+        flags = as_arguments(self._settings[name])
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
         self._processes[name] = fork_server.start(
-            OPENED_RUNNER if opened else MODULES[name.partition("-")[0]],
+            MODULES[name.partition("-")[0]],
             flags,
             environment | {"OMP_NUM_THREADS": "1"},
             self._folder / f"{name}.log",

@@ -41,10 +41,11 @@ def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_
 
 
 def _of_model(config: ModelConfig) -> str:
+    if config.experts is not None:
+        return "mixtures of experts were not tried with it on a GPU yet: serve a dense model, or use the CPU"
     if not has_order(config):
         return (
-            "a GPU computes only models with Llama's norms and without experts that compute every row in a fixed order "
-            "so far: serve one of them, or use the CPU"
+            "a GPU computes only models with Llama's norms in a fixed order so far: serve one of them, or use the CPU"
         )
     if config.head_dim > MOST_HEAD_DIM:
         return (
