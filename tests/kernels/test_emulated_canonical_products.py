@@ -27,7 +27,7 @@ from runner_svc.cuda.products import skinny_product
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
-from runner_svc.interface.products.canonical_launchers import NormedRows
+from runner_svc.interface.products.canonical_launchers import NormedRows, Planned
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, TokenRounding
 from runner_svc.weights.fp8_matrix import to_fp8, to_fp8_blocks
@@ -140,6 +140,31 @@ def test_few_rows_and_many_rows_have_the_same_bits() -> None:
     normed = torch.nn.functional.rms_norm(plain, (HIDDEN,), given["norm"].float(), EPS)
     expected = normed @ given["qkv"].float().t() + given["qkv_bias"].float()
     torch.testing.assert_close(whole["qkv"].float(), expected, rtol=0.02, atol=0.2)
+
+
+def test_all_kernels_of_products_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step waits for a compiler; kernels that are launched later, of any number of rows, are those."""
+    for module in (skinny_product, many_rows, products):
+        monkeypatch.setattr(module, "num_multiprocessors", lambda: 132)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(EmulatedKernel, "__call__", lambda *arguments: None)
+    launcher, rows_of = CanonicalProducts(EPS, "silu", HIDDEN, 4096, CPU), (5, 128, 130, 2000, 4000)
+    qkv, gate_up, down = (
+        PlainMatrix(torch.zeros(*size, dtype=BF16)) for size in ((QKV, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
+    )
+    bias, norm = torch.zeros(QKV, dtype=BF16), torch.ones(HIDDEN, dtype=BF16)
+    planned = [Planned("store", qkv, BF16, True), Planned("store", qkv, torch.float32)]
+    launcher.compile([*planned, Planned("gated", gate_up, BF16), Planned("add", down, BF16)], rows_of)
+    caches = launcher.few._kernel, launcher.many._kernel
+    compiled = [cache.cache_info().misses for cache in caches]
+    assert all(compiled)
+    for count in rows_of:
+        x, activated = (NormedRows(torch.zeros(count, width, dtype=BF16), None) for width in (HIDDEN, INNER))
+        launcher.store(0, x, qkv, torch.empty(count, QKV, dtype=BF16), bias)
+        launcher.store(0, x, qkv, torch.empty(count, QKV))
+        launcher.gated(0, x, gate_up, activated.rows)
+        launcher.add(0, activated, down, torch.zeros(count, HIDDEN, dtype=BF16), norm, x.rows)
+    assert [cache.cache_info().misses for cache in caches] == compiled
 
 
 def squares_of(row: Tensor) -> np.float32:
