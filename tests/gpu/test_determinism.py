@@ -84,6 +84,7 @@ CASES = [
     Case("llama-3.1-8b", TINY | {"head_dim": 64}),
     Case("qwen3-0.6b", TINY | {"num_hidden_layers": 3}, cache_dtype=FP8),
     Case("qwen3-0.6b", {}),
+    Case("qwen3-30b-a3b", TINY | {"moe_intermediate_size": 128, "num_experts": 16, "num_experts_per_tok": 4}),
     Case("qwen3-0.6b", TINY, slots=140, on_load=OnLoad("fp8", head=True)),
     Case("qwen3-0.6b", TINY | {"hidden_size": 384}, slots=140, on_load=OnLoad("fp8-block")),
     Case("llama-3.1-8b", {}, length=2300, slots=64),
