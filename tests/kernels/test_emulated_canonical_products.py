@@ -241,6 +241,46 @@ def test_rows_follow_the_documented_order() -> None:
 
 @pytest.mark.parametrize(("outputs", "split"), [(160, False), (192, False), (128, True)])
 def test_many_rows_follow_the_documented_order(outputs: int, split: bool) -> None:
+    check_many_rows(outputs, split)
+
+
+# A rule of the order that the kernel breaks: what is replaced in its text, and by what.
+BROKEN = {
+    "squares by another tree": (
+        "__shfl_xor_sync(kFullWarp, squares[j], 2)",
+        "__shfl_xor_sync(kFullWarp, squares[j], 1)",
+    ),
+    "squares of what is not rounded": (
+        "const float rounded = to_float(carried[j]);",
+        "const float rounded = values[j];",
+    ),
+    "products that are rounded before they are added": (
+        "__fadd_rn(to_float(carried[j]), values[j])",
+        "__fadd_rn(to_float(carried[j]), to_float(from_float<Scalar>(values[j])))",
+    ),
+    "biases added to what is rounded": (
+        "return __fadd_rn(value, to_float(",
+        "return __fadd_rn(to_float(from_float<Scalar>(value)), to_float(",
+    ),
+    "tiles of squares by two lanes": ("constexpr int kScaleLanes = 4;", "constexpr int kScaleLanes = 2;"),
+}
+
+
+@pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=1 runs it")
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = BROKEN[rule]
+
+    def change(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    monkeypatch.setattr(many_rows, "load", partial(EmulatedModule, arch="sm_90a", change=change))
+    with pytest.raises(AssertionError, match="same"):
+        check_many_rows(160, False)
+
+
+def check_many_rows(outputs: int, split: bool) -> None:
     """Rows with a one in each part: their products are sums of two elements of the matrix, exactly those."""
     width, count = 192, 70
     launcher = many_rows.ManyRows(EPS, "silu", variant_of(64, split=split), CPU)
