@@ -59,7 +59,7 @@ test: venv ## run the whole suite (tests of the dashboard and the alerts need Pr
 
 # Not in .venv, whose torch is for the CPU. Needs the extras runner, scheduler, cuda and dev. Model tests run on each device.
 MODEL_TESTS := tests/scheduler_svc/engine/test_engine_parity.py tests/runner_svc/model tests/runner_svc/backends/test_torch_backend.py \
-  tests/runner_svc/execution/test_masks.py tests/chaos/test_real_model.py tests/e2e/test_smollm2.py
+  tests/runner_svc/execution/test_masks.py tests/chaos/test_real_model.py tests/e2e/test_smollm2.py tests/e2e/test_deterministic_service.py
 GPU_PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 8
 
 test-gpu: ## run GPU tests, with PYTHON=... of an environment with CUDA: kernels, both paths, models, compute-sanitizer

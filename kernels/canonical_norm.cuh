@@ -31,6 +31,14 @@ __device__ __forceinline__ float inverse_rms(float squares, float inverse_width,
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fmul_rn(squares, inverse_width), eps)));
 }
 
+// Adds adjacent biases, which are rounded to 16 bits as they are.
+template <typename Scalar, int N>
+__device__ __forceinline__ void add_biases(Vector<float, N>& values, const Scalar* biases) {
+    const auto own = load_vector<Scalar, N>(biases);
+#pragma unroll
+    for (int j = 0; j < N; j++) values[j] = __fadd_rn(values[j], to_float(own[j]));
+}
+
 // Where a row's sums of squares begin, of `tiles` tiles of columns.
 __device__ __forceinline__ long long squares_place(int row, int tiles) {
     return static_cast<long long>(row / kRowTile) * tiles * kRowTile + row % kRowTile;

@@ -115,6 +115,7 @@ struct Ends {
     Scalar* residual;            // [tokens, outputs]
     const Scalar* norm_weight;   // [outputs]
     float* new_squares;          // [outputs / 64, kSquaresPitch]
+    const Scalar* bias;          // [rows of W], if BIAS
 };
 
 // The consumers' tables in shared memory.

@@ -55,8 +55,14 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
     Vector<float, 4> values = scaled(add_up(shared, token, row), factor, row_scales.gate);
     Vector<OUT, 4> result;
     float squares = 0.0f;
+#if BIAS
+    add_biases(values, ends.bias + column);
+#endif
 #if EPILOGUE == EPILOGUE_GATED
-    const auto up = scaled(add_up(shared, token, row + kOutputs), factor, row_scales.up);
+    auto up = scaled(add_up(shared, token, row + kOutputs), factor, row_scales.up);
+#if BIAS
+    add_biases(up, ends.bias + problem.outputs + column);
+#endif
 #pragma unroll
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL

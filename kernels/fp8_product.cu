@@ -10,8 +10,11 @@
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; GROUPS, 1 or 2, warpgroups with 64 rows of a tile each;
 // STAGES; STEPS, most steps of a block; RESIDENT, which needs SPLIT 1; GROUPED, 1 for scales per 128 x 128 weights and
 // 128 inputs of a row; STATIC, 1 for one given scale of inputs; BATCH, steps whose products are in flight; OUT, type of
-// `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED.
+// `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED; CANONICAL, 1 for the root of docs/determinism.md.
 
+#ifndef BIAS
+#define BIAS 0  // 1: biases are added to scale * product
+#endif
 #define EPILOGUE_STORE 0     // out = scale * product
 #define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W has the rows of gate, then those of up
 #define EPILOGUE_RESIDUAL 2  // residual += product; out = residual * norm_weight; squares of the residual
@@ -159,7 +162,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap input_codes, const Scalar* rows,
     const float* input_factors, const float* input_scales, const float* weight_scales, const float* squares,
     int num_squares, float inverse_width, float eps, float bound, OUT* out, Scalar* residual,
-    const Scalar* norm_weight, float* new_squares, int width, int tiles, int outputs, int out_stride, int tokens) {
+    const Scalar* norm_weight, float* new_squares, int width, int tiles, int outputs, int out_stride, int tokens,
+    const Scalar* bias) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     const Tables tables{
@@ -182,7 +186,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     const int begin = steps * rank / SPLIT, end = steps * (rank + 1) / SPLIT;
     const Problem problem{width, tiles, outputs, tokens, begin, end - begin};
     const Inputs inputs{rows, input_factors, input_scales, squares, num_squares, inverse_width, eps, bound};
-    const Ends ends{weight_scales, out, out_stride, residual, norm_weight, new_squares};
+    const Ends ends{weight_scales, out, out_stride, residual, norm_weight, new_squares, bias};
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
     if (warp < kWarps) {
         wait_for_predecessors();  // the residual stream is read at the end

@@ -3,7 +3,11 @@
 // A row with a NaN or an infinity gets a NaN code, so all its products are NaN. Zero rows have the smallest scale.
 #pragma once
 
-#include "vector.cuh"
+#include "canonical_norm.cuh"
+
+#ifndef CANONICAL
+#define CANONICAL 0
+#endif
 
 #if __CUDA_ARCH__ < 890
 #include <cuda_fp8.h>
@@ -80,12 +84,14 @@ __device__ __forceinline__ uint4 codes_of(const Chunk& chunk, float factor, floa
 }
 
 // 1 / rms of row `row` by the sums of squares that its product left, [count, pitch]; 1 without them. Four adjacent lanes
-// share a row, and all lanes of the warp must call it: the order of addition depends on `count` alone.
+// share a row, and all lanes of the warp must call it: the order of addition depends on `count` alone. With CANONICAL it is
+// that of canonical_norm.cuh, with the same root.
 __device__ __forceinline__ float inverse_rms(
     const float* squares, int count, int pitch, int row, float inverse_width, float eps) {
     float sum = 0.0f;
 #pragma unroll 16
     for (int i = threadIdx.x % 4; i < count; i += 4) sum += __ldcg(squares + i * pitch + row);
     sum = lane_sum(sum, 4);
+    if (CANONICAL) return squares ? inverse_rms(sum, inverse_width, eps) : 1.0f;
     return squares ? rsqrtf(sum * inverse_width + eps) : 1.0f;
 }

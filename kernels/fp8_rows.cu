@@ -4,7 +4,8 @@
 // activation(gate) * up, rounded to bf16: of the sums that torch's FP8 product left (1, see fp8_scale.cu), or of gate and
 // up themselves (2).
 // Macros: WIDTH, a multiple of 16; VECTORS, 16-element chunks per thread; GROUPED, 1 for a scale per 128 columns instead
-// of one per row; STATIC, 1 for the given scale; GATED, 0, 1 or 2, with ACTIVATION, one of the functions of activation.cuh.
+// of one per row; STATIC, 1 for the given scale; GATED, 0, 1 or 2, with ACTIVATION, one of the functions of activation.cuh;
+// CANONICAL, 1 for the root of docs/determinism.md.
 
 #include "activation.cuh"
 #include "fp8_rounding.cuh"

@@ -19,7 +19,7 @@
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
 // ACTIVATION, for EPILOGUE_GATED; EXPERTS, of a router, up to 256, with EPILOGUE_RESIDUAL; CANONICAL, 1 for the order of
 // canonical_norm.cuh, which does not depend on TOKENS; PARTS, of the columns, which a block without SPLIT multiplies and adds
-// up one after another, with the bits of as many blocks.
+// up one after another, with the bits of as many blocks; BIAS, 1, with CANONICAL: biases are added to scale * product.
 
 #include "activation.cuh"
 #include "canonical_norm.cuh"
@@ -37,6 +37,9 @@
 #endif
 #ifndef PARTS
 #define PARTS 1
+#endif
+#ifndef BIAS
+#define BIAS 0
 #endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -148,6 +151,7 @@ struct Ends {
     float* new_squares;       // [tiles, kSquaresPitch]
     const Scalar* router;     // [EXPERTS, outputs]
     float* logits;            // [tiles, EXPERTS]: parts
+    const Scalar* bias;       // [rows of W], if BIAS
 };
 
 #if EXPERTS
@@ -283,8 +287,14 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
     Vector<float, 4> values = scaled(add_up(shared, token, row), scale);
     Vector<OUT, 4> result;
     float squares = 0.0f;
+#if BIAS
+    add_biases(values, ends.bias + column);
+#endif
 #if EPILOGUE == EPILOGUE_GATED
-    const auto up = scaled(add_up(shared, token, row + kOutputs), scale);
+    auto up = scaled(add_up(shared, token, row + kOutputs), scale);
+#if BIAS
+    add_biases(up, ends.bias + problem.outputs + column);
+#endif
 #pragma unroll
     for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
@@ -408,7 +418,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
     float* new_squares, const Scalar* router, float* logits, int steps, int tiles, int outputs, int pitch, int tokens
 #if CANONICAL
-    , int row_tiles
+    , int row_tiles, const Scalar* bias
 #endif
 ) {
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -433,10 +443,11 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     tokens = min(TOKENS, tokens - first_row);
 #else
     const int first_row = 0, first_tile = blockIdx.x / SPLIT, tile_step = gridDim.x / SPLIT;
+    const Scalar* bias = nullptr;
 #endif
     const Problem problem{first_tile, tile_step, first_row, tiles, outputs, pitch, tokens, steps * rank / SPLIT,
                           steps * (rank + 1) / SPLIT};
-    const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares, router, logits};
+    const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares, router, logits, bias};
     float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * kStageBytes);
     float* scales = sums + TOKENS * kPitch;
     const int warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);

@@ -34,6 +34,8 @@ LONGEST = (
     "e2e/test_structured_output.py",
     "runner_svc/model/test_parity.py",
     "chaos/test_soak.py",
+    "e2e/test_deterministic_service.py",
+    "kernels/test_emulated_canonical_products.py",
     "roster_client/serve/test_serve.py",
     "e2e/test_exactness.py",
     "kernels/test_small_kernels_compile.py",

@@ -63,10 +63,12 @@ GROUPS = {
         not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
     ),
     "canonical products": Group(
-        ("canonical_residual", "canonical_product", "log_softmax"), ("test_canonical_products",), shards=2
+        ("canonical_residual", "canonical_scales", "canonical_product", "log_softmax"),
+        ("test_canonical_products",),
+        shards=2,
     ),
     "deterministic": Group(
-        ("canonical_residual", "canonical_product", "log_softmax", "skinny_product"),
+        ("canonical_residual", "canonical_scales", "canonical_product", "log_softmax", "skinny_product"),
         ("test_determinism",),
         shards=4,
         captures=True,

@@ -134,6 +134,18 @@ class CudaExpertMlp:
         launchers.rows.combine_norm(stream, y, self._weights.down_bias, plan, residual, norm_weight, out, eps)
         return ScaledRows(out, None)
 
+    def add_in_order(self, stream: int, rows: Tensor, residual: Tensor) -> None:
+        """Adds the experts of `rows` [T, hidden_size] to `residual`, with bits that depend on each row alone.
+
+        The space has the rows' logits, and the plan the factors by which they are yet to be multiplied. There must be
+        no shared expert.
+        """
+        count, space, launchers = len(rows), self._space, self._launchers
+        product, plan = self._own_product(count), space.plan.rows(count)
+        launchers.routing(stream, space.logits[:count], self._router_bias, plan, product.job_rows)
+        y = self._own(stream, product, rows, plan, scaled=True)
+        launchers.rows.combine(stream, y, self._weights.down_bias, plan, residual, adds=True)
+
     @property
     def router_parts(self) -> RouterParts | None:
         """The router for the product before a lone row's pass, or None if it has too many experts for that."""

@@ -244,7 +244,7 @@ class CudaLaunchers(StepLaunchers):
         return ExpertLaunchers(
             ExpertRouting(experts, overlap=self._overlap),
             ExpertRows(experts, self._config.hidden_size, self._dtype, overlap=self._overlap),
-            [ExpertProducts(experts, self._dtype, variant, overlap=self._overlap) for variant in self._expert_variants],
+            [self._expert_products(experts, variant) for variant in self._expert_variants],
             self._tiles(experts, gathers=False),
             self._tiles(experts, gathers=True),
             # Torch's grouped products of float16 wait for the host.
@@ -253,7 +253,7 @@ class CudaLaunchers(StepLaunchers):
             if shared is not None
             else None,
             entry=self._entry(experts),
-            entering=ExpertProducts(experts, self._dtype, _ENTERING, overlap=self._overlap),
+            entering=self._expert_products(experts, _ENTERING),
         )
 
     def _entry(self, experts: ExpertsConfig) -> ExpertEntry | None:
@@ -263,7 +263,10 @@ class CudaLaunchers(StepLaunchers):
         return ExpertEntry(experts, hidden_size, self._dtype, _ENTERING, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
-        return ExpertProducts(experts, self._dtype, replace(_TILES, gathers=gathers), overlap=self._overlap)
+        return self._expert_products(experts, replace(_TILES, gathers=gathers))
+
+    def _expert_products(self, experts: ExpertsConfig, variant: ExpertVariant | TilesVariant) -> ExpertProducts:
+        return ExpertProducts(experts, self._dtype, variant, overlap=self._overlap, canonical=self._canonical)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config

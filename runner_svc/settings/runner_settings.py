@@ -125,8 +125,8 @@ class RunnerSettings(ServiceSettings):
     deterministic: bool = Field(
         False,
         description="Computes every position in one fixed order, so that a request's tokens and log-probabilities are "
-        "equal in every bit whatever else is in the batch. On the CPU only so far, for plain checkpoints that Roster's "
-        "own decoder computes (docs/determinism.md). All runners of a service must agree.",
+        "equal in every bit whatever else is in the batch. On a CPU for plain checkpoints, on a Hopper GPU for dense "
+        "models in bfloat16 or FP8 (docs/determinism.md). All runners of a service must agree.",
         json_schema_extra=tuning("answers are compared, audited or trained on bit by bit"),
     )
     weights: Literal["checkpoint", "random"] = Field(

@@ -22,8 +22,6 @@ from runner_svc.startup.kernel_cache import choose_kernel_cache
 if TYPE_CHECKING:
     from runner_svc.gpu.loading import GpuOptions, MakeBackend
 
-DETERMINISTIC_ON_GPU = False
-"""Whether a GPU computes in the order of docs/determinism.md: not before its tests have passed on one."""
 _TEST_CONTEXT_LENGTH = 8192
 
 log = structlog.get_logger()
@@ -127,9 +125,11 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
 
 
 def _refuse_deterministic(settings: RunnerSettings, device: str) -> None:
-    if settings.deterministic and device != "cpu" and not (device == "cuda" and DETERMINISTIC_ON_GPU):
-        why = "a GPU doesn't compute in a fixed order yet" if device == "cuda" else f"{device!r} is a test backend"
-        raise UnusableSettings(f"deterministic is true, but {why}: set device to 'cpu', or deterministic to false")
+    if settings.deterministic and device not in ("cpu", "cuda"):
+        raise UnusableSettings(
+            f"deterministic is true, but {device!r} is a test backend: set device to 'cpu' or 'cuda', or deterministic "
+            "to false"
+        )
 
 
 def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import pytest
 import torch
 from torch import Tensor
 
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.canonical.log_softmax import CanonicalLogprobs
+from runner_svc.cuda.canonical.many_variant import ManyVariant
 from runner_svc.cuda.canonical.products import CanonicalProducts, usual_route
-from runner_svc.cuda.module import is_hopper
+from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.products.skinny_variant import canonical_parts
 from runner_svc.gpu.canonical.check import Checked, ProductCheck
 from runner_svc.interface.products.canonical_launchers import NormedRows
 
@@ -41,15 +46,57 @@ def products(hidden: int, *, many: bool | None = None) -> CanonicalProducts:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("many", [None, True, False])
-def test_bits_do_not_depend_on_the_number_of_rows(sizes: tuple[int, ...], many: bool | None) -> None:
+def test_bits_do_not_depend_on_the_number_of_rows(sizes: tuple[int, ...]) -> None:
     hidden, queries, inner, qkv, head = sizes
-    layer = Checked(
-        matrix(qkv, hidden), matrix(hidden, queries), matrix(2 * inner, hidden), matrix(hidden, inner),
-        matrix(head, hidden),
-    )  # fmt: skip
-    digests = [ProductCheck(products(hidden, many=each), stream(), 2048, CUDA).digest(layer) for each in {many, False}]
-    assert len(set(digests)) == 1
+    biases = {rows: torch.randn(rows, device=CUDA).to(BF16) for rows in (qkv, hidden, 2 * inner)}
+    shapes = ((qkv, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner), (head, hidden))
+    linears = [LinearWeights(matrix(*shape), biases.get(shape[0]) if hidden < 4096 else None) for shape in shapes]
+    layer = Checked(*linears)
+    assert len(ProductCheck(products(hidden), stream(), 2048, CUDA).digest(layer)) == 16
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int16 if tensor.dtype is BF16 else torch.int32)
+
+
+@pytest.mark.parametrize("kind", ["store", "logits", "add"])
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+@pytest.mark.parametrize("tokens", [130, 256, 500, 1100])
+def test_every_variant_of_many_rows_has_the_bits_of_few(tokens: int, sizes: tuple[int, ...], kind: str) -> None:
+    """Again and again, between others that use the same room for sums of parts."""
+    hidden, _, inner, qkv, head = sizes
+    outputs, width = {"store": (qkv, hidden), "logits": (head, hidden), "add": (hidden, inner)}[kind]
+    weight, x = matrix(outputs, width), torch.randn(tokens, width, device=CUDA).to(BF16)
+    squares = torch.rand(-(-tokens // 128), -(-width // 64), 128, device=CUDA) * 100
+    bias = torch.randn(outputs, device=CUDA).to(BF16) if hidden < 4096 else None
+    norm, before = torch.randn(outputs, device=CUDA).to(BF16), torch.randn(tokens, outputs, device=CUDA).to(BF16)
+
+    def run(launcher: CanonicalProducts) -> list[Tensor]:
+        out = torch.full((tokens, outputs), torch.nan, device=CUDA, dtype=torch.float32 if kind == "logits" else BF16)
+        if kind != "add":
+            launcher.store(stream(), NormedRows(x, squares), weight, out, bias)
+            return [bits(out)]
+        residual = before.clone()
+        following = launcher.add(stream(), NormedRows(x, None), weight, residual, norm, out, bias)
+        assert following.squares is not None
+        kept = following.squares.transpose(1, 2).flatten(0, 1)[:tokens].clone()
+        return [bits(out), bits(residual), bits(kept)]
+
+    expected = run(products(outputs if kind == "add" else hidden, many=False))
+    ends = "ENDS_RESIDUAL" if kind == "add" else "ENDS_STORE"
+    half, parts = -(-outputs // 128) * 64, canonical_parts(outputs, width)
+    launcher = products(outputs if kind == "add" else hidden, many=True)
+    variants = ManyVariant.possible(num_multiprocessors(), ends, tokens, half, width, parts)
+    for index in range(3 * len(variants)):
+        variant = variants[index % len(variants)]
+        launcher.many._choose = lru_cache(None)(partial(_always, variant))
+        for one, other in zip(run(launcher), expected, strict=True):
+            assert torch.equal(one, other), (variant, int((one != other).sum()))
+    assert not launcher.many._flags.any()
+
+
+def _always(variant: ManyVariant, *sizes: object) -> ManyVariant:
+    return variant
 
 
 @pytest.mark.parametrize("tokens", [3, 300])
@@ -65,6 +112,9 @@ def test_products_are_right(tokens: int) -> None:
     first, gate_up, down = matrix(qkv, hidden), matrix(2 * inner, hidden), matrix(hidden, inner)
     x = launcher.take(stream(), embeddings, ids, norm, residual, normed)
     launcher.store(stream(), x, first, out)
+    factors, rows = torch.full((tokens,), torch.nan, device=CUDA), embeddings[ids.long()].float()
+    launcher.scales(stream(), x, factors)
+    torch.testing.assert_close(factors, 1 / (rows.square().mean(dim=1) + EPS).sqrt(), rtol=1e-5, atol=0)
     expected = torch.nn.functional.rms_norm(embeddings[ids.long()].float(), (hidden,), norm.float(), EPS)
     torch.testing.assert_close(out.float(), expected @ first.weight.float().t(), rtol=0.01, atol=0.02)
     launcher.gated(stream(), x, gate_up, activated)

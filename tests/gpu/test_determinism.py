@@ -17,6 +17,7 @@ from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.interface.kv_cache import FP8
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
+from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.gpu_passes import Part, Passes, different
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import no_progress
@@ -48,9 +49,11 @@ class Case:
     length: int = 700
     slots: int = 256
     cache_dtype: torch.dtype = BF16
+    on_load: OnLoad = NOTHING
 
     def __str__(self) -> str:
-        return f"{self.shape}-{self.changes.get('hidden_size', '')}-{self.cache_dtype}".replace("torch.", "")
+        parts = self.shape, self.changes.get("hidden_size", ""), str(self.cache_dtype), self.on_load.name
+        return "-".join(map(str, parts)).replace("torch.", "")
 
     def passes(self, seed: int, *, canonical: bool) -> Passes:
         """Returns passes of a model with random weights."""
@@ -58,7 +61,7 @@ class Case:
         config, device = ModelConfig.from_hugging_face(raw), GpuDevice()
         most = max(self.length, 8 * self.slots) + 2048
         with device.stream(), torch.inference_mode():
-            weights = random_weights(config, BF16, torch.device("cuda"), no_progress, seed)
+            weights = random_weights(config, BF16, torch.device("cuda"), no_progress, seed, self.on_load)
             launchers = CudaLaunchers(config, BF16, canonical=canonical)
             of_layers = launchers.decoder(self.cache_dtype is FP8)
             if canonical:
@@ -81,6 +84,9 @@ CASES = [
     Case("llama-3.1-8b", TINY | {"head_dim": 64}),
     Case("qwen3-0.6b", TINY | {"num_hidden_layers": 3}, cache_dtype=FP8),
     Case("qwen3-0.6b", {}),
+    Case("qwen3-30b-a3b", TINY | {"moe_intermediate_size": 128, "num_experts": 16, "num_experts_per_tok": 4}),
+    Case("qwen3-0.6b", TINY, slots=140, on_load=OnLoad("fp8", head=True)),
+    Case("qwen3-0.6b", TINY | {"hidden_size": 384}, slots=140, on_load=OnLoad("fp8-block")),
     Case("llama-3.1-8b", {}, length=2300, slots=64),
 ]
 
@@ -207,7 +213,7 @@ def test_the_same_walk_finds_differences_with_the_mode_off(case: Case) -> None:
     assert error < 0.3 * spread
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "llama-biases"])
 def test_requests_get_the_same_tokens_and_log_probabilities(family: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")

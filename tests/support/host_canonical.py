@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
-from runner_svc.interface.products.canonical_launchers import NormedRows
+from runner_svc.interface.products.canonical_launchers import NormedRows, Planned
 from runner_svc.model.config import ModelConfig
 from runner_svc.weights.matrix import Matrix
 
@@ -19,13 +19,12 @@ class HostCanonical:
     def __init__(self, config: ModelConfig) -> None:
         self._eps = config.norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
-        self.prepared = 0  # matrices
 
     def fits(self, matrix: Matrix) -> bool:
         return True
 
-    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        self.prepared = len(matrices)
+    def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
+        """Does nothing."""
 
     def take(
         self,
@@ -41,18 +40,29 @@ class HostCanonical:
             residual.copy_(rows)
         return self._halfway_normed(rows, norm_weight, out)
 
-    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
-        out.copy_(self._multiplied(x, matrix))
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        assert x.squares is not None
+        out.copy_(1.0 / (x.squares.view(-1) / x.rows.shape[1] + self._eps).sqrt())
 
-    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
-        gate, up = self._multiplied(x, matrix).chunk(2, dim=-1)
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+        out.copy_(self._multiplied(x, matrix, bias))
+
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> NormedRows:
+        gate, up = self._multiplied(x, matrix, bias).chunk(2, dim=-1)
         out.copy_(self._activation(gate) * up)
         return NormedRows(out, None)
 
     def add(
-        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+        self,
+        stream: int,
+        x: NormedRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        bias: Tensor | None = None,
     ) -> NormedRows:
-        residual.copy_(residual.float() + self._multiplied(x, matrix))
+        residual.copy_(residual.float() + self._multiplied(x, matrix, bias))
         return self._halfway_normed(residual, norm_weight, out)
 
     def _halfway_normed(self, rows: Tensor, norm_weight: Tensor, out: Tensor) -> NormedRows:
@@ -60,9 +70,9 @@ class HostCanonical:
         squares = torch.stack([row.float().square().sum() for row in rows]) if len(rows) else torch.zeros(0)
         return NormedRows(out, squares.view(-1, 1, 1))
 
-    def _multiplied(self, x: NormedRows, matrix: Matrix) -> Tensor:
+    def _multiplied(self, x: NormedRows, matrix: Matrix, bias: Tensor | None) -> Tensor:
         weight = matrix.dequantized().float()
         products = torch.stack([torch.mv(weight, row.float()) for row in x.rows])
-        if x.squares is None:
-            return products
-        return products / (x.squares.view(-1, 1) / x.rows.shape[1] + self._eps).sqrt()
+        if x.squares is not None:
+            products = products / (x.squares.view(-1, 1) / x.rows.shape[1] + self._eps).sqrt()
+        return products if bias is None else products + bias.float()

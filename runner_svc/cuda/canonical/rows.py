@@ -1,25 +1,25 @@
-"""Launches kernels/canonical_residual.cu: rows of the residual stream around products, in the canonical order."""
+"""Launches kernels/canonical_residual.cu and canonical_scales.cu: what norms need without a product before them."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property
 
 from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
-from runner_svc.cuda.products.skinny_variant import num_tiles
 from runner_svc.interface.products.canonical_launchers import NormedRows
 
 _THREADS = 256
+_LANES = 4
+"""Of a row's factor."""
 
 
 class CanonicalRows:
-    """Embeddings, and what follows products whose sums are in memory."""
+    """Embeddings, the residual stream before the head or behind experts, and rows' factors."""
 
     def __init__(self, eps: float, *, overlap: bool = False) -> None:
         self._eps, self._overlap = eps, overlap
-        self._kernel = lru_cache(None)(self._compile)
 
     def take(
         self,
@@ -35,58 +35,33 @@ class CanonicalRows:
 
         `residual` [T, width] gets the rows themselves. `squares` [row tiles, tiles, 128] gets their sums of squares.
         """
-        self._launch(
-            stream, "ENDS_TAKE", None, NormedRows(out, None), source, indexes, residual, norm_weight, out, squares
-        )
-        return NormedRows(out, squares)
-
-    def add(
-        self,
-        stream: int,
-        parts: Tensor,
-        x: NormedRows,
-        residual: Tensor,
-        norm_weight: Tensor,
-        out: Tensor,
-        squares: Tensor,
-    ) -> NormedRows:
-        """Adds norm(sum of parts) to `residual` [T, n]; then as `take`."""
-        self._launch(stream, "ENDS_RESIDUAL", parts, x, None, None, residual, norm_weight, out, squares)
-        return NormedRows(out, squares)
-
-    def _launch(
-        self,
-        stream: int,
-        ends: str,
-        parts: Tensor | None,
-        x: NormedRows,
-        source: Tensor | None,
-        indexes: Tensor | None,
-        residual: Tensor | None,
-        norm_weight: Tensor | None,
-        out: Tensor,
-        squares: Tensor | None,
-    ) -> None:
-        width = x.rows.shape[1]
-        self._kernel(ends, len(parts) if parts is not None else 1)(
+        self._kernel(
             stream,
             len(out),
-            address_of(parts),
-            parts.stride(0) if parts is not None else 0,
-            address_of(x.squares),
-            num_tiles(width),
-            1.0 / width,
-            self._eps,
-            address_of(source),
+            source.data_ptr(),
             address_of(indexes),
             address_of(residual),
-            address_of(norm_weight),
+            norm_weight.data_ptr(),
             out.data_ptr(),
-            out.stride(0),
-            address_of(squares),
+            squares.data_ptr(),
             out.shape[1],
         )
+        return NormedRows(out, squares)
 
-    def _compile(self, ends: str, parts: int) -> Kernel:
-        module = load("canonical_residual", {"CANONICAL": 1, "ENDS": ends, "PARTS": parts})
-        return Kernel(module, "canonical_residual", "PqPiffPPPPPqPi", _THREADS, overlap=self._overlap)
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        """Computes 1 / rms of each row of x, whose squares are given; `out` is float32 [T]."""
+        (rows, width), squares = x.rows.shape, x.squares
+        if squares is None:
+            raise ValueError("these rows are divided by their RMS already, or have none")
+        blocks = -(-rows * _LANES // _THREADS)
+        self._scales(stream, blocks, squares.data_ptr(), out.data_ptr(), squares.shape[1], 1.0 / width, self._eps, rows)
+
+    @cached_property
+    def _scales(self) -> Kernel:
+        module = load("canonical_scales", {"CANONICAL": 1})
+        return Kernel(module, "canonical_scales", "PPiffi", _THREADS, overlap=self._overlap)
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        module = load("canonical_residual", {"CANONICAL": 1})
+        return Kernel(module, "canonical_residual", "PPPPPPi", _THREADS, overlap=self._overlap)

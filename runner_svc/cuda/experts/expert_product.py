@@ -38,7 +38,16 @@ class _Kind:
 class ExpertProducts:
     """One variant of the products of one model. Weights are [num_experts, out, in], contiguous."""
 
-    def __init__(self, config: ExpertsConfig, dtype: torch.dtype, variant: Variant, *, overlap: bool = False) -> None:
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        dtype: torch.dtype,
+        variant: Variant,
+        *,
+        overlap: bool = False,
+        canonical: bool = False,
+    ) -> None:
+        """`canonical`: nothing is contracted, so that all variants round alike: docs/determinism.md."""
         self.name = f"{variant.kernel}, {variant.job_rows} x {variant.blocks}"
         self.job_rows = variant.job_rows
         self.gathers = variant.gathers
@@ -46,6 +55,7 @@ class ExpertProducts:
         self._dtype = dtype
         self._variant = variant
         self._overlap = overlap
+        self._canonical = canonical
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(matrix_map)
 
@@ -146,7 +156,7 @@ class ExpertProducts:
             early=kind.early,
             scaled=kind.scaled,
             routes=kind.routes,
-        )
+        ) | ({"CANONICAL": 1} if self._canonical else {})
         return Kernel(
             load(variant.kernel, defines),
             variant.kernel,

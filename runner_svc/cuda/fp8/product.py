@@ -43,13 +43,25 @@ class _Addition:
 class Fp8Products:
     """The products of one model. Matrices are [out, in]; x has up to 128 rows."""
 
-    def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
-        """`choose` selects variants. Raises KeyError for an unknown activation."""
+    def __init__(
+        self,
+        eps: float,
+        activation: str,
+        choose: Choose = _TWO_BLOCKS,
+        *,
+        overlap: bool = False,
+        canonical: bool = False,
+    ) -> None:
+        """`choose` selects variants; `canonical`: bits are those of docs/determinism.md.
+
+        Raises KeyError for an unknown activation.
+        """
         self._eps = eps
+        self._canonical = canonical
         self._choose = choose
         self._activation = ACTIVATIONS[activation]
         self._overlap = overlap
-        self._rows = Fp8Rows(eps, overlap=overlap)
+        self._rows = Fp8Rows(eps, overlap=overlap, canonical=canonical)
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(codes_map)
         self._space = lru_cache(None)(rounded_rows)
@@ -58,16 +70,24 @@ class Fp8Products:
         """Returns whether the kernel supports this matrix."""
         return fits(matrix)
 
-    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
+    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
         """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32.
 
-        The stride of its rows is a multiple of 4.
+        The stride of its rows is a multiple of 4. Here and in the other products, `bias` is added to norm(x) W^T.
         """
-        self._launch(stream, "EPILOGUE_STORE", x, matrix, out)
+        self._launch(stream, "EPILOGUE_STORE", x, matrix, out, bias=bias)
 
-    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+    def gated(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        out: Tensor,
+        sums: TileSums,
+        bias: Tensor | None = None,
+    ) -> ScaledRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
-        self._launch(stream, "EPILOGUE_GATED", x, matrix, out)
+        self._launch(stream, "EPILOGUE_GATED", x, matrix, out, bias=bias)
         return ScaledRows(out, None)
 
     def add(
@@ -79,13 +99,14 @@ class Fp8Products:
         norm_weight: Tensor,
         out: Tensor,
         sums: TileSums,
+        bias: Tensor | None = None,
     ) -> ScaledRows:
         """Computes residual += norm(x) W^T and out = residual * norm_weight; the next norm's factor is left to `sums`.
 
         `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
         """
         squares = sums.squares[: -(-matrix.size[0] // TILE_ROWS)]
-        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, _Addition(residual, norm_weight, squares))
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, _Addition(residual, norm_weight, squares), bias)
         return ScaledRows(out, squares)
 
     def _launch(
@@ -96,6 +117,7 @@ class Fp8Products:
         matrix: Matrix,
         out: Tensor,
         addition: _Addition | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         weight, num_tokens = fp8_matrix(matrix), len(x.rows)
         num_rows, width = weight.size
@@ -110,7 +132,7 @@ class Fp8Products:
         if variant.split == 1:
             grid = min(grid, variant.blocks * num_multiprocessors())
         box_rows = variant.tile_rows // (2 if epilogue == "EPILOGUE_GATED" else 1)
-        self._kernel(variant, epilogue, out.dtype, rounding.static)(
+        self._kernel(variant, epilogue, out.dtype, rounding.static, bias is not None)(
             stream,
             grid,
             self._map(weight.codes.data_ptr(), num_rows, width, box_rows, read_once=True),
@@ -133,22 +155,25 @@ class Fp8Products:
             out.shape[1],
             out.stride(0),
             num_tokens,
+            address_of(bias),
         )
 
-    def _compile(self, variant: Fp8Variant, epilogue: str, out: torch.dtype, static: bool) -> Kernel:
+    def _compile(self, variant: Fp8Variant, epilogue: str, out: torch.dtype, static: bool, has_bias: bool) -> Kernel:
         defines = variant.defines | {
             "STATIC": int(static),
             "EPILOGUE": epilogue,
             "OUT": DTYPE_DEFINES[out],
             "ACTIVATION": self._activation,
+            **({"CANONICAL": 1} if self._canonical else {}),
+            **({"BIAS": 1} if has_bias else {}),
         }
         return Kernel(
             load("fp8_product", defines),
             "fp8_product",
             # maps of weights and codes of x; x, factors and scales of its codes; scales of weights; squares, number,
             # 1 / width, eps, bound; out, residual, norm, squares; width, tiles, outputs, stride of out,
-            # tokens
-            "128s128sPPPPPifffPPPPiiiii",
+            # tokens; biases
+            "128s128sPPPPPifffPPPPiiiiiP",
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -60,9 +60,13 @@ class RoundedRows:
 class Fp8Rows:
     """The rounding of one model's rows."""
 
-    def __init__(self, eps: float, activation: str = "silu", *, overlap: bool = False) -> None:
-        """`eps` is that of the norms that leave 1 / rms to their successors; KeyError for an unknown activation."""
+    def __init__(self, eps: float, activation: str = "silu", *, overlap: bool = False, canonical: bool = False) -> None:
+        """`eps` is that of the norms that leave 1 / rms to their successors; KeyError for an unknown activation.
+
+        `canonical`: roots are those of docs/determinism.md.
+        """
         self._eps = eps
+        self._canonical = canonical
         self._activation = ACTIVATIONS[activation]
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
@@ -106,6 +110,7 @@ class Fp8Rows:
             "STATIC": int(static),
             "GATED": gated,
             **({"ACTIVATION": self._activation} if gated else {}),
+            **({"CANONICAL": 1} if self._canonical else {}),
         }
         # x; factors and scales of sums; squares, number, 1 / width, eps, bound; codes, factors, scales, their pitch
         return Kernel(load("fp8_rows", defines), "fp8_rows", "PPPPifffPPPi", threads, overlap=self._overlap)

@@ -80,6 +80,11 @@ class Fp8Variant:
         resident = replace(variant, resident=True)
         return resident if split == 1 and num_tokens <= _FEWEST_ROWS and resident.stages >= _FEWEST_STAGES else variant
 
+    @classmethod
+    def choose_canonical(cls, num_tokens: int, num_rows: int, num_columns: int, *, grouped: bool = False) -> Fp8Variant:
+        """Returns the variant for the same product in the canonical order, for which rows are rounded before it."""
+        return replace(cls.choose(1, num_tokens, num_rows, num_columns, grouped=grouped), resident=False)
+
     @property
     def tile_rows(self) -> int:
         """Rows of W in a tile."""

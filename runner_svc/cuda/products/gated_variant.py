@@ -41,7 +41,7 @@ class GatedVariant:
     def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> GatedVariant:
         """Returns the variant whose last block ends first: blocks process tiles in rounds of equal duration."""
         variants = [
-            cls(consumers, columns, *_cluster(-(-num_tokens // (consumers * CONSUMER_ROWS))))
+            cls(consumers, columns, *cluster_of(-(-num_tokens // (consumers * CONSUMER_ROWS))))
             for consumers, columns in TILES
         ]
         return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs, width))
@@ -110,7 +110,7 @@ class GatedVariant:
         return rows, -(-num_outputs // (self.columns * self.cluster_columns))
 
 
-def _cluster(tile_rows: int) -> tuple[int, int]:
+def cluster_of(tile_rows: int) -> tuple[int, int]:
     """Returns rows and columns of a cluster for `tile_rows` rows of tiles: pairs of rows if their number is even."""
     if tile_rows == 1:
         return 1, 1

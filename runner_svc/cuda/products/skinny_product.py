@@ -24,6 +24,9 @@ from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 Choose = Callable[[int, int, int], SkinnyVariant]
 """Returns the variant for rows of x, rows and columns of W."""
 
+Key = tuple[SkinnyVariant, str, torch.dtype, int, bool]
+"""A kernel: its variant, epilogue, type of outputs, a router's experts, and whether there are biases."""
+
 _TWO_BLOCKS = partial(SkinnyVariant.choose, 2)
 # Size of the cache: maps of a model's weights for a few boxes, and of a decoder's workspace.
 _MAX_MAPS = 4096
@@ -45,16 +48,25 @@ class SkinnyProducts:
         """Returns whether the kernel supports this matrix."""
         return isinstance(matrix, PlainMatrix) and fits(matrix.weight)
 
-    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor) -> None:
+    def store(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
         """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32.
 
-        The stride of its rows is a multiple of 4.
+        The stride of its rows is a multiple of 4. Here and in the other products, `bias` is added to norm(x) W^T, in
+        the canonical order alone.
         """
-        self._launch(stream, "EPILOGUE_STORE", x, matrix, out)
+        self._launch(stream, "EPILOGUE_STORE", x, matrix, out, bias=bias)
 
-    def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
+    def gated(
+        self,
+        stream: int,
+        x: ScaledRows,
+        matrix: Matrix,
+        out: Tensor,
+        sums: TileSums,
+        bias: Tensor | None = None,
+    ) -> ScaledRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
-        self._launch(stream, "EPILOGUE_GATED", x, matrix, out)
+        self._launch(stream, "EPILOGUE_GATED", x, matrix, out, bias=bias)
         return ScaledRows(out, None)
 
     def add(
@@ -66,13 +78,14 @@ class SkinnyProducts:
         norm_weight: Tensor,
         out: Tensor,
         sums: TileSums,
+        bias: Tensor | None = None,
     ) -> ScaledRows:
         """Computes residual += norm(x) W^T and out = residual * norm_weight; the next norm's factor is left to `sums`.
 
         `residual` and `out` are [T, out]. Returns `out` with the sums of squares as the input of the next product.
         """
         squares = sums.squares[: num_tiles(matrix.size[0])]
-        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares)
+        self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares, bias=bias)
         return ScaledRows(out, squares)
 
     def add_and_route(
@@ -91,6 +104,14 @@ class SkinnyProducts:
         self._launch(stream, "EPILOGUE_RESIDUAL", x, matrix, out, residual, norm_weight, squares, router)
         return ScaledRows(out, squares, logits=router.logits)
 
+    def key(self, epilogue: str, num_tokens: int, size: tuple[int, int], out: torch.dtype, has_bias: bool) -> Key:
+        """Returns the key of the kernel for so many rows and a matrix of this size."""
+        return self._choose(num_tokens, *size), epilogue, out, 0, has_bias
+
+    def compile(self, key: Key) -> None:
+        """Compiles a kernel; may be called from any thread."""
+        self._kernel(*key)
+
     def _launch(
         self,
         stream: int,
@@ -102,6 +123,7 @@ class SkinnyProducts:
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
         router: RouterParts | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         weight, num_tokens = plain_tensor(matrix), len(x.rows)
         num_rows, width = weight.shape
@@ -109,7 +131,8 @@ class SkinnyProducts:
         row_tiles = -(-num_tokens // variant.tokens)
         grid = variant.grid(num_rows, row_tiles, num_multiprocessors())
         box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
-        self._kernel(variant, epilogue, out.dtype, len(router.weight) if router is not None else 0)(
+        num_experts = len(router.weight) if router is not None else 0
+        self._kernel(variant, epilogue, out.dtype, num_experts, bias is not None)(
             stream,
             grid,
             self._map(weight.data_ptr(), num_rows, width, box_rows),
@@ -129,10 +152,14 @@ class SkinnyProducts:
             out.shape[1],
             out.stride(0),
             num_tokens,
-            *([row_tiles] if variant.canonical else []),
+            *((row_tiles, address_of(bias)) if variant.canonical else ()),
         )
 
-    def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype, num_experts: int) -> Kernel:
+    def _compile(
+        self, variant: SkinnyVariant, epilogue: str, out: torch.dtype, num_experts: int, has_bias: bool
+    ) -> Kernel:
+        if has_bias and not variant.canonical:
+            raise ValueError("only products in the canonical order add biases")
         defines = variant.defines | {
             "EPILOGUE": epilogue,
             "OUT": DTYPE_DEFINES[out],
@@ -140,12 +167,14 @@ class SkinnyProducts:
         }
         if num_experts:
             defines["EXPERTS"] = num_experts
+        if has_bias:
+            defines["BIAS"] = 1
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
             # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; router, logits;
-            # steps, tiles, outputs, stride of out, tokens; in the canonical order, tiles of tokens
-            "128s128sPiffPPPPPPiiiii" + "i" * variant.canonical,
+            # steps, tiles, outputs, stride of out, tokens; in the canonical order, tiles of tokens and biases
+            "128s128sPiffPPPPPPiiiii" + "iP" * variant.canonical,
             THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.arithmetic.known_numbers import known_numbers
-from runner_svc.interface.products.canonical_launchers import ROW_TILE, CanonicalLauncher, NormedRows
+from runner_svc.interface.products.canonical_launchers import ROW_TILE, CanonicalLauncher, NormedRows, Planned
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 
 FEW = (1, 5, 16, 30, 64, 100)
@@ -29,13 +31,14 @@ Run = Callable[[NormedRows], Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The matrices of a layer, and the head's."""
+    """The linear parts of a layer, and the head; None: the model has none."""
 
-    qkv: Matrix
-    output: Matrix
-    gate_up: Matrix
-    down: Matrix
-    head: Matrix
+    qkv: LinearWeights
+    output: LinearWeights
+    gate_up: LinearWeights | None
+    down: LinearWeights | None
+    head: LinearWeights
+    router: LinearWeights | None = None
 
 
 class ProductCheck:
@@ -50,26 +53,41 @@ class ProductCheck:
     def digest(self, matrices: Checked) -> bytes:
         """Returns a digest of the products' bits. Raises UnusableSettings if they depend on the number of rows."""
         self._weight = known_numbers(matrices.output.size[0], seed=1).bfloat16().to(self._device)
+        named: dict[str, tuple[Literal["store", "gated", "add"], LinearWeights | None, torch.dtype]] = {
+            "the QKV product": ("store", matrices.qkv, torch.bfloat16),
+            "the output product": ("add", matrices.output, torch.bfloat16),
+            "the gate-up product": ("gated", matrices.gate_up, torch.bfloat16),
+            "the down product": ("add", matrices.down, torch.bfloat16),
+            "the router's product": ("store", matrices.router, torch.float32),
+            "the head's product": ("store", matrices.head, torch.float32),
+        }
+        products = {
+            name: Planned(kind, linear.matrix, out, linear.bias is not None)
+            for name, (kind, linear, out) in named.items()
+            if linear is not None
+        }
+        by_most: dict[int, list[Planned]] = {}
+        for product in products.values():
+            by_most.setdefault(self._most_of(product, matrices), []).append(product)
+        for most, some in by_most.items():
+            self._products.compile(some, sorted({ROW_TILE, *(count for _, count in _parts(most))}))
         digest = hashlib.blake2b(digest_size=16)
-        for name, matrix, run, is_normed in (
-            ("the QKV product", matrices.qkv, self._stored(matrices.qkv, torch.bfloat16), True),
-            ("the output product", matrices.output, self._added(matrices.output), False),
-            ("the gate-up product", matrices.gate_up, self._gated(matrices.gate_up), True),
-            ("the down product", matrices.down, self._added(matrices.down), False),
-            ("the head's product", matrices.head, self._stored(matrices.head, torch.float32), True),
-        ):
-            most = min(self._most, 4 * ROW_TILE) if matrix is matrices.head else self._most
-            for part in self._compared(name, matrix, run, most, is_normed):
+        for name, product in products.items():
+            for part in self._compared(name, product, self._most_of(product, matrices)):
                 digest.update(part)
         return digest.digest()
 
-    def _compared(self, name: str, matrix: Matrix, run: Run, most: int, is_normed: bool) -> Iterator[bytes]:
+    def _most_of(self, product: Planned, matrices: Checked) -> int:
+        return min(self._most, 4 * ROW_TILE) if product.matrix is matrices.head.matrix else self._most
+
+    def _compared(self, name: str, product: Planned, most: int) -> Iterator[bytes]:
         """Yields the bits of the first row."""
+        matrix, run = product.matrix, self._run_of(product)
         rows = known_numbers(max(most, FEW[-1]), matrix.size[1], seed=matrix.size[0]).bfloat16().to(self._device)
 
         def taken(begin: int, count: int) -> NormedRows:
             own = rows[begin : begin + count]
-            if not is_normed:
+            if product.kind == "add":
                 return NormedRows(own, None)
             return self._products.take(self._stream, own, None, self._weight, None, torch.empty_like(own))
 
@@ -83,29 +101,37 @@ class ProductCheck:
                     )
         return (each[:1].contiguous().view(torch.uint8).cpu().numpy().tobytes() for each in wanted)
 
+    def _run_of(self, product: Planned) -> Run:
+        matrix, bias = product.matrix, None
+        if product.has_bias:
+            bias = known_numbers(1, matrix.size[0], seed=2)[0].bfloat16().to(self._device)
+        if product.kind == "store":
+            return self._stored(matrix, bias, product.out)
+        return self._gated(matrix, bias) if product.kind == "gated" else self._added(matrix, bias)
+
     def _empty(self, rows: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.zeros(rows, width, dtype=dtype, device=self._device)
 
-    def _stored(self, matrix: Matrix, dtype: torch.dtype) -> Run:
+    def _stored(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> Run:
         def run(x: NormedRows) -> Sequence[Tensor]:
             out = self._empty(len(x.rows), matrix.size[0], dtype)
-            self._products.store(self._stream, x, matrix, out)
+            self._products.store(self._stream, x, matrix, out, bias)
             return [out]
 
         return run
 
-    def _gated(self, matrix: Matrix) -> Run:
+    def _gated(self, matrix: Matrix, bias: Tensor | None) -> Run:
         def run(x: NormedRows) -> Sequence[Tensor]:
             out = self._empty(len(x.rows), matrix.size[0] // 2)
-            self._products.gated(self._stream, x, matrix, out)
+            self._products.gated(self._stream, x, matrix, out, bias)
             return [out]
 
         return run
 
-    def _added(self, matrix: Matrix) -> Run:
+    def _added(self, matrix: Matrix, bias: Tensor | None) -> Run:
         def run(x: NormedRows) -> Sequence[Tensor]:
             residual, out = (self._empty(len(x.rows), matrix.size[0]) for _ in range(2))
-            following = self._products.add(self._stream, x, matrix, residual, self._weight, out)
+            following = self._products.add(self._stream, x, matrix, residual, self._weight, out, bias)
             assert following.squares is not None
             return [residual, out, following.squares.transpose(1, 2).flatten(0, 1)[: len(out)].clone()]
 

@@ -7,12 +7,13 @@ split between the products around it. Logits are computed from the residual stre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.products.skinny_variant import canonical_parts
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_experts import CudaExpertMlp
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
@@ -22,6 +23,8 @@ from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.products.canonical_launchers import CanonicalLauncher, NormedRows
 from runner_svc.interface.products.linear_launchers import Sums
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.description import LayerDescription
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.model_weights import MlpWeights, ModelWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
@@ -30,7 +33,7 @@ _ROWS = 8
 
 
 class CanonicalDecoder(CudaDecoder):
-    """A plain dense model in bfloat16."""
+    """A model with Llama's norms in bfloat16; matrices are plain or in FP8, experts plain."""
 
     def __init__(
         self,
@@ -43,26 +46,21 @@ class CanonicalDecoder(CudaDecoder):
         """`max_tokens` is the maximum number of positions of a forward pass. Raises ValueError for other models."""
         super().__init__(config, weights, launchers, max_tokens)
         self._padded_head = _padded(self.head.matrix)
-        if not config.is_plain or not all(products.fits(matrix) for matrix in self.matrices):
-            raise ValueError("canonical products need a plain dense model whose sizes are multiples of 64")
+        if not has_order(config) or not all(products.fits(matrix) for matrix in self.matrices):
+            raise ValueError(
+                "canonical products need sizes that are multiples of 64, and matrices that are plain or in FP8"
+            )
         self._products = products
         self.workspace.gate_up = torch.empty(0, dtype=self.dtype, device=self.device)  # no pass uses it
-        products.prepare(self._summed, max_tokens)
+        self._experts = [mlp if isinstance(mlp, CudaExpertMlp) else None for mlp in self.mlps]
 
     @property
     def matrices(self) -> list[Matrix]:
-        """All matrices."""
+        """All matrices but the experts'."""
         mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
         layers = [linear.matrix for layer in self.layers for linear in (layer.qkv, layer.output)]
+        layers += [mlp.router for mlp in self.mlps if isinstance(mlp, CudaExpertMlp)]
         return [*layers, *(linear.matrix for mlp in mlps for linear in (mlp.gate_up, mlp.down)), self._padded_head]
-
-    @property
-    def _summed(self) -> list[Matrix]:
-        """The matrices of products of which parts may be summed in memory."""
-        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output)]
-        mlps = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)]
-        gates = [mlp.gate_up.matrix for mlp in mlps if canonical_parts(*mlp.gate_up.matrix.size) > 1]
-        return [*(linear.matrix for linear in linears), *(mlp.down.matrix for mlp in mlps), *gates]
 
     @property
     def rotations(self) -> list[Tensor]:
@@ -75,11 +73,14 @@ class CanonicalDecoder(CudaDecoder):
         Raises UnusableSettings if they depend on the number of rows.
         """
         layer = self.layers[0]
-        assert isinstance(layer.mlp, MlpWeights)
-        of_mlp = (layer.mlp.gate_up.matrix, layer.mlp.down.matrix)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         check = ProductCheck(self._products, stream, max_tokens, self.device)
-        return check.digest(Checked(layer.qkv.matrix, layer.output.matrix, *of_mlp, self._padded_head))
+        mlp = next((layer.mlp for layer in self.layers if isinstance(layer.mlp, MlpWeights)), None)
+        router = next((experts.router for experts in self._experts if experts is not None), None)
+        gate_up, down = (mlp.gate_up, mlp.down) if mlp is not None else (None, None)
+        head = LinearWeights(self._padded_head)
+        router_weights = LinearWeights(router) if router is not None else None
+        return check.digest(Checked(layer.qkv, layer.output, gate_up, down, head, router_weights))
 
     @property
     def fusions(self) -> list[Fusions]:
@@ -105,15 +106,29 @@ class CanonicalDecoder(CudaDecoder):
             first, second = firsts[index], layer.mlp_norm
             following = firsts[index + 1] if index + 1 < len(firsts) else self.norm_weight
             assert first is not None and second is not None and following is not None
-            assert isinstance(layer.mlp, MlpWeights)
             if index == 0:
                 x = products.take(stream, self.embeddings, inputs.tokens, first, residual, normed)
-            products.store(stream, x, layer.qkv.matrix, qkv)
+            products.store(stream, x, layer.qkv.matrix, qkv, layer.qkv.bias)
             self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
-            x = products.add(stream, NormedRows(attended, None), layer.output.matrix, residual, second, normed)
-            x = products.gated(stream, x, layer.mlp.gate_up.matrix, activated)
-            x = products.add(stream, x, layer.mlp.down.matrix, residual, following, normed)
+            x, output = NormedRows(attended, None), layer.output
+            x = products.add(stream, x, output.matrix, residual, second, normed, output.bias)
+            experts = self._experts[index]
+            if experts is not None:
+                self._add_experts(stream, x, experts, residual)
+                x = products.take(stream, residual, None, following, None, normed)
+            elif isinstance(layer.mlp, MlpWeights):
+                gate_up, down = layer.mlp.gate_up, layer.mlp.down
+                x = products.gated(stream, x, gate_up.matrix, activated, gate_up.bias)
+                x = products.add(stream, x, down.matrix, residual, following, normed, down.bias)
         return self.hidden(num_tokens, fusions.adding)
+
+    def _add_experts(self, stream: int, x: NormedRows, experts: CudaExpertMlp, residual: Tensor) -> None:
+        """Adds the experts of x to `residual`."""
+        space, count = self.workspace.experts, len(x.rows)
+        assert space is not None
+        self._products.store(stream, x, experts.router, space.logits[:count])
+        self._products.scales(stream, x, space.plan.rows(count).scales)
+        experts.add_in_order(stream, x.rows, residual)
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
@@ -134,6 +149,16 @@ class CanonicalDecoder(CudaDecoder):
 
     def compile_products(self, max_tokens: int) -> None:
         """Does nothing: they were compiled when the decoder was made."""
+
+
+def has_order(config: ModelConfig) -> bool:
+    """Returns whether all of the model's layers have a canonical order: Llama's, and Llama's with biases."""
+
+    def plain(layer: LayerDescription) -> bool:
+        mlp = replace(layer.mlp, bias=False)
+        return replace(layer, qkv_bias=False, output_bias=False, mlp=mlp).is_plain
+
+    return config.model.is_plain and all(plain(layer) for layer in config.layers)
 
 
 def _padded(matrix: Matrix) -> Matrix:

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from runner_svc.attention.canonical_gpu.variants import MOST_HEAD_DIM, SEGMENT, SUB_TILE
+from runner_svc.cuda.fp8.variant import split_of
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.products.skinny_variant import canonical_parts
-from runner_svc.gpu.canonical.decoder import CanonicalDecoder
+from runner_svc.gpu.canonical.decoder import CanonicalDecoder, has_order
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.checkpoint_files import checkpoint_files
 from runner_svc.model.rope_config import RopeType
+from runner_svc.weights.fp8_matrix import Fp8Matrix
+from runner_svc.weights.matrix import Matrix
 
 ORDER_VERSION = "gpu-1"
 """Raised with every change of the bits that this code computes."""
@@ -39,11 +42,10 @@ def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_
 
 def _of_model(config: ModelConfig) -> str:
     if config.experts is not None:
-        return "a GPU doesn't compute mixtures of experts in a fixed order yet: serve a dense model, or use the CPU"
-    if not config.is_plain:
+        return "mixtures of experts were not tried with it on a GPU yet: serve a dense model, or use the CPU"
+    if not has_order(config):
         return (
-            "a GPU computes only models with Llama's norms and without biases in a fixed order so far: serve one of "
-            "them, or use the CPU"
+            "a GPU computes only models with Llama's norms in a fixed order so far: serve one of them, or use the CPU"
         )
     if config.head_dim > MOST_HEAD_DIM:
         return (
@@ -59,10 +61,10 @@ def _of_model(config: ModelConfig) -> str:
 
 
 def _of_settings(formats: str, dtype: torch.dtype, block_size: int) -> str:
-    if formats:
+    if not all(name.lower().startswith("fp8") for name in formats.split("; ") if name):
         return (
             f"the weights are quantized ({formats}), which a GPU doesn't compute in a fixed order yet: serve a plain "
-            "checkpoint"
+            "checkpoint, or one in FP8"
         )
     if dtype is not torch.bfloat16:
         return f"dtype is {str(dtype).removeprefix('torch.')}, whose range is too small for it: set dtype to 'bfloat16'"
@@ -86,7 +88,7 @@ def numerics(
     `products`: what the decoder's `check` returned. `scales`: of an FP8 cache.
     """
     digest = hashlib.blake2b(digest_size=16)
-    parts = [f"{matrix.size}:{canonical_parts(*matrix.size)}" for matrix in decoder.matrices]
+    parts = [_order_of(matrix) for matrix in decoder.matrices]
     sizes = (
         f"{SEGMENT} in {SUB_TILE}",
         str(cache_dtype),
@@ -101,6 +103,13 @@ def numerics(
     for tensor in (*decoder.rotations, *([] if scales is None else [scales])):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _order_of(matrix: Matrix) -> str:
+    """Returns what the order of a product with the matrix depends on."""
+    if not isinstance(matrix, Fp8Matrix):
+        return f"{matrix.size}:{canonical_parts(*matrix.size)}"
+    return f"{matrix.size}:{split_of(*matrix.size, grouped=matrix.block is not None)} of {matrix.format}"
 
 
 def libraries() -> list[str]:

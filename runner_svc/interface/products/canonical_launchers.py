@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from runner_svc.weights.matrix import Matrix
@@ -23,14 +24,24 @@ class NormedRows:
     squares: Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A product that will be computed: `kind` is a method of `CanonicalLauncher`."""
+
+    kind: Literal["store", "gated", "add"]
+    matrix: Matrix
+    out: torch.dtype
+    has_bias: bool = False
+
+
 class CanonicalLauncher(Protocol):
     """Products of any number of rows with plain matrices, in bfloat16; `runner_svc.cuda.canonical.products`."""
 
     def fits(self, matrix: Matrix) -> bool:
         """Returns whether there are such products for this matrix."""
 
-    def prepare(self, matrices: Sequence[Matrix], max_tokens: int) -> None:
-        """Allocates room for sums of `add` and of `store` in bfloat16 with up to `max_tokens` rows; no step does."""
+    def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
+        """Compiles all that these products need with so many rows each."""
 
     def take(
         self,
@@ -46,14 +57,27 @@ class CanonicalLauncher(Protocol):
         `residual` gets the rows themselves. Returns `out` as the input of the next product.
         """
 
-    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> None:
-        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
+    def scales(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        """Computes the factors 1 / rms of x's rows, float32 [T]."""
 
-    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor) -> NormedRows:
+    def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous.
+
+        Here and in the other products, `bias`, bfloat16, is added to norm(x) W^T, float32.
+        """
+
+    def gated(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> NormedRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T), [T, n]; the matrix is G above U."""
 
     def add(
-        self, stream: int, x: NormedRows, matrix: Matrix, residual: Tensor, norm_weight: Tensor, out: Tensor
+        self,
+        stream: int,
+        x: NormedRows,
+        matrix: Matrix,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        bias: Tensor | None = None,
     ) -> NormedRows:
         """Computes residual += norm(x) W^T and out = residual * norm_weight, both [T, out].
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.backends.torch_backend import TorchBackend
@@ -22,8 +23,8 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup import backend_factory
+from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
-from runner_svc.weights.plain_matrix import PlainMatrix
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.host_canonical import HostCanonical
@@ -33,7 +34,13 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("family", choice(["llama", "qwen3", "llama-tied"], in_ci=["qwen3"]))
+@pytest.mark.parametrize(
+    "family",
+    choice(
+        ["llama", "qwen3", "llama-tied", "qwen3-moe", "mixtral", "qwen2", "llama-biases"],
+        in_ci=["qwen3", "qwen3-moe", "llama-biases"],
+    ),
+)
 def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -48,10 +55,10 @@ def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -
 
 
 REFUSED = {
-    "qwen2": "Llama's norms and without biases",
-    "gemma": "Llama's norms and without biases",
-    "granite": "Llama's norms and without biases",
-    "mixtral": "mixtures of experts",
+    "gemma": "only models with Llama's norms",
+    "granite": "only models with Llama's norms",
+    "qwen2-moe": "mixtures of experts were not tried",
+    "mixtral": "mixtures of experts were not tried",
     "llama-dynamic": "dynamic RoPE",
 }
 
@@ -65,12 +72,16 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     llama = replace(config("llama"), head_dim=64)
     assert determinism.refusal(llama, "", BF16, 16) == ""
+    assert not any(determinism.refusal(config(family), "", BF16, 16) for family in ("qwen2", "llama-biases"))
     for family, says in REFUSED.items():
         assert says in determinism.refusal(config(family), "", BF16, 16), family
     assert "transformers computes" in determinism.refusal(None, "", BF16, 16)
     assert "heads of 256" in determinism.refusal(replace(llama, head_dim=256), "", BF16, 16)
     assert "multiples of 64" in determinism.refusal(replace(llama, hidden_size=72), "", BF16, 16)
-    assert "quantized (fp8)" in determinism.refusal(llama, "fp8", BF16, 16)
+    assert determinism.refusal(llama, "fp8-block on load", BF16, 16) == ""
+    assert determinism.refusal(llama, "FP8 per channel, activations per token; FP8 per tensor", BF16, 16) == ""
+    assert "quantized (int4 on load)" in determinism.refusal(llama, "int4 on load", BF16, 16)
+    assert "quantized (FP8 per" in determinism.refusal(llama, "FP8 per channel; MXFP4", BF16, 16)
     assert "set dtype to 'bfloat16'" in determinism.refusal(llama, "", torch.float16, 16)
     assert "does not divide 256" in determinism.refusal(llama, "", BF16, 48)
     assert "draft is 'medusa:x'" in determinism.refusal(llama, "", BF16, 16, "medusa:x")
@@ -81,13 +92,13 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_product_whose_bits_depend_on_the_rows_is_refused() -> None:
     class Fault(HostCanonical):
-        def store(self, stream: int, x: NormedRows, matrix: Matrix, out: torch.Tensor) -> None:
-            super().store(stream, x, matrix, out)
+        def store(self, stream: int, x: NormedRows, matrix: Matrix, out: Tensor, bias: Tensor | None = None) -> None:
+            super().store(stream, x, matrix, out, bias)
             if len(out) == 30:
                 out[-1, -1] *= 1.0 + 2.0**-7
 
     config = ModelConfig.from_hugging_face({**_TINY, "architectures": ["LlamaForCausalLM"]})
-    matrices = [PlainMatrix(torch.randn(rows, 64).to(BF16)) for rows in (128, 64, 128, 64, 96)]
+    matrices = [LinearWeights.plain(torch.randn(rows, 64).to(BF16)) for rows in (128, 64, 128, 64, 96)]
     check = (0, 130, torch.device("cpu"))
     digest = ProductCheck(HostCanonical(config), *check).digest(Checked(*matrices))
     assert digest == ProductCheck(HostCanonical(config), *check).digest(Checked(*matrices))
@@ -124,13 +135,10 @@ def test_parts_depend_on_the_matrix_alone() -> None:
     )] == [132, 132, 132]  # fmt: skip
 
 
-def test_the_setting_reaches_a_gpu_only_once_it_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_reaches_a_gpu_and_no_test_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = RunnerSettings.read(deterministic=True)
     assert backend_factory._gpu_options(settings).deterministic
-    with pytest.raises(UnusableSettings, match="a GPU doesn't compute in a fixed order yet"):
-        backend_factory.build_backend(settings, "cuda", no_progress)
     asked: list[RunnerSettings] = []
-    monkeypatch.setattr(backend_factory, "DETERMINISTIC_ON_GPU", True)
     monkeypatch.setattr(backend_factory, "_gpu_backend", lambda settings, progress: asked.append(settings))
     backend_factory.build_backend(settings, "cuda", no_progress)
     assert asked == [settings]
