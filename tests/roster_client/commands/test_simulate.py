@@ -113,6 +113,32 @@ def test_a_policy_of_ones_own_is_compared(files: tuple[str, str], tmp_path: Path
     assert result.exit_code == ExitCode.USAGE and "line 1" in result.stderr and result.stderr.count("\n") == 1
 
 
+AGENTS = '{"sessions": 3, "live": 2, "turns": 3, "context_tokens": 600, "system_tokens": 64, "task_tokens": 20}'
+
+
+def test_generated_sessions_of_agents(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = roster("simulate", "--agents", AGENTS, "--cost", files[1], "--json", str(out), "--kv-tokens", "100000")
+    assert result.exit_code == ExitCode.OK, result.output
+    (report,) = json.loads(out.read_text())["reports"]
+    assert report["prefix_hit_rate"] > 0.2 and report["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name the requests: either --trace FILE, or --agents"),
+        (["--agents", "{}", "--trace", "x.csv"], "name the requests: either --trace FILE, or --agents"),
+        (["--agents", "{}", "--limit", "3"], "set sessions, live, tool_pause_s"),
+        (["--agents", '{"alive": 3}'], "these are no parameters of agents: alive"),
+    ],
+)
+def test_mistakes_about_agents_are_one_sentence(files: tuple[str, str], arguments: list[str], words: str) -> None:
+    result = roster("simulate", *arguments, "--cost", files[1])
+    assert result.exit_code == ExitCode.USAGE, result.output
+    assert words in result.stderr and "Traceback" not in result.output
+
+
 def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path: Path) -> None:
     def longest_ttft_s(*more: str) -> float:
         out = tmp_path / "out.json"
