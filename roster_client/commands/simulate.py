@@ -59,6 +59,18 @@ class SimulateOptions:
         typer.Option("--profile", help="Time plans like a scheduler with this profile, instead of the two above."),
     ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
+    retention: Annotated[
+        str, typer.Option("--retention", help="What the prefix cache keeps: lru, session, ./FILE.py or module:Class.")
+    ] = "lru"
+    retention_parameters: Annotated[
+        str, typer.Option("--retention-parameters", help="The retention's parameters, as JSON.")
+    ] = "{}"
+    hints: Annotated[
+        bool, typer.Option("--hints/--no-hints", help="Whether --agents send ids of conversations and their hints.")
+    ] = True
+    host_kv_tokens: Annotated[
+        int | None, typer.Option("--host-kv-tokens", min=0, help="Host pool of a runner, in tokens.")
+    ] = None
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
     rate_scale: Annotated[float, typer.Option("--rate-scale", help="Factor of the trace's arrival rate.")] = 1.0
     jitter: Annotated[
@@ -141,6 +153,10 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             plan_lead_ms=options.plan_lead_ms,
             profile=options.profile,
             prefix_sharing=options.prefix_sharing or options.agents is not None,
+            retention=options.retention,
+            retention_parameters=_parameters(options.retention_parameters, "--retention-parameters"),
+            hints=options.hints,
+            host_kv_tokens=options.host_kv_tokens,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,
             max_drafts=options.max_drafts,
@@ -153,7 +169,7 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
 
 def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recorder: RecordingWriter | None) -> None:
     from roster_common.logs import configure_logs
-    from scheduler_svc.policy import load_policy
+    from scheduler_svc.policy import load_policy, load_retention
     from scheduler_svc.simulator.report.comparison_plot import check_plot, plot_comparison
     from scheduler_svc.simulator.report.report import Targets, report
     from scheduler_svc.simulator.report.report_table import one_line, report_table
@@ -164,6 +180,7 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
         check_plot(options.plot)
     for name, setup in setups.items():  # check all names before the first simulation, which may take a minute
         load_policy(name, setup.parameters)
+    load_retention(options.retention, _parameters(options.retention_parameters, "--retention-parameters"))
     targets = Targets(options.ttft_target_ms / 1e3, options.itl_target_ms / 1e3)
     outcomes, reports = [], []
     with SimulationProgress(Console(stderr=True), list(setups)) as progress:
@@ -198,12 +215,12 @@ def _acceptance(text: str) -> tuple[float, ...]:
     return shares
 
 
-def _parameters(text: str) -> dict[str, Any]:
-    """Parses the policy's parameters. Raises ValueError unless they are a JSON object."""
+def _parameters(text: str, option: str = "--parameters") -> dict[str, Any]:
+    """Parses the parameters that an option has. Raises ValueError unless they are a JSON object."""
     try:
         parameters = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--parameters must be JSON: {error}") from error
+        raise ValueError(f"{option} must be JSON: {error}") from error
     if not isinstance(parameters, dict):
-        raise ValueError('--parameters must be a JSON object, for example {"step_tokens": 512}')
+        raise ValueError(f'{option} must be a JSON object, for example {{"step_tokens": 512}}')
     return parameters

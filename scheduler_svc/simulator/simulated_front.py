@@ -16,6 +16,7 @@ from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.reports.completed_steps import CompletedSteps
 from scheduler_svc.simulator.conversations.contexts import Contexts
+from scheduler_svc.simulator.conversations.turn import Turn
 from scheduler_svc.simulator.conversations.turn_times import TurnTimes
 from scheduler_svc.simulator.prompts import blank_prompt, content_tokens, prompt_tokens
 from scheduler_svc.simulator.simulated_runners import STOP_TOKEN, TOKEN
@@ -28,8 +29,18 @@ WORKER = b"simulated"
 class SimulatedFront:
     """Clients of one trace. Requests are identified by their index in the trace; a handle is the index + 1."""
 
-    def __init__(self, trace: Trace, clock: VirtualClock, front_s: float, vocab_size: int, real_prompts: bool) -> None:
-        """`front_s` is the one-way time between client and engine in seconds. `real_prompts` gives prompts content."""
+    def __init__(
+        self,
+        trace: Trace,
+        clock: VirtualClock,
+        front_s: float,
+        vocab_size: int,
+        real_prompts: bool,
+        hints: bool = True,
+    ) -> None:
+        """`front_s` is the one-way time between client and engine in seconds. `real_prompts` gives prompts content.
+        `hints`: whether clients send ids of conversations, and when they come back."""
+        self._hints = hints
         self.trace = trace
         self._clock = clock
         self._front_s = front_s
@@ -164,6 +175,8 @@ class SimulatedFront:
             max_tokens=request.max_tokens or request.output_tokens,
             priority=request.priority,
         )
+        if request.turn is not None and self._hints:
+            _add_hints(submit, request.turn)
         if request.ttft_target_ms is not None:
             submit.ttft_target_ms = request.ttft_target_ms
         if request.itl_target_ms is not None:
@@ -178,6 +191,14 @@ def early_stops(trace: Trace) -> dict[str, int]:
         for index, request in enumerate(trace.requests)
         if (request.max_tokens or request.output_tokens) > request.output_tokens
     }
+
+
+def _add_hints(submit: engine_pb2.Submit, turn: Turn) -> None:
+    submit.conversation_id = turn.conversation
+    if turn.next_turn_s is not None:
+        submit.next_turn_s = turn.next_turn_s
+    if turn.retain_s is not None:
+        submit.kv_retain_s = turn.retain_s
 
 
 def _output(request: TraceRequest) -> npt.NDArray[np.int32]:
