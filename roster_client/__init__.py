@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from roster_client.client.admin import AdminClient
     from roster_client.client.async_client import EventStream, RosterClient
+    from roster_client.client.conversation import Conversation, SyncConversation
     from roster_client.client.credentials import Credentials
     from roster_client.client.errors import (
         AlreadyExistsError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "admin": ["AdminClient"],
     "async_client": ["EventStream", "RosterClient"],
+    "conversation": ["Conversation", "SyncConversation"],
     "credentials": ["Credentials"],
     "errors": [
         "AlreadyExistsError",
@@ -72,6 +74,7 @@ __all__ = [
     "AlreadyExistsError",
     "Choice",
     "Completion",
+    "Conversation",
     "Credentials",
     "DeadlineError",
     "Delta",
@@ -92,6 +95,7 @@ __all__ = [
     "SessionStream",
     "Started",
     "StreamGapError",
+    "SyncConversation",
     "SyncEventStream",
     "SyncRosterClient",
     "TokenLogprobs",

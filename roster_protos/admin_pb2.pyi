@@ -21,7 +21,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "draining")
+    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "retention", "retention_parameters", "draining")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class GetStatusResponse(_message.Message):
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
@@ -43,8 +45,10 @@ class GetStatusResponse(_message.Message):
     totals: Totals
     held_back: _containers.RepeatedCompositeFieldContainer[HeldBackRunner]
     profile: str
+    retention: str
+    retention_parameters: str
     draining: bool
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., retention: _Optional[str] = ..., retention_parameters: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
     __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics", "host_blocks", "host_used_blocks")
@@ -335,14 +339,18 @@ class ListPoliciesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListPoliciesResponse(_message.Message):
-    __slots__ = ("policies", "policy", "policy_parameters")
+    __slots__ = ("policies", "policy", "policy_parameters", "retention", "retention_parameters")
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     policies: _containers.RepeatedCompositeFieldContainer[PolicyDescription]
     policy: str
     policy_parameters: str
-    def __init__(self, policies: _Optional[_Iterable[_Union[PolicyDescription, _Mapping]]] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ...) -> None: ...
+    retention: str
+    retention_parameters: str
+    def __init__(self, policies: _Optional[_Iterable[_Union[PolicyDescription, _Mapping]]] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., retention: _Optional[str] = ..., retention_parameters: _Optional[str] = ...) -> None: ...
 
 class PolicyDescription(_message.Message):
     __slots__ = ("name", "summary", "parameters", "distribution", "problem")
@@ -371,12 +379,14 @@ class PolicyParameter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., schema: _Optional[str] = ..., default_value: _Optional[str] = ..., description: _Optional[str] = ...) -> None: ...
 
 class SetPolicyRequest(_message.Message):
-    __slots__ = ("name", "parameters")
+    __slots__ = ("name", "parameters", "retention")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: str
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
+    retention: bool
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ..., retention: _Optional[bool] = ...) -> None: ...
 
 class SetPolicyResponse(_message.Message):
     __slots__ = ("policy", "policy_parameters", "former_policy", "former_parameters", "waiting", "running")

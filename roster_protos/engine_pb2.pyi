@@ -15,7 +15,7 @@ class ToEngine(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "roster_query", "kv_subscribe", "kv_unsubscribe", "drain", "ping")
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "roster_query", "kv_subscribe", "kv_unsubscribe", "forget", "drain", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Command(_message.Message):
     ROSTER_QUERY_FIELD_NUMBER: _ClassVar[int]
     KV_SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     KV_UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
@@ -48,9 +49,10 @@ class Command(_message.Message):
     roster_query: RosterQuery
     kv_subscribe: KvSubscribe
     kv_unsubscribe: KvUnsubscribe
+    forget: Forget
     drain: Drain
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., roster_query: _Optional[_Union[RosterQuery, _Mapping]] = ..., kv_subscribe: _Optional[_Union[KvSubscribe, _Mapping]] = ..., kv_unsubscribe: _Optional[_Union[KvUnsubscribe, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., roster_query: _Optional[_Union[RosterQuery, _Mapping]] = ..., kv_subscribe: _Optional[_Union[KvSubscribe, _Mapping]] = ..., kv_unsubscribe: _Optional[_Union[KvUnsubscribe, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker",)
@@ -59,7 +61,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "open_ended", "grammar_kind", "no_speculation")
+    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "open_ended", "grammar_kind", "no_speculation", "conversation_id", "kv_retain_s", "next_turn_s")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,9 @@ class Submit(_message.Message):
     OPEN_ENDED_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_KIND_FIELD_NUMBER: _ClassVar[int]
     NO_SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_RETAIN_S_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TURN_S_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tenant: str
     request_id: str
@@ -102,7 +107,10 @@ class Submit(_message.Message):
     open_ended: bool
     grammar_kind: str
     no_speculation: bool
-    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., open_ended: _Optional[bool] = ..., grammar_kind: _Optional[str] = ..., no_speculation: _Optional[bool] = ...) -> None: ...
+    conversation_id: str
+    kv_retain_s: float
+    next_turn_s: float
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., open_ended: _Optional[bool] = ..., grammar_kind: _Optional[str] = ..., no_speculation: _Optional[bool] = ..., conversation_id: _Optional[str] = ..., kv_retain_s: _Optional[float] = ..., next_turn_s: _Optional[float] = ...) -> None: ...
 
 class SequenceContext(_message.Message):
     __slots__ = ("submit", "index", "num_received", "arrival_unix_s", "deadline_unix_s", "cached_tokens")
@@ -188,6 +196,16 @@ class PolicyChange(_message.Message):
     policy: _admin_pb2.SetPolicyRequest
     def __init__(self, handle: _Optional[int] = ..., policy: _Optional[_Union[_admin_pb2.SetPolicyRequest, _Mapping]] = ...) -> None: ...
 
+class Forget(_message.Message):
+    __slots__ = ("handle", "tenant", "conversation_id")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    tenant: str
+    conversation_id: str
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., conversation_id: _Optional[str] = ...) -> None: ...
+
 class FlushPrefixes(_message.Message):
     __slots__ = ("handle",)
     HANDLE_FIELD_NUMBER: _ClassVar[int]
@@ -227,7 +245,7 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "step_done", "roster_reply", "kv_subscribed", "kv_changes", "drain_progress", "pong", "drained")
+    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "step_done", "roster_reply", "kv_subscribed", "kv_changes", "forgotten", "drain_progress", "pong", "drained")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +261,7 @@ class FromEngine(_message.Message):
     ROSTER_REPLY_FIELD_NUMBER: _ClassVar[int]
     KV_SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     KV_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -261,10 +280,11 @@ class FromEngine(_message.Message):
     roster_reply: RosterReply
     kv_subscribed: KvSubscribed
     kv_changes: KvChanges
+    forgotten: Forgotten
     drain_progress: DrainProgress
     pong: Pong
     drained: Drained
-    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., roster_reply: _Optional[_Union[RosterReply, _Mapping]] = ..., kv_subscribed: _Optional[_Union[KvSubscribed, _Mapping]] = ..., kv_changes: _Optional[_Union[KvChanges, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., roster_reply: _Optional[_Union[RosterReply, _Mapping]] = ..., kv_subscribed: _Optional[_Union[KvSubscribed, _Mapping]] = ..., kv_changes: _Optional[_Union[KvChanges, _Mapping]] = ..., forgotten: _Optional[_Union[Forgotten, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model", "ready", "draining", "pool_tokens", "usual_tokens")
@@ -303,6 +323,14 @@ class Refused(_message.Message):
     field: str
     retry_after_ms: int
     def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class Forgotten(_message.Message):
+    __slots__ = ("handle", "tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    tokens: int
+    def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("handle",)

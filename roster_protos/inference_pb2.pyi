@@ -34,7 +34,7 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_UNAVAILABLE: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "stop", "n", "output", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "on_disconnect", "keep_ms", "received_token_ids", "constraint", "adapter", "cache_salt", "speculate")
+    __slots__ = ("request_id", "prompt", "sampling", "stop", "n", "output", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "on_disconnect", "keep_ms", "received_token_ids", "constraint", "adapter", "cache_salt", "speculate", "conversation_id", "kv_retain_s", "next_turn_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,9 @@ class GenerateRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_RETAIN_S_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TURN_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: Prompt
     sampling: SamplingParameters
@@ -69,7 +72,10 @@ class GenerateRequest(_message.Message):
     adapter: str
     cache_salt: str
     speculate: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., keep_ms: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., speculate: _Optional[bool] = ...) -> None: ...
+    conversation_id: str
+    kv_retain_s: float
+    next_turn_s: float
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., n: _Optional[int] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., keep_ms: _Optional[int] = ..., received_token_ids: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., speculate: _Optional[bool] = ..., conversation_id: _Optional[str] = ..., kv_retain_s: _Optional[float] = ..., next_turn_s: _Optional[float] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("text", "token_ids", "chat", "user_message")
@@ -339,6 +345,18 @@ class CancelRequest(_message.Message):
 class CancelResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ForgetConversationRequest(_message.Message):
+    __slots__ = ("conversation_id",)
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    conversation_id: str
+    def __init__(self, conversation_id: _Optional[str] = ...) -> None: ...
+
+class ForgetConversationResponse(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "received")

@@ -60,6 +60,11 @@ class InferenceServiceStub:
                 request_serializer=roster__protos_dot_inference__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=roster__protos_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ForgetConversation = channel.unary_unary(
+                '/roster.v1.InferenceService/ForgetConversation',
+                request_serializer=roster__protos_dot_inference__pb2.ForgetConversationRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.ForgetConversationResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/roster.v1.InferenceService/Tokenize',
                 request_serializer=roster__protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -113,6 +118,14 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetConversation(self, request, context):
+        """Removes what the prefix cache keeps of a conversation of the caller's tenant. What a running request uses, or another
+        conversation shares, stays. A conversation that is not known is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Converts text or chat messages to token ids, exactly as Generate does.
         """
@@ -154,6 +167,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=roster__protos_dot_inference__pb2.GetModelRequest.FromString,
                     response_serializer=roster__protos_dot_inference__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ForgetConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetConversation,
+                    request_deserializer=roster__protos_dot_inference__pb2.ForgetConversationRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.ForgetConversationResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -302,6 +320,33 @@ class InferenceService:
             '/roster.v1.InferenceService/GetModel',
             roster__protos_dot_inference__pb2.GetModelRequest.SerializeToString,
             roster__protos_dot_inference__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/roster.v1.InferenceService/ForgetConversation',
+            roster__protos_dot_inference__pb2.ForgetConversationRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.ForgetConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

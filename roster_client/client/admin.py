@@ -61,13 +61,23 @@ class AdminClient:
             raise from_rpc_error(error) from None
 
     async def set_policy(
-        self, name: str, parameters: Mapping[str, object] | None = None, *, deadline_s: float | None = None
+        self,
+        name: str,
+        parameters: Mapping[str, object] | None = None,
+        *,
+        retention: bool = False,
+        deadline_s: float | None = None,
     ) -> admin_pb2.SetPolicyResponse:
         """Changes the policy without interrupting streams; parameters not given have their defaults.
 
+        `retention`: changes the policy that decides what the prefix cache keeps (`lru` or `session`), instead of the
+        scheduling policy.
+
         Raises NotFoundError if the policy is not installed, InvalidRequestError for parameters that it does not accept.
         """
-        request = admin_pb2.SetPolicyRequest(name=name, parameters=json.dumps(dict(parameters or {})))
+        request = admin_pb2.SetPolicyRequest(
+            name=name, parameters=json.dumps(dict(parameters or {})), retention=retention
+        )
         try:
             return await self._stub.SetPolicy(request, timeout=deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:

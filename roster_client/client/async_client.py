@@ -190,6 +190,11 @@ class RosterClient:
         """Cancels a request, waiting or running. Raises NotFoundError if the tenant has no such request."""
         await self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), deadline_s)
 
+    async def forget(self, conversation_id: str, *, deadline_s: float | None = None) -> int:
+        """Removes what the server's prefix cache keeps of a conversation; returns the number of tokens."""
+        request = pb.ForgetConversationRequest(conversation_id=conversation_id)
+        return int((await self._unary(self._stub.ForgetConversation, request, deadline_s)).tokens)
+
     async def get_model(self, *, deadline_s: float | None = None) -> pb.GetModelResponse:
         """Returns the served model. Raises UnavailableError while there is no runner."""
         return await self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)

@@ -90,6 +90,9 @@ class Options(TypedDict, total=False):
     adapter: str
     cache_salt: str
     speculate: bool
+    conversation_id: str
+    kv_retain_s: float
+    next_turn_s: float
 
 
 _SAMPLING = (
@@ -100,7 +103,7 @@ _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_i
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
 _REQUEST = (
     "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter",
-    "cache_salt", "speculate",
+    "cache_salt", "speculate", "conversation_id", "kv_retain_s", "next_turn_s",
 )  # fmt: skip
 
 

@@ -168,6 +168,11 @@ class SyncRosterClient:
         """Cancels a request, waiting or running. Raises NotFoundError if the tenant has no such request."""
         self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), deadline_s)
 
+    def forget(self, conversation_id: str, *, deadline_s: float | None = None) -> int:
+        """Removes what the server's prefix cache keeps of a conversation; returns the number of tokens."""
+        request = pb.ForgetConversationRequest(conversation_id=conversation_id)
+        return int((self._unary(self._stub.ForgetConversation, request, deadline_s)).tokens)
+
     def get_model(self, *, deadline_s: float | None = None) -> pb.GetModelResponse:
         """Returns the served model. Raises UnavailableError while there is no runner."""
         return self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)

@@ -68,15 +68,18 @@ def set_policy(
             metavar="[KEY=VALUE]...", help="Its parameters, with values as JSON; others get their defaults."
         ),
     ] = None,
+    retention: Annotated[
+        bool, typer.Option("--retention", help="Change what the prefix cache keeps (lru, session) instead.")
+    ] = False,
     admin: Admin = DEFAULT_ADMIN,
     as_json: AsJson = False,
 ) -> None:
     """Change the policy while streams run; no stream is dropped and no token computed again.
 
-    Example: roster policy set fcfs step_tokens=512
+    Examples: roster policy set fcfs step_tokens=512; roster policy set --retention session
     """
     values = dict(_parameter(text) for text in parameters or [])
-    change = _ask(admin, lambda client: client.set_policy(name, values, deadline_s=DEADLINE_S))
+    change = _ask(admin, lambda client: client.set_policy(name, values, retention=retention, deadline_s=DEADLINE_S))
     if as_json:
         _print_json(change)
     else:

@@ -29,7 +29,13 @@ CUT_OFF = "The recording of {name} ends after its first {steps:,} steps: it has 
 class SimulateOptions:
     """Options of a simulation, in the order of `--help`."""
 
-    trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")]
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), optionally .gz.")
+    ] = None
+    agents: Annotated[
+        str | None,
+        typer.Option("--agents", help="Instead of --trace: generated sessions of agents; parameters as JSON, or {}."),
+    ] = None
     cost: Annotated[str, typer.Option("--cost", help="Cost model: a built-in name, or a file of `roster calibrate`.")]
     policy: Annotated[
         str, typer.Option("--policy", help="Scheduling policy, ./FILE.py or module:Class.", autocompletion=policy_names)
@@ -53,6 +59,18 @@ class SimulateOptions:
         typer.Option("--profile", help="Time plans like a scheduler with this profile, instead of the two above."),
     ] = None
     prefix_sharing: Annotated[bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")] = False
+    retention: Annotated[
+        str, typer.Option("--retention", help="What the prefix cache keeps: lru, session, ./FILE.py or module:Class.")
+    ] = "lru"
+    retention_parameters: Annotated[
+        str, typer.Option("--retention-parameters", help="The retention's parameters, as JSON.")
+    ] = "{}"
+    hints: Annotated[
+        bool, typer.Option("--hints/--no-hints", help="Whether --agents send ids of conversations and their hints.")
+    ] = True
+    host_kv_tokens: Annotated[
+        int | None, typer.Option("--host-kv-tokens", min=0, help="Host pool of a runner, in tokens.")
+    ] = None
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the trace's first requests.")] = None
     rate_scale: Annotated[float, typer.Option("--rate-scale", help="Factor of the trace's arrival rate.")] = 1.0
     jitter: Annotated[
@@ -72,7 +90,7 @@ class SimulateOptions:
     ] = "0.7"
     ttft_target_ms: Annotated[float, typer.Option("--ttft-target-ms", min=0, help="TTFT target of goodput.")] = 1000.0
     itl_target_ms: Annotated[float, typer.Option("--itl-target-ms", min=0, help="Goodput's target of mean ITL.")] = 50.0
-    seed: Annotated[int, typer.Option("--seed", help="Seed of --jitter, --spread and --acceptance.")] = 0
+    seed: Annotated[int, typer.Option("--seed", help="Seed of --agents, --jitter, --spread and --acceptance.")] = 0
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")] = None
     plot: Annotated[Path | None, typer.Option("--plot", help="Also plot the results (.png, .svg, .pdf).")] = None
     timeline: Annotated[
@@ -85,17 +103,34 @@ def simulate(options: SimulateOptions) -> None:
     """Simulate a policy on a trace: the production scheduler on a virtual clock."""
     try:
         import scheduler_svc.simulator.simulation  # noqa: F401
-        from scheduler_svc.simulator.trace import read_trace
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
     check_outputs(options.json_file, options.plot)
-    trace = read_trace(options.trace, options.limit).divided(options.prompt_divisor, options.output_divisor)
-    trace = trace.at_rate(options.rate_scale)
-    if options.jitter:
-        trace = trace.jittered(options.jitter, random.Random(options.seed))
+    trace = _trace(options)
     setups = _setups(options)
     with recording_writer(options.timeline) as recorder:
         _run(trace, setups, options, recorder)
+
+
+def _trace(options: SimulateOptions) -> Trace:
+    """Returns the requests. Raises ValueError unless the options name one source of them."""
+    from scheduler_svc.simulator.agent_workload import agent_trace, agent_workload
+    from scheduler_svc.simulator.trace import read_trace
+
+    if (options.trace is None) == (options.agents is None):
+        raise ValueError("name the requests: either --trace FILE, or --agents '{}' for generated sessions of agents")
+    if options.agents is not None:
+        changed = (options.limit, options.rate_scale, options.jitter, options.prompt_divisor, options.output_divisor)
+        if changed != (None, 1.0, 0.0, 1, 1):
+            raise ValueError(
+                "--limit, --rate-scale, --jitter and the divisors change a --trace: set sessions, live, tool_pause_s "
+                "and context_tokens in --agents instead"
+            )
+        return agent_trace(agent_workload(options.agents), options.seed)
+    assert options.trace is not None
+    trace = read_trace(options.trace, options.limit).divided(options.prompt_divisor, options.output_divisor)
+    trace = trace.at_rate(options.rate_scale)
+    return trace.jittered(options.jitter, random.Random(options.seed)) if options.jitter else trace
 
 
 def _setups(options: SimulateOptions) -> dict[str, Setup]:
@@ -117,7 +152,11 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
             depth=options.depth,
             plan_lead_ms=options.plan_lead_ms,
             profile=options.profile,
-            prefix_sharing=options.prefix_sharing,
+            prefix_sharing=options.prefix_sharing or options.agents is not None,
+            retention=options.retention,
+            retention_parameters=_parameters(options.retention_parameters, "--retention-parameters"),
+            hints=options.hints,
+            host_kv_tokens=options.host_kv_tokens,
             scheduler_s=options.scheduler_us * 1e-6,
             spread=options.spread,
             max_drafts=options.max_drafts,
@@ -130,7 +169,7 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
 
 def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recorder: RecordingWriter | None) -> None:
     from roster_common.logs import configure_logs
-    from scheduler_svc.policy import load_policy
+    from scheduler_svc.policy import load_policy, load_retention
     from scheduler_svc.simulator.report.comparison_plot import check_plot, plot_comparison
     from scheduler_svc.simulator.report.report import Targets, report
     from scheduler_svc.simulator.report.report_table import one_line, report_table
@@ -141,6 +180,7 @@ def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recor
         check_plot(options.plot)
     for name, setup in setups.items():  # check all names before the first simulation, which may take a minute
         load_policy(name, setup.parameters)
+    load_retention(options.retention, _parameters(options.retention_parameters, "--retention-parameters"))
     targets = Targets(options.ttft_target_ms / 1e3, options.itl_target_ms / 1e3)
     outcomes, reports = [], []
     with SimulationProgress(Console(stderr=True), list(setups)) as progress:
@@ -175,12 +215,12 @@ def _acceptance(text: str) -> tuple[float, ...]:
     return shares
 
 
-def _parameters(text: str) -> dict[str, Any]:
-    """Parses the policy's parameters. Raises ValueError unless they are a JSON object."""
+def _parameters(text: str, option: str = "--parameters") -> dict[str, Any]:
+    """Parses the parameters that an option has. Raises ValueError unless they are a JSON object."""
     try:
         parameters = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--parameters must be JSON: {error}") from error
+        raise ValueError(f"{option} must be JSON: {error}") from error
     if not isinstance(parameters, dict):
-        raise ValueError('--parameters must be a JSON object, for example {"step_tokens": 512}')
+        raise ValueError(f'{option} must be a JSON object, for example {{"step_tokens": 512}}')
     return parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from secrets import token_hex
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,11 +26,13 @@ class ChatSession:
         self._console = console
         self._options = options
         self._system = system
+        self._conversation_id = ""
         self.messages: list[Message] = []
         self.clear()
 
     def clear(self) -> None:
-        """Removes all messages except the system message."""
+        """Removes all messages except the system message: a new conversation begins."""
+        self._conversation_id = token_hex(8)
         self.messages = [Message("system", self._system)] if self._system else []
 
     def run(self, read_line: Callable[[], str]) -> None:
@@ -69,7 +72,8 @@ class ChatSession:
     def _stream_answer(self) -> str:
         """Prints the answer as it arrives and returns it; Ctrl-C stops it, and the part so far is kept."""
         answer, note = "", ""
-        with self._client.chat(self.messages, **self._options) as stream:
+        options: Options = {"conversation_id": self._conversation_id, **self._options}
+        with self._client.chat(self.messages, **options) as stream:
             try:
                 for event in stream:
                     if isinstance(event, Delta):

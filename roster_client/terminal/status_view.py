@@ -26,7 +26,7 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
     """Returns a headline, one row per runner, and the counters since the start."""
     profile = f"profile {status.profile}, " if status.profile else ""  # a scheduler from before profiles has none
     headline = Text(
-        f"roster {status.version}, policy {status.policy}, {profile}up {status.uptime_s:,.0f} s, "
+        f"roster {status.version}, policy {status.policy}, {_retention(status)}{profile}up {status.uptime_s:,.0f} s, "
         f"{status.waiting} waiting ({status.waiting_tokens:,} prompt tokens)"
     )
     totals = status.totals
@@ -39,6 +39,11 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         style="dim",
     )
     return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
+
+
+def _retention(status: admin_pb2.GetStatusResponse) -> str:
+    """Returns what the prefix cache keeps, unless that is the default."""
+    return f"retention {status.retention}, " if status.retention not in ("", "lru") else ""
 
 
 def _drafts(totals: admin_pb2.Totals) -> str:

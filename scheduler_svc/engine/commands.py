@@ -73,6 +73,7 @@ class Commands:
             "drain": self._drain,
             "ping": self._ping,
             "flush_prefixes": self._flush_prefixes,
+            "forget": self._forget,
             "kv_subscribe": self._kv_feed.subscribe,
             "kv_unsubscribe": self._kv_unsubscribe,
             "policies_query": self.policies.list,
@@ -175,6 +176,12 @@ class Commands:
         for scheduler in self._pool.schedulers.values():
             scheduler.prefix.flush(scheduler.table)
         self._requests.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
+
+    def _forget(self, worker: bytes, forget: engine_pb2.Forget) -> None:
+        schedulers = self._pool.schedulers.values()
+        tokens = sum(scheduler.retention.forget(forget.tenant, forget.conversation_id) for scheduler in schedulers)
+        forgotten = engine_pb2.Forgotten(handle=forget.handle, tokens=tokens)
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(forgotten=forgotten))
 
     def _kv_unsubscribe(self, worker: bytes, over: engine_pb2.KvUnsubscribe) -> None:
         self._kv_feed.unsubscribe(worker, over.handle)

@@ -37,7 +37,7 @@ from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence_ids import SequenceIds
 from scheduler_svc.plan.plan_builder import PlannedStep
-from scheduler_svc.policy import Policy, PolicyGuard
+from scheduler_svc.policy import Policy, PolicyGuard, load_retention
 from scheduler_svc.reports.reports import Reports
 from scheduler_svc.reports.roster_view import RosterView
 from scheduler_svc.reports.snapshots import Snapshots
@@ -65,8 +65,11 @@ class Engine:
         runners: Runners,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        retention: PolicyGuard | None = None,
     ) -> None:
-        """Both clocks return seconds. `wall_clock` is the clock that schedulers on several machines share."""
+        """`retention`: the policy that decides what prefix caches keep; None: the one that the settings name.
+
+        Both clocks return seconds. `wall_clock` is the clock that schedulers on several machines share."""
         self.settings = settings
         self.policy = policy
         self.clock = clock
@@ -75,7 +78,10 @@ class Engine:
         self.ledger = Ledger()
         self.phases = StepPhases()
         self.requests = Requests(settings, policy, self.ledger, wall_clock)
-        self.pool = RunnerPool(settings, clock, self.ledger)
+        self.retention = retention or PolicyGuard(
+            load_retention(settings.retention, settings.retention_parameters, settings.policy_dir)
+        )
+        self.pool = RunnerPool(settings, clock, self.ledger, self.retention)
         self.drain = Drain(settings.drain_s)
         self.constraints = Constraints(self.requests, self.pool, runners, settings.mask_threads)
         self.kv_feed = KvFeed(self.requests, self.pool, wall_clock)
@@ -110,7 +116,7 @@ class Engine:
 
     def _assemble_reports(self) -> None:
         requests, pool, clock = self.requests, self.pool, self.clock
-        reports = Reports(requests, pool, self.drain, self.probation, clock, self.settings.profile)
+        reports = Reports(requests, pool, self.drain, self.probation, clock, self.settings.profile, self.retention)
         self.watchers = Watchers(requests.outbox, reports, RosterView(requests, pool, reports, clock))
         self.workers = FrontWorkers(requests, self.disconnected, reports.model_state, self._forget_worker)
         self.shutdown = Shutdown(requests, self.drain, self.workers, self.fronts, self.step, clock)
@@ -145,7 +151,9 @@ class Engine:
             requests,
             pool,
             AdmissionControl(requests, pool, self.placement, self.constraints, self.drain, self.settings),
-            PolicyCommands(requests, pool, self.change_policy, self.settings.policy_dir),
+            PolicyCommands(
+                requests, pool, self.change_policy, self.settings.policy_dir, self.retention, self.change_retention
+            ),
             self.constraints,
             self.disconnected,
             self.lifecycle,
@@ -195,6 +203,8 @@ class Engine:
     def _expire(self) -> None:
         self.disconnected.expire()
         self.lifecycle.expire()
+        if self.ledger.prefetch_at <= self.ledger.now_s:
+            self.pool.prefetch()
         self.pool.expire_loads()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
@@ -265,6 +275,7 @@ class Engine:
             self.requests.book.next_due_at,
             self.drain.until_at,
             self.probation.next_due_at,
+            self.ledger.prefetch_at,
         )
         return min(due for due in dues if due is not None)
 
@@ -277,6 +288,12 @@ class Engine:
         """
         self.swap.install(policy)
         self.results.forget_ends()
+
+    def change_retention(self, policy: Policy) -> None:
+        """Lets `policy` decide what prefix caches keep from now on. Cached blocks are ranked again, none is evicted."""
+        self.retention.install(policy)
+        for scheduler in self.pool.schedulers.values():
+            scheduler.retention.install()
 
     def _serve_with_other_runners(self) -> None:
         if self.pool.schedulers:

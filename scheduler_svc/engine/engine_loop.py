@@ -18,7 +18,7 @@ from scheduler_svc.link.runner_link import PAUSE_S, RunnerLink
 from scheduler_svc.link.wake_pipe import WakePipe
 from scheduler_svc.metrics.snapshot_exchange import SnapshotExchange
 from scheduler_svc.metrics.step_phases import StepPhase
-from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.policy import PolicyGuard, load_policy, load_retention
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 GC_THRESHOLD = 20_000
@@ -33,9 +33,10 @@ class EngineLoop:
     def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
         """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (endpoint in use)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        policy = PolicyGuard(
-            load_policy(settings.policy, settings.policy_parameters, settings.policy_dir),
-            settings.policy_timeout_ms / 1000 or None,
+        timeout_s = settings.policy_timeout_ms / 1000 or None
+        policy = PolicyGuard(load_policy(settings.policy, settings.policy_parameters, settings.policy_dir), timeout_s)
+        retention = PolicyGuard(
+            load_retention(settings.retention, settings.retention_parameters, settings.policy_dir), timeout_s
         )
         curve = None
         if settings.link_key is not None and settings.link_runners is not None:
@@ -49,7 +50,7 @@ class EngineLoop:
             clock=time.monotonic,
             curve=curve,
         )
-        self.engine = Engine(settings, policy, self._fronts, self._runners)
+        self.engine = Engine(settings, policy, self._fronts, self._runners, retention=retention)
         self.snapshots = SnapshotExchange()
         """Exchange through which other threads request the engine's metrics."""
         self._pipe = WakePipe()

@@ -14,7 +14,15 @@ import structlog
 from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.model.refusal import EngineRefusal
-from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, create_policy, permitted_policy_class
+from scheduler_svc.policy import (
+    Policy,
+    PolicyGuard,
+    UnknownPolicy,
+    WrongParameters,
+    create_policy,
+    permitted_policy_class,
+    permitted_retention,
+)
 from scheduler_svc.policy.catalog import describe_policies
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool
@@ -43,9 +51,13 @@ class PolicyCommands:
         requests: Requests,
         pool: RunnerPool,
         change_policy: Callable[[Policy], None],
-        folder: Path | None = None,
+        folder: Path | None,
+        retention: PolicyGuard,
+        change_retention: Callable[[Policy], None],
     ) -> None:
-        """`folder`: the setting `policy_dir`."""
+        """`folder`: the setting `policy_dir`. `retention`: the policy that decides what prefix caches keep."""
+        self._retention = retention
+        self._change_retention = change_retention
         self._folder = folder
         self._requests = requests
         self._pool = pool
@@ -66,9 +78,13 @@ class PolicyCommands:
         in_force, folder = type(self._requests.policy.policy), self._folder
 
         def answer(descriptions: list[admin_pb2.PolicyDescription]) -> None:
-            now = InForce.of(self._requests.policy.policy)
+            now, kept = InForce.of(self._requests.policy.policy), InForce.of(self._retention.policy)
             policies = admin_pb2.ListPoliciesResponse(
-                policies=descriptions, policy=now.name, policy_parameters=now.parameters
+                policies=descriptions,
+                policy=now.name,
+                policy_parameters=now.parameters,
+                retention=kept.name,
+                retention_parameters=kept.parameters,
             )
             reply = engine_pb2.PoliciesReply(handle=query.handle, policies=policies)
             self._requests.outbox.message(worker, engine_pb2.FromEngine(policies_reply=reply))
@@ -77,24 +93,34 @@ class PolicyCommands:
 
     def change(self, worker: bytes, change: engine_pb2.PolicyChange) -> None:
         """Loads the policy, installs it and answers; or answers with a refusal."""
-        name, parameters = change.policy.name, change.policy.parameters
+        asked = change.policy
 
         def answer(loaded: Policy | EngineRefusal) -> None:
             if isinstance(loaded, EngineRefusal):
                 self._requests.outbox.message(worker, loaded.to_message(change.handle))
                 return
-            reply = engine_pb2.PolicyChanged(handle=change.handle, change=self._put_in_force(loaded))
+            put = self._retain_by if asked.retention else self._put_in_force
+            reply = engine_pb2.PolicyChanged(handle=change.handle, change=put(loaded))
             self._requests.outbox.message(worker, engine_pb2.FromEngine(policy_changed=reply))
 
-        self._background.run(lambda: _load(name, parameters, self._folder), answer)
+        self._background.run(lambda: _load(asked, self._folder), answer)
+
+    def _retain_by(self, policy: Policy) -> admin_pb2.SetPolicyResponse:
+        former = InForce.of(self._retention.policy)
+        self._change_retention(policy)
+        return self._changed("the retention changed", former, InForce.of(policy))
 
     def _put_in_force(self, policy: Policy) -> admin_pb2.SetPolicyResponse:
         former, new = InForce.of(self._requests.policy.policy), InForce.of(policy)
         self._change_policy(policy)
+        return self._changed("the policy changed", former, new)
+
+    def _changed(self, words: str, former: InForce, new: InForce) -> admin_pb2.SetPolicyResponse:
+        """Counts and logs a change; returns the answer."""
         self._requests.totals.policy_changes += 1
         running = sum(scheduler.table.num_running for scheduler in self._pool.schedulers.values())
         log.info(
-            "the policy changed",
+            words,
             policy=new.name,
             parameters=new.parameters,
             former=former.name,
@@ -112,10 +138,13 @@ class PolicyCommands:
         )
 
 
-def _load(name: str, text: str, folder: Path | None) -> Policy | EngineRefusal:
+def _load(asked: admin_pb2.SetPolicyRequest, folder: Path | None) -> Policy | EngineRefusal:
     """Returns the policy, or why it can't be loaded. Never raises: third-party code runs here."""
+    name = asked.name
     try:
-        return create_policy(permitted_policy_class(name, folder), _parsed(text))
+        if asked.retention:
+            return permitted_retention(name, _parsed(asked.parameters), folder)
+        return create_policy(permitted_policy_class(name, folder), _parsed(asked.parameters))
     except UnknownPolicy as error:
         return EngineRefusal(grpc.StatusCode.NOT_FOUND, str(error), "name")
     except WrongParameters as error:

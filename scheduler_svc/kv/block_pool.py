@@ -2,7 +2,8 @@
 
 Blocks are integers 1 to num_blocks (0 is the runner's dummy). A block is *blank* (free, without reusable content),
 *cached* (free, with READY content that a prefix may hit) or *held* (reference count > 0). Allocation takes blank blocks
-first, then evicts the least recently used cached ones. Content is named by a chained hash (`block_hashes.py`): an equal
+first, then evicts cached ones: the least recently used, or if a policy ranks prefixes the least valuable
+(`eviction.py`). Content is named by a chained hash (`block_hashes.py`): an equal
 name means an equal prefix.
 
 A block with a name is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
@@ -11,11 +12,13 @@ A block with a name is PENDING until a result confirms its KV, then READY; only 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from roster_protos import plan_pb2
+from scheduler_svc.kv.eviction import EvictionOrder
+from scheduler_svc.kv.prefix_tree import Prefix, PrefixTree
 
 
 class CacheListener(Protocol):
@@ -56,6 +59,9 @@ class BlockPool:
         self.listener: CacheListener | None = None
         self.when_evicted: Callable[[list[bytes]], None] | None = None
         """Called with the names of blocks that are evicted."""
+        self.tree = PrefixTree(block_size)
+        """The conversations that use the cached blocks, as far as a retention policy or a conversation needs it."""
+        self.order = EvictionOrder(self.tree, 0, self._is_cached)
 
     @property
     def num_free(self) -> int:
@@ -109,22 +115,63 @@ class BlockPool:
         return blocks
 
     def _evict(self, count: int) -> list[int]:
-        """Takes the least recently used cached blocks and removes their names."""
-        cached, block_of, name_of, listener = self._cached, self._block_of, self._name_of, self.listener
-        blocks = [cached.popitem(last=False)[0] for _ in range(count)]
+        """Takes the least valuable or least recently used cached blocks and removes their names."""
+        cached, block_of, listener = self._cached, self._block_of, self.listener
+        name_of: list[Any] = self._name_of
+        blocks = self._least_valuable(count) if self.order.ranked else []
+        others = [cached.popitem(last=False)[0] for _ in range(count - len(blocks))]
+        if self.order.tracks:
+            for block in others:
+                self.order.remove(name_of[block])
+        blocks += others
         if self.when_evicted is not None:
-            self.when_evicted([name for name in map(name_of.__getitem__, blocks) if name is not None])
+            self.when_evicted([name_of[block] for block in blocks])
         for block in blocks:  # inlined `forget`
-            name: Any = name_of[block]
+            name = name_of[block]
             name_of[block] = None
             del block_of[name]
             if listener is not None:
                 listener.gone(name)
         return blocks
 
+    def _least_valuable(self, count: int) -> list[int]:
+        """Takes up to `count` blocks out of the cached ones, least valuable first; fewer if all others are still
+        continued by blocks in use."""
+        blocks = [self._block_of[name] for name in self.order.take(count)]
+        for block in blocks:
+            del self._cached[block]
+        return blocks
+
+    def _is_cached(self, name: bytes) -> bool:
+        return self._block_of.get(name) in self._cached
+
+    def rank(self, value_of: Callable[[Prefix], float] | None) -> None:
+        """Evicts by these values of prefixes from now on; None: the least recently used block."""
+        self.order.rank(value_of, [name for block in self._cached if (name := self._name_of[block]) is not None])
+
+    def upcoming(self, count: int) -> list[int]:
+        """Returns the next `count` cached blocks to be evicted, or fewer, the first of them first."""
+        if not self.order.ranked:
+            return list(islice(self._cached, count))
+        return [self._block_of[name] for name in self.order.upcoming(count)]
+
+    def to_copy(self, count: int) -> list[int]:
+        """Returns up to `count` cached blocks that a policy values and the host pool lacks, least valuable first."""
+        return [self._block_of[name] for name in self.order.upcoming(count, but_copied=True)]
+
+    def purge(self, names: Iterable[bytes]) -> int:
+        """Removes those of these names whose blocks are free, so that they can't be hit; returns their number."""
+        blocks = [self._block_of[name] for name in names if self._is_cached(name)]
+        for block in blocks:
+            del self._cached[block]
+            self.forget(block)
+            self._blank.append(block)
+        return len(blocks)
+
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block, deepest first, so that a prefix outlives its continuations."""
-        references, names, last_plan = self._references, self._name_of, self.last_plan
+        names: list[Any] = self._name_of
+        references, last_plan, ranked = self._references, self.last_plan, self.order.ranked
         for block in reversed(blocks):
             references[block] -= 1
             if references[block]:
@@ -137,6 +184,8 @@ class BlockPool:
                 self._blank.append(block)
             else:
                 self._cached[block] = None
+                if ranked:
+                    self.order.add(names[block])
 
     def release_next(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block. Those that are cached then are evicted before all others, the first of
@@ -145,10 +194,6 @@ class BlockPool:
             self.release([block], plan)
             if block in self._cached:
                 self._cached.move_to_end(block, last=False)
-
-    def upcoming(self, count: int) -> list[int]:
-        """Returns the next `count` cached blocks to be evicted, or fewer, the first of them first."""
-        return list(islice(self._cached, count))
 
     def num_owners(self, block: int) -> int:
         """Returns the block's reference count."""
@@ -170,6 +215,8 @@ class BlockPool:
             self._name_of[block] = None
             del self._block_of[name]
             self._pending.discard(block)
+            if self.order.tracks:
+                self.order.remove(name)
             if self.listener is not None:
                 self.listener.gone(name)
 
@@ -205,6 +252,11 @@ class BlockPool:
                 break
             count += 1
         return count
+
+    @property
+    def named(self) -> Container[bytes]:
+        """The names that blocks have, PENDING or READY."""
+        return self._block_of
 
     def has(self, name: bytes) -> bool:
         """Whether a block has this name."""
@@ -285,6 +337,8 @@ class BlockPool:
             raise RuntimeError("a PENDING block has no owner or no name")
         if any(self._name_of[block] is None for block in self._cached):
             raise RuntimeError("a cached block has no name")
+        cached = {name for block in self._cached if (name := self._name_of[block]) is not None}
+        self.order.check(cached, self.has)
 
 
 def most_tokens(hello: plan_pb2.Hello) -> int:

@@ -14,26 +14,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from scheduler_svc.kv.block_pool import CacheListener
+from scheduler_svc.kv.eviction import EvictionOrder
 
 
 class HostPoolFull(RuntimeError):
     """More host blocks were requested than could be evicted: the caller must check `num_room` first."""
-
-
-class EvictionOrder(Protocol):
-    """Order in which copies are evicted, by name."""
-
-    def add(self, name: bytes) -> None:
-        """Adds a copy that may be evicted from now on."""
-
-    def remove(self, name: bytes) -> None:
-        """Removes one that may not any more, or that is gone."""
-
-    def take(self) -> bytes | None:
-        """Removes and returns the name of the copy to evict; None if it has none."""
 
 
 class HostPool:
@@ -50,7 +37,8 @@ class HostPool:
         self._duplicates: OrderedDict[int, None] = OrderedDict()
         self._others: OrderedDict[int, None] = OrderedDict()
         self.order: EvictionOrder | None = None
-        """Order of the copies that are no duplicates; None: least recently used first."""
+        """Order of the copies that are no duplicates; None: least recently used first. It keeps a copy that is being
+        read or has become a duplicate, as it may be the only one again."""
         self.listener: CacheListener | None = None
 
     @property
@@ -64,16 +52,26 @@ class HostPool:
         return len(self._block_of) - sum(self._name_of[block] is not None for block in self._writing)
 
     @property
+    def num_duplicates(self) -> int:
+        """Copies of blocks that a sequence has used on the runner since."""
+        return len(self._duplicates)
+
+    @property
     def num_free(self) -> int:
         """Blocks without content."""
         return len(self._free)
 
     def set_order(self, order: EvictionOrder | None) -> None:
-        """Changes the order among the copies that are no duplicates."""
+        """Changes the order among the copies that are no duplicates. It was ranked for their names."""
         self.order = order
-        if order is not None:
-            for block in self._others:
-                order.add(self._named(block))
+
+    def names(self) -> list[bytes]:
+        """Returns the names of the copies that are no duplicates and may be evicted, least recently used first."""
+        return [self._named(block) for block in self._others]
+
+    def may_evict(self, name: bytes) -> bool:
+        """Whether there is a copy of this name that is no duplicate and may be evicted."""
+        return self._block_of.get(name) in self._others
 
     # ------------------------------------------------------------------ looking up
 
@@ -120,10 +118,8 @@ class HostPool:
         if self._duplicates:
             block = next(iter(self._duplicates))
         else:
-            name = None if self.order is None else self.order.take()
-            block = next(iter(self._others)) if name is None else self._block_of[name]
-            if name is not None:
-                del self._others[block]
+            names = [] if self.order is None else self.order.take()
+            block = self._block_of[names[0]] if names else next(iter(self._others))
         self.forget(self._named(block))
         return self._free.pop()
 
@@ -200,8 +196,6 @@ class HostPool:
             del self._duplicates[block]
         elif block in self._others:
             del self._others[block]
-            if self.order is not None:
-                self.order.remove(self._named(block))
 
     def _named(self, block: int) -> bytes:
         name = self._name_of[block]
@@ -221,6 +215,8 @@ class HostPool:
             self._free.append(block)
         del self._block_of[name]
         self._name_of[block] = None
+        if self.order is not None:
+            self.order.remove(name)
         if self.listener is not None:
             self.listener.gone(name)
 

@@ -42,6 +42,9 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         prompt_logprobs=PromptLogprobs() if submit.sampling.HasField("prompt_logprobs") else None,
         grammar_kind=submit.grammar_kind,
         speculates=not submit.no_speculation,
+        conversation_id=submit.conversation_id,
+        kv_retain_s=submit.kv_retain_s if submit.HasField("kv_retain_s") else None,
+        next_turn_s=submit.next_turn_s if submit.HasField("next_turn_s") else None,
     )
     limit = prompt_len + submit.max_tokens
     request.sequences = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,10 @@ class Ledger:
         """Of the slowest runner."""
         self.itl_target_s: float | None = None
         """The service's ITL target."""
+        self.prefetch_at = math.inf
+        """When a runner's cache wants to load what a conversation will need soon; infinite if none does."""
+        self.awaited: dict[tuple[str, str], list[float]] = {}
+        """Arrivals of the requests under way of each (tenant, conversation)."""
         self.count_waiting: Callable[[], int] = lambda: 0
         """Returns the prompt tokens that wait in the queue."""
         self._index: dict[str, int] = {}

@@ -192,6 +192,12 @@ class Request:
     """Constraint on its output, in the form of `grammar_kind`; in llguidance's format once compiled; "" for none."""
     grammar_kind: str = ""
     """The form in which the client wrote it: a field of roster.v1.Constraint; "" for llguidance's format."""
+    conversation_id: str = ""
+    """Conversation of its tenant whose turn it is; "" for none."""
+    kv_retain_s: float | None = None
+    """Its client's hint how long its prefix is worth keeping after its end."""
+    next_turn_s: float | None = None
+    """Its client's hint when, after its end, the next turn comes."""
     speculates: bool = True
     """Whether tokens of it may be drafted."""
     accepted: bool = True

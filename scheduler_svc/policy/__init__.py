@@ -4,14 +4,18 @@ from scheduler_svc.policy.draft_rows import DraftRows, Drafts
 from scheduler_svc.policy.guard import PolicyGuard
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice
 from scheduler_svc.policy.policy_files import UnknownPolicy, class_in_file, file_in, files_of
+from scheduler_svc.policy.prefix_view import Gaps, PrefixView, Returns
 from scheduler_svc.policy.registry import (
     ENTRY_POINT_GROUP,
+    RETENTIONS,
     WrongParameters,
     available_policies,
     create_policy,
     import_policy,
     load_policy,
+    load_retention,
     permitted_policy_class,
+    permitted_retention,
     policy_class,
 )
 from scheduler_svc.policy.views import (
@@ -29,6 +33,7 @@ from scheduler_svc.policy.views import (
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "RETENTIONS",
     "Accept",
     "Account",
     "Budget",
@@ -36,13 +41,16 @@ __all__ = [
     "Drafts",
     "Ended",
     "FirstToken",
+    "Gaps",
     "LedgerView",
     "Load",
     "Policy",
     "PolicyGuard",
     "PolicyParameters",
+    "PrefixView",
     "Refuse",
     "RequestView",
+    "Returns",
     "RunningView",
     "StepReport",
     "StepTimes",
@@ -57,6 +65,8 @@ __all__ = [
     "files_of",
     "import_policy",
     "load_policy",
+    "load_retention",
     "permitted_policy_class",
+    "permitted_retention",
     "policy_class",
 ]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from scheduler_svc.policy.draft_rows import DraftRows, are_drafts
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse
+from scheduler_svc.policy.prefix_view import PrefixView
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 from scheduler_svc.policy.watchdog import Watchdog
 
@@ -43,6 +44,8 @@ class PolicyGuard:
         self.orders_tenants = _overrides(policy, "tenant_key")
         self.displaces = _overrides(policy, "displace")
         self.sets_drafts = _overrides(policy, "drafts")
+        self.retains = _overrides(policy, "retain")
+        self.prefetches = _overrides(policy, "prefetch_s")
         self.observes = _overrides(policy, "observe")
         self.rerank_window = min(policy.rerank_window, MAX_RERANK_WINDOW) if _overrides(policy, "rerank") else 0
 
@@ -101,6 +104,14 @@ class PolicyGuard:
         answer = self._call("drafts", lambda answer: are_drafts(answer, len(most)), load, rows)
         drafts: npt.NDArray[np.int32] = np.minimum(answer, most).astype(np.int32, copy=False)
         return drafts
+
+    def retain(self, prefix: PrefixView, load: Load) -> float:
+        """Returns the value of a block of the prefix, a number that is not NaN."""
+        return self._call("retain", _is_number, prefix, load)
+
+    def prefetch_s(self, prefix: PrefixView, load: Load) -> float | None:
+        """Returns when the prefix should be in the cache again, in seconds from now, or None."""
+        return self._call("prefetch_s", lambda answer: answer is None or _is_number(answer), prefix, load)
 
     def observe(self, report: StepReport) -> None:
         """Passes the report to the policy."""

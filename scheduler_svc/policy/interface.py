@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from scheduler_svc.policy.draft_rows import DraftRows, Drafts
+from scheduler_svc.policy.prefix_view import PrefixView
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 
 
@@ -203,6 +204,21 @@ class Policy:
         text, only its pace. Numbers above `rows.most` are cut to it, and where no free blocks are left.
         """
         return rows.best(load)
+
+    def retain(self, prefix: PrefixView, load: Load) -> float:
+        """If overridden, returns the value of keeping a block of the prefix in the cache; the least valuable one is
+        evicted first, and among equals the least recently used, as by default.
+
+        It is called when blocks of the prefix become evictable, when they are about to be evicted, and now and then in
+        between. It may change with time. A block is never evicted before its continuations, whatever their values.
+        """
+        return 0.0
+
+    def prefetch_s(self, prefix: PrefixView, load: Load) -> float | None:
+        """If overridden, returns when the prefix should be in the cache again, in seconds from now, if parts of it were
+        moved to the runner's host pool meanwhile; None, the default: when a request needs it. Called when a request of
+        the prefix has ended."""
+        return None
 
     def observe(self, report: StepReport) -> None:
         """Receives the report of each result, for policies that learn."""

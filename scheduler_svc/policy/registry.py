@@ -5,6 +5,7 @@ A name is an entry point of the group `roster.policies`, a file or `module:Class
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from scheduler_svc.policy.policy_files import (
 )
 
 ENTRY_POINT_GROUP = "roster.policies"
+RETENTIONS = {"lru": ("scheduler_svc.policies.lru", "Lru"), "session": ("scheduler_svc.policies.session", "Session")}
+"""The built-in policies that decide what the prefix cache keeps, by name. They decide nothing else."""
 
 
 class WrongParameters(ValueError):
@@ -72,6 +75,36 @@ def permitted_policy_class(name: str, folder: Path | None) -> type[Policy]:
         f"there is no policy {name!r}; installed are: {', '.join(available_policies())}"
         + (f"; {folder} has {', '.join(files)}" if files else "")
     )
+
+
+def load_retention(name: str, parameters: dict[str, Any], folder: Path | None = None) -> Policy:
+    """Creates the policy that a setting names to decide what the prefix cache keeps: a built-in one, or any that
+    overrides `retain`. Raises UnknownPolicy or WrongParameters."""
+    return create_policy(_retaining(_retention(name) or policy_class(name, folder), name), parameters)
+
+
+def permitted_retention(name: str, parameters: dict[str, Any], folder: Path | None) -> Policy:
+    """Creates the policy that a call names to decide what the prefix cache keeps. Raises UnknownPolicy or
+    WrongParameters."""
+    return create_policy(_retaining(_retention(name) or permitted_policy_class(name, folder), name), parameters)
+
+
+def _retention(name: str) -> type[Policy] | None:
+    if name not in RETENTIONS:
+        return None
+    module, attribute = RETENTIONS[name]
+    found: type[Policy] = getattr(import_module(module), attribute)
+    return found
+
+
+def _retaining(found: type[Policy], name: str) -> type[Policy]:
+    """Returns `found`. Raises UnknownPolicy if it does not value prefixes."""
+    if name not in RETENTIONS and found.retain is Policy.retain:
+        raise UnknownPolicy(
+            f"policy {name!r} does not decide what the prefix cache keeps: it does not override `retain`. "
+            f"Built in are: {', '.join(RETENTIONS)}"
+        )
+    return found
 
 
 def import_policy(entry: EntryPoint) -> type[Policy]:

@@ -28,6 +28,11 @@ class RequestView:
     deadline_s: float | None = None
     ttft_target_ms: int | None = None
     itl_target_ms: int | None = None
+    conversation_id: str = ""
+    kv_retain_s: float | None = None
+    """How long its client says that the prefix is worth keeping after its end."""
+    next_turn_s: float | None = None
+    """When, after its end, its client expects the conversation's next request."""
 
 
 class WaitingView(NamedTuple):

@@ -14,6 +14,7 @@ from scheduler_svc.failure.runner_illness import Illness
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult
 from scheduler_svc.plan.plan_builder import PlannedStep
+from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.requests.drain import Drain
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool
@@ -33,6 +34,7 @@ class Reports:
         probation: Probation,
         clock: Callable[[], float],
         profile: str,
+        retention: PolicyGuard,
     ) -> None:
         self._requests = requests
         self._pool = pool
@@ -40,6 +42,7 @@ class Reports:
         self._probation = probation
         self._clock = clock
         self._profile = profile
+        self._retention = retention
         self.started_at = clock()
 
     def model_state(self) -> engine_pb2.FromEngine:
@@ -65,6 +68,8 @@ class Reports:
             uptime_s=self._clock() - self.started_at,
             policy=self._requests.policy.policy.name,
             policy_parameters=self._requests.policy.policy.parameters.model_dump_json(),
+            retention=self._retention.policy.name,
+            retention_parameters=self._retention.policy.parameters.model_dump_json(),
             waiting=self._requests.num_waiting,
             waiting_tokens=self._requests.queue.num_tokens,
             runners=[_runner_status(scheduler) for scheduler in schedulers],
@@ -74,9 +79,9 @@ class Reports:
                 finished=totals.finished,
                 sampled_tokens=totals.sampled_tokens,
                 plans=totals.plans,
-                policy_failures=self._requests.policy.failures,
+                policy_failures=self._requests.policy.failures + self._retention.failures,
                 policy_changes=totals.policy_changes,
-                policy_overruns=self._requests.policy.overruns,
+                policy_overruns=self._requests.policy.overruns + self._retention.overruns,
                 preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
                 prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
                 dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),

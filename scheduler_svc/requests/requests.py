@@ -68,6 +68,9 @@ class Requests:
     def enter(self, request: Request) -> None:
         """Adds the request to the book and ranks its sequences."""
         self.book.add(request)
+        if request.conversation_id:
+            key = request.tenant, request.conversation_id
+            self.ledger.awaited.setdefault(key, []).append(request.arrival_s)
         key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
             self._serial += 1
@@ -126,6 +129,8 @@ class Requests:
                 early=end.reason is not FinishReason.LENGTH,
                 age_s=self.ledger.now_s - sequence.request.arrival_s,
             )
+        if sequence.request.conversation_id:
+            self._leave_conversation(sequence.request)
         if sequence.scheduler is not None:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
@@ -142,6 +147,16 @@ class Requests:
         self.outbox.end(sequence)
         if sequence.request.finished:
             self.book.retire(sequence.request, self.ledger.now_s)
+
+    def _leave_conversation(self, request: Request) -> None:
+        """Takes note that the request's conversation is no longer awaited, if its last sequence is about to end."""
+        if sum(sequence.phase is not Phase.FINISHED for sequence in request.sequences) > 1:
+            return
+        key, awaited = (request.tenant, request.conversation_id), self.ledger.awaited
+        if request.arrival_s in awaited.get(key, ()):
+            awaited[key].remove(request.arrival_s)
+            if not awaited[key]:
+                del awaited[key]
 
     def discard_waiting(self, sequence: Sequence) -> None:
         """Removes a waiting sequence from the queue it is in."""

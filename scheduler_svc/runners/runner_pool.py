@@ -17,7 +17,9 @@ from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.plan.plan_timing import TimingRule
+from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.scheduler.prefix_cache import SharingRules
+from scheduler_svc.scheduler.retention import HintLimits
 from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.tiers.tiers import Tiers
@@ -38,7 +40,14 @@ class RunnerPool:
     of one that only a former scheduler served.
     """
 
-    def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        clock: Callable[[], float],
+        ledger: Ledger,
+        retention: PolicyGuard | None = None,
+    ) -> None:
+        """`retention`: the policy that decides what prefix caches keep; None: the least recently used blocks go."""
         self.schedulers: dict[int, Scheduler] = {}
         self._tiers: dict[int, Tiers] = {}  # of the runners that have a host pool
         self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
@@ -54,6 +63,7 @@ class RunnerPool:
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
+        self._retention = retention
         target_ms = settings.itl_target_ms
         ledger.itl_target_s = None if target_ms is None else target_ms / 1000
 
@@ -103,6 +113,8 @@ class RunnerPool:
             rule=self.timing_rule,
             forces=self._settings.forced_tokens,
             secret=self.secret,
+            retention=self._retention,
+            hints=HintLimits(self._settings.hint_longest_s, self._settings.hint_share),
         )
         self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
@@ -177,6 +189,13 @@ class RunnerPool:
         if session in self.schedulers:
             self._open[session] = self.schedulers[session]
             self._due_at.pop(session, None)
+
+    def prefetch(self) -> None:
+        """Lets runners load what conversations will need soon."""
+        self._ledger.prefetch_at = math.inf
+        for session, scheduler in self.schedulers.items():
+            if scheduler.retention.prefetch():
+                self.wake(session)
 
     @property
     def computes(self) -> bool:

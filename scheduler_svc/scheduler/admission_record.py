@@ -67,6 +67,12 @@ def _fill(submit: engine_pb2.Submit, request: Request) -> None:
         submit.priority = request.priority
     if request.cache_salt:
         submit.cache_salt = request.cache_salt
+    if request.conversation_id:
+        submit.conversation_id = request.conversation_id
+    if request.kv_retain_s is not None:
+        submit.kv_retain_s = request.kv_retain_s
+    if request.next_turn_s is not None:
+        submit.next_turn_s = request.next_turn_s
     if request.ttft_target_ms is not None:
         submit.ttft_target_ms = request.ttft_target_ms
     if request.itl_target_ms is not None:

@@ -30,6 +30,9 @@ def request_view(request: Request) -> RequestView:
             deadline_s=request.deadline_s,
             ttft_target_ms=request.ttft_target_ms,
             itl_target_ms=request.itl_target_ms,
+            conversation_id=request.conversation_id,
+            kv_retain_s=request.kv_retain_s,
+            next_turn_s=request.next_turn_s,
         )
     return request.view
 

@@ -32,12 +32,14 @@ from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.policy import Budget, Load, PolicyGuard, RequestView
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
+from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
 from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.scheduler.forced_rows import add_forced_rows
 from scheduler_svc.scheduler.policy_views import load_view, request_view
 from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
+from scheduler_svc.scheduler.retention import HintLimits, Retention
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.swapping import Swapping
 from scheduler_svc.step_times.step_time_model import StepTimeModel
@@ -45,6 +47,10 @@ from scheduler_svc.tiers.tiers import Tiers
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
+
+
+PREEMPTED = "preempted"
+"""Why a sequence leaves that will be admitted again."""
 
 
 class BadResult(ValueError):
@@ -64,9 +70,12 @@ class Scheduler:
         rule: TimingRule = TimingRule(),  # noqa: B008  (frozen)
         forces: bool = True,
         secret: NamingSecret | None = None,
+        retention: PolicyGuard | None = None,
+        hints: HintLimits = HintLimits(),  # noqa: B008  (frozen)
     ) -> None:
         """`forces`: whether plans append forced tokens, if the runner can. `secret`: with which blocks are named, the
-        same for all runners of a service; None: one of its own."""
+        same for all runners of a service; None: one of its own. `retention`: the policy that decides what the prefix
+        cache keeps, None for the blocks used last; `hints`: limits of what clients tell it."""
         self.hello = hello
         self.depth = min(rule.depth, hello.max_depth or 1)
         """Maximum number of plans in flight."""
@@ -81,11 +90,7 @@ class Scheduler:
         self.prefix = PrefixCache(self.pool, hello.model, sharing, secret or NamingSecret(), self.tiers)
         self.plans = PlanBuilder(self.table, self.pool, clock)
         self.in_flight = self.plans.in_flight
-        self.leaving = False
-        """The runner has announced that it leaves; it gets no further plan."""
-        self.preemptions = 0
-        self.prefill_tokens = 0
-        self.dropped_rows = 0
+        self._begin_counts()
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
@@ -101,6 +106,16 @@ class Scheduler:
         """Whether plans append the tokens that grammars force."""
         self.hold_until_s = 0.0
         """Until when the next plan waits for a look ahead at forced tokens; 0: it does not."""
+        self.retention = Retention(self.pool, self.ledger, self._retention_load, retention, hints, self.tiers)
+        """Decides what the prefix cache keeps."""
+        self._queue: Queue = WaitingQueue()  # of the last plan
+
+    def _begin_counts(self) -> None:
+        self.leaving = False
+        """The runner has announced that it leaves; it gets no further plan."""
+        self.preemptions = 0
+        self.prefill_tokens = 0
+        self.dropped_rows = 0
         self._declined: Declined | None = None
         self._first_number = 0
 
@@ -210,6 +225,7 @@ class Scheduler:
             self.prefix.forget(sequence)
         else:
             self.prefix.keep(sequence, self.table)
+            self.retention.left(sequence, int(self.table.computed[slot]), ended=reason != PREEMPTED)
         self.prefix.release_blocks(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
@@ -221,7 +237,7 @@ class Scheduler:
         """Returns the sequence to the queue, to be recomputed. Its rows in flight still deliver their tokens."""
         epoch = self.table.epoch[sequence.slot]
         sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
-        self.leave(sequence, "preempted")
+        self.leave(sequence, PREEMPTED)
         sequence.preemptions += 1
         self.preemptions += 1
         queue.push(sequence)
@@ -235,7 +251,7 @@ class Scheduler:
         self.in_flight.clear()
         running = self.table.running()
         for sequence in running:
-            self.leave(sequence, "preempted")
+            self.leave(sequence, PREEMPTED)
             queue.push(sequence)
         self.prefix.clear()
         return len(running)
@@ -269,6 +285,7 @@ class Scheduler:
         `swapped`: a sequence has just been swapped out, so that none is admitted.
         """
         waiting = bool(queue)
+        self._queue = queue
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
         drafts = self.table.drafts and self.drafting.wants(self.last_plan, policy)
         if not may_displace and not drafts and not (waiting and self.table.free):
@@ -320,6 +337,10 @@ class Scheduler:
         prompt under way."""
         load = load_view(self.hello, self.table, self.pool, queue, decode, self.ledger, self.step_times, prompt)
         return self.drafting.described(load, self.last_plan) if self.table.drafts else load
+
+    def _retention_load(self) -> Load:
+        """Returns the load by which prefixes are valued."""
+        return self.load(self._queue, (self.table.lag == _ONE).nonzero()[0])
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""

@@ -119,6 +119,31 @@ class SchedulerSettings(ServiceSettings):
     policy_parameters: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the policy, as JSON.", json_schema_extra=EVERYONE
     )
+    retention: str = Field(
+        "lru",
+        description="What the prefix cache keeps: `lru`, the blocks used last; `session`, the contexts of "
+        "conversations that are likely to come back; or a policy with a `retain` of its own, a file or module:Class.",
+        json_schema_extra=tuning("contexts of conversations are evicted between their turns"),
+    )
+    retention_parameters: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Parameters of the retention, as JSON.",
+        json_schema_extra=tuning("you set `retention`"),
+    )
+    hint_longest_s: float = Field(
+        3600.0,
+        ge=0,
+        description="Longest kv_retain_s and next_turn_s of a request that counts, in seconds; longer ones are cut.",
+        json_schema_extra=tuning("clients ask to keep contexts that never come back"),
+    )
+    hint_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of a runner's KV cache that a tenant's cached blocks may take for its hints to count, while "
+        "other tenants have cached blocks too.",
+        json_schema_extra=tuning("some tenants need more of the cache than others"),
+    )
     itl_target_ms: float | None = Field(
         None,
         ge=0,

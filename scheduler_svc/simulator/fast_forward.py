@@ -52,7 +52,7 @@ def possible_fast_forward(engine: Engine) -> FastForward | None:
     if not turns:
         return None
     last, due_at = scheduler.in_flight[-1], engine.requests.book.next_due_at
-    before_at = math.inf if due_at is None else due_at
+    before_at = min(math.inf if due_at is None else due_at, engine.ledger.prefetch_at)
     return FastForward(
         session, scheduler, turns, before_at, last.number, len(last.flags), int(last.ends.sum()), last.flags
     )

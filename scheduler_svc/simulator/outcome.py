@@ -53,6 +53,8 @@ class Outcome:
     token_times_s: Seconds
     """Arrival of each token, by request: those of served[i] are token_times_s[offsets[i]:offsets[i + 1]]."""
     offsets: npt.NDArray[np.int64]
+    cached_tokens: npt.NDArray[np.int64]
+    """Tokens of each request's prompt that came from the prefix cache."""
     refusals: dict[int, str]
     """Index of each refused request -> reason."""
 
@@ -97,7 +99,8 @@ def outcome_of(front: SimulatedFront, counters: Counters) -> Outcome:
     times_s = np.repeat(np.frombuffer(front.token_times_s), np.frombuffer(front.token_counts, np.int64))
     first_ids = front.first_ids
     served = np.flatnonzero(first_ids)
-    index = np.searchsorted(first_ids[served], ids)  # ids increase in the order of submission
+    by_id = np.argsort(first_ids[served])  # turns of conversations are not submitted in the trace's order
+    index = by_id[np.searchsorted(first_ids[served][by_id], ids)]
     order = np.argsort(index, kind="stable")
     times_s = times_s[order]
     tokens = np.bincount(index, minlength=len(served)).astype(np.int64)
@@ -110,11 +113,12 @@ def outcome_of(front: SimulatedFront, counters: Counters) -> Outcome:
         trace=front.trace,
         counters=counters,
         served=served,
-        arrival_s=np.array([requests[i].arrival_s for i in served.tolist()]),
+        arrival_s=front.arrival_s[served],
         first_token_s=times_s[offsets[:-1]],
         last_token_at=times_s[offsets[1:] - 1],
         tokens=tokens,
         token_times_s=times_s,
         offsets=offsets,
+        cached_tokens=np.array([front.cached_of[int(first_ids[i])] for i in served.tolist()], np.int64),
         refusals=dict(front.refusals),
     )

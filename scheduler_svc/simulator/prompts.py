@@ -17,6 +17,9 @@ FIRST_ORDINARY_TOKEN = 256
 _OWN_IDS = 1 << 40
 """First block id of prompts without hash ids."""
 
+_CONTENT_IDS = 1 << 41
+"""First block id of contents of conversations."""
+
 _SALT_STEP = 0xD1B54A32D192ED03
 """Odd, so that no two salts below 2^64 collide."""
 
@@ -32,6 +35,11 @@ def prompt_tokens(trace: Trace, index: int, vocab_size: int, salt: int = 0) -> n
         return _block_tokens(ids, trace.hash_block_tokens, vocab_size, salt)[: request.prompt_tokens]
     own = np.array([_OWN_IDS + index], np.uint64)
     return _block_tokens(own, request.prompt_tokens, vocab_size, salt)
+
+
+def content_tokens(content: int, count: int, vocab_size: int) -> npt.NDArray[np.int32]:
+    """Returns `count` tokens of the content with this id: (count,) ids in [256, vocab_size)."""
+    return _block_tokens(np.array([_CONTENT_IDS + content], np.uint64), count, vocab_size, 0)
 
 
 def blank_prompt(request: TraceRequest) -> npt.NDArray[np.int32]:

@@ -30,8 +30,9 @@ STOP_TOKEN = 1
 """Ends a sequence whose `max_tokens` exceeds the trace's output length."""
 DRAFTER = "simulated"
 """Name of what drafts."""
-_TOKEN = 2
-_TOKENS = np.full(8192, _TOKEN, "<i4").tobytes()
+TOKEN = 2
+"""The token that a simulated runner samples, except at a stop."""
+_TOKENS = np.full(8192, TOKEN, "<i4").tobytes()
 _STATUSES = bytes(8192)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from roster_protos import admin_pb2
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.policy import Policy, PolicyGuard, load_policy
+from scheduler_svc.policy import Policy, PolicyGuard, load_policy, load_retention
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
@@ -66,6 +66,11 @@ class Setup:
     step_tokens: int | None = None
     depth: int = 2
     prefix_sharing: bool = False
+    retention: str | Policy = "lru"
+    """What the prefix caches keep."""
+    retention_parameters: dict[str, Any] = field(default_factory=dict)
+    hints: bool = True
+    """Whether clients send the hints that the trace has, and ids of conversations."""
     plan_lead_ms: float | None = None
     """Milliseconds before a runner completes its plans in flight at which its next plan is made; None: as soon as the
     depth allows."""
@@ -102,6 +107,8 @@ class Setup:
             **self._timing(),
             "prefix_sharing": self.prefix_sharing,
             "isolate_tenants": False,
+            "retention": self.retention if isinstance(self.retention, str) else self.retention.name,
+            "retention_parameters": self.retention_parameters,
             "max_waiting_requests": 1 << 30,
             "max_waiting_tokens": 1 << 60,
             "retention_s": 0,
@@ -132,7 +139,9 @@ class Simulation:
         self.clock = VirtualClock()
         policy = load_policy(setup.policy, setup.parameters) if isinstance(setup.policy, str) else setup.policy
         shape, rng = setup.shape, random.Random(setup.seed)
-        self.front = SimulatedFront(trace, self.clock, setup.cost.front_s, shape.vocab_size, setup.prefix_sharing)
+        self.front = SimulatedFront(
+            trace, self.clock, setup.cost.front_s, shape.vocab_size, setup.prefix_sharing, setup.hints
+        )
         self.runners = SimulatedRunners(
             setup.runners,
             setup.cost,
@@ -144,7 +153,12 @@ class Simulation:
             drafts=_drafts(trace, setup),
             max_drafts=setup.max_drafts,
         )
-        self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
+        kept = setup.retention
+        if isinstance(kept, str):
+            kept = load_retention(kept, setup.retention_parameters)
+        self.engine = Engine(
+            setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock, retention=PolicyGuard(kept)
+        )
         if on_step is not None:
             self._on_step = on_step
             self.front.on_step = self._watch
@@ -208,7 +222,7 @@ class Simulation:
         reminder_at = self.engine.requests.book.next_due_at
         if reminder_at is not None:
             due_at = min(due_at, reminder_at)
-        due_at = min(due_at, self.engine.pool.next_due_at)
+        due_at = min(due_at, self.engine.pool.next_due_at, self.engine.ledger.prefetch_at)
         if due_at < float("inf"):
             self._idle_turns = 0
         else:
@@ -235,7 +249,7 @@ class Simulation:
             runners=self.setup.runners,
             preemptions=engine.requests.totals.preemptions + sum(s.preemptions for s in schedulers),
             cached_tokens=engine.requests.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
-            policy_failures=engine.policy.failures,
+            policy_failures=engine.policy.failures + engine.retention.failures,
             decode_rows=measured.decode_rows,
             drafted_tokens=measured.drafts.drafted_tokens,
             accepted_tokens=measured.drafts.accepted_tokens,

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from scheduler_svc.simulator.conversations.turn import Turn
+
 HASH_BLOCK_TOKENS = 512
 """Tokens per hash id of a trace, before any division of lengths."""
 
@@ -46,6 +48,8 @@ class TraceRequest:
     itl_target_ms: int | None = None
     max_tokens: int | None = None
     acceptance: tuple[float, ...] = ()
+    turn: Turn | None = None
+    """Its place in a conversation, which gives its prompt and perhaps its arrival; no CSV has it."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,6 +7,7 @@ loses nothing. The blocks of a sequence that is swapped out go ahead of those.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -111,6 +112,9 @@ class HostOffloads:
         pool, ahead = self._pool, self.low - self._pool.num_blank
         if ahead <= 0 or not pool.num_cached:
             return
+        if pool.order.ranked:
+            self._copy_valuable(num_running, ahead)
+            return
         self._look_in -= 1
         if self._num_copied >= ahead and self._look_in > 0:
             return
@@ -125,6 +129,26 @@ class HostOffloads:
             elif len(contents) >= most:
                 break
             else:
+                contents.append(Content(block, name, pool.block_size))
+        if contents:
+            self.begin(contents)
+
+    def _copy_valuable(self, num_running: int, ahead: int) -> None:
+        """Begins to offload the least valuable blocks that have a value and no copy, if a policy ranks them.
+
+        It evicts blocks with a copy before others of the same prefix's value, so what counts is how many have one.
+        """
+        pool = self._pool
+        most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
+        ahead -= max(0, pool.tree.num_copied - self._host.num_duplicates)
+        contents: list[Content] = []
+        room, order = self._host.num_free + self._host.num_duplicates, self._host.order
+        least = math.inf if order is None else order.least()
+        for block in pool.to_copy(min(most, ahead)) if min(most, ahead) > 0 else ():
+            name = pool.name_of(block)
+            if name is None or self._host.has(name):
+                continue
+            if len(contents) < room or pool.order.value(name) > least:  # not in the place of what is worth more
                 contents.append(Content(block, name, pool.block_size))
         if contents:
             self.begin(contents)

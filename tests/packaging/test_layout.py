@@ -18,9 +18,10 @@ EXEMPT = {"scheduler_svc/policies"}
 ORDER = {
     "scheduler_svc": (
         "settings link step_times policy policies model kv plan drafting queue metrics tiers scheduler requests "
-        "runners constrained constrained/schema constrained/process kv_events failure reports engine simulator "
-        "simulator/calibration simulator/report front/base front/text front/request front/tracing front/stream "
-        "front/rpc front/auth front/gateway front operation ."
+        "runners constrained constrained/schema constrained/process kv_events failure reports engine "
+        "simulator/conversations "
+        "simulator simulator/calibration simulator/report front/base front/text front/request front/tracing "
+        "front/stream front/rpc front/auth front/gateway front operation ."
     ),
     "runner_svc": (
         "weights weights/blocks arithmetic tiers interface/products interface settings gguf hub model/folder "

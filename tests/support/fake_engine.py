@@ -72,6 +72,7 @@ class FakeEngine:
         self.runners_progress = True
         self.commands: list[engine_pb2.Command] = []
         self.requests: dict[tuple[str, str], FakeRequest] = {}
+        self.forgotten: list[tuple[str, str]] = []
         self.steps = 0
         self.kv_start: Callable[[engine_pb2.KvSubscribe], engine_pb2.KvSubscribed | engine_pb2.Refused] = _empty_cache
         self.kv_news: deque[engine_pb2.KvChanges] = deque()
@@ -243,6 +244,10 @@ class FakeEngine:
         else:
             self._cancel(request)
             self._send(worker, done=engine_pb2.Done(handle=cancel.handle))
+
+    def _on_forget(self, worker: bytes, forget: engine_pb2.Forget) -> None:
+        self.forgotten.append((forget.tenant, forget.conversation_id))
+        self._send(worker, forgotten=engine_pb2.Forgotten(handle=forget.handle, tokens=32))
 
     def _on_attach(self, worker: bytes, attach: engine_pb2.Attach) -> None:
         request = self.requests.get((attach.tenant, attach.request_id))

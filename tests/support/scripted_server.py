@@ -83,8 +83,15 @@ class ScriptedServer(inference_pb2_grpc.InferenceServiceServicer):
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     attaches: list[pb.AttachRequest] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def ForgetConversation(
+        self, request: pb.ForgetConversationRequest, context: grpc.ServicerContext
+    ) -> pb.ForgetConversationResponse:
+        self.forgotten.append(request.conversation_id)
+        return pb.ForgetConversationResponse(tokens=48)
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         self.requests.append(request)

@@ -6,6 +6,9 @@ proto3 fields without presence arrive as 0 when a gateway omits them. For fields
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from roster_protos import inference_pb2
@@ -21,6 +24,11 @@ ANY_OBJECT = '{"type": "object"}'
 
 _COPIED = ("min_p", "frequency_penalty", "presence_penalty")
 _ZERO_IS_DEFAULT = ("top_p", "repetition_penalty", "top_k")
+_HINTS: dict[str, tuple[Any, str]] = {
+    "conversation_id": (str, "a string"),
+    "kv_retain_s": (int | float, "a number of seconds"),
+    "next_turn_s": (int | float, "a number of seconds"),
+}
 _LOGPROBS = ("logprobs", "prompt_logprobs")
 
 
@@ -38,6 +46,8 @@ def to_generate_request(asked: vllm.GenerateRequest) -> inference_pb2.GenerateRe
     _map_sampling(params, request.sampling)
     _map_stop(params, request.stop)
     _map_constraint(params, request)
+    if asked.HasField("kv_transfer_params_json"):
+        _map_hints(asked.kv_transfer_params_json, request)
     request.output.skip_special_tokens = params.skip_special_tokens
     for name in _LOGPROBS:
         if params.HasField(name):
@@ -49,7 +59,7 @@ def _refuse_unsupported(asked: vllm.GenerateRequest) -> None:
     params = asked.sampling_params
     if asked.HasField("mm_inputs") or asked.extra_mm_inputs or asked.HasField("media_refs"):
         raise invalid("mm_inputs", "this server supports text only; remove images, audio and video")
-    if asked.HasField("kv_transfer_params") or asked.HasField("kv_transfer_params_json"):
+    if asked.HasField("kv_transfer_params"):
         raise invalid(
             "kv_transfer_params", "this server does not transfer KV between workers; configure it as a regular worker"
         )
@@ -59,6 +69,25 @@ def _refuse_unsupported(asked: vllm.GenerateRequest) -> None:
         raise invalid(
             "sampling_params.truncate_prompt_tokens", "this server does not truncate prompts; shorten the prompt"
         )
+
+
+def _map_hints(text: str, request: inference_pb2.GenerateRequest) -> None:
+    """Sets the hints of a conversation, the only keys that `kv_transfer_params` may have here."""
+    try:
+        hints = json.loads(text)
+    except ValueError as error:
+        raise invalid("kv_transfer_params_json", f"it is not JSON: {error}") from error
+    if not isinstance(hints, dict) or not set(hints) <= set(_HINTS):
+        raise invalid(
+            "kv_transfer_params",
+            "this server does not transfer KV between workers; configure it as a regular worker, and send at most "
+            f"{', '.join(_HINTS)}",
+        )
+    for name, value in hints.items():
+        kind, words = _HINTS[name]
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise invalid(f"kv_transfer_params.{name}", f"it is {value!r}; send {words}")
+        setattr(request, name, value)
 
 
 def _map_sampling(params: vllm.SamplingParams, sampling: inference_pb2.SamplingParameters) -> None:

@@ -23,6 +23,9 @@ from scheduler_svc.front.text.tokenizer import ModelText
 MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 128
 """Long enough for several UUIDs or a digest; both are kept as long as the request."""
+MAX_CONVERSATION_ID_BYTES = 128
+MAX_HINT_S = 86_400.0
+"""A day: longer than any cache keeps anything."""
 MAX_CHOICES = 64
 """Each is a sequence; a quarter of a GPU's default slots."""
 MAX_STOP_STRINGS = 64
@@ -97,6 +100,11 @@ class ValidRequest:
             submit.ttft_target_ms = body.ttft_target_ms
         if body.HasField("itl_target_ms"):
             submit.itl_target_ms = body.itl_target_ms
+        submit.conversation_id = body.conversation_id
+        if body.HasField("kv_retain_s"):
+            submit.kv_retain_s = body.kv_retain_s
+        if body.HasField("next_turn_s"):
+            submit.next_turn_s = body.next_turn_s
         if self.timeout_ms is not None:
             submit.timeout_ms = self.timeout_ms
         return submit
@@ -171,6 +179,10 @@ def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
     size = len(request.cache_salt.encode())
     if size > MAX_CACHE_SALT_BYTES:
         raise invalid("cache_salt", f"it has {size} bytes; use at most {MAX_CACHE_SALT_BYTES}")
+    check_conversation_id(request.conversation_id)
+    for hint in ("kv_retain_s", "next_turn_s"):
+        if request.HasField(hint):  # type: ignore[arg-type]
+            check_range(getattr(request, hint), hint, 0, MAX_HINT_S)
     check_range(request.priority, "priority", -100, 100)
     for field in ("ttft_target_ms", "itl_target_ms", "timeout_ms"):
         if request.HasField(field) and getattr(request, field) == 0:  # type: ignore[arg-type]
@@ -180,6 +192,13 @@ def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
         raise invalid("on_disconnect", f"{int(request.on_disconnect)} is not a known value; use cancel or keep")
     if request.HasField("keep_ms"):
         check_range(request.keep_ms, "keep_ms", 1, MAX_KEEP_MS)
+
+
+def check_conversation_id(conversation_id: str) -> None:
+    """Raises Refusal if the id is too long."""
+    size = len(conversation_id.encode())
+    if size > MAX_CONVERSATION_ID_BYTES:
+        raise invalid("conversation_id", f"it has {size} bytes; use at most {MAX_CONVERSATION_ID_BYTES}")
 
 
 def _check_signed(value: int, field: str) -> None:

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 import grpc
 
 from roster_protos import engine_pb2, inference_pb2, inference_pb2_grpc
-from scheduler_svc.front.base.refusal import Refusal, abort
+from scheduler_svc.front.base.refusal import Refusal, abort, invalid
 from scheduler_svc.front.request.preparation import Preparer
 from scheduler_svc.front.request.tenant import Tenants
+from scheduler_svc.front.request.validation import check_conversation_id
 from scheduler_svc.front.rpc.pacing import FlushGate, MessagePacer
 from scheduler_svc.front.rpc.response_stream import write_responses
 from scheduler_svc.front.rpc.session import Session
@@ -96,6 +97,22 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         except Refusal as refusal:
             await abort(context, refusal)
         return inference_pb2.CancelResponse()
+
+    async def ForgetConversation(
+        self, request: inference_pb2.ForgetConversationRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ForgetConversationResponse:
+        """Removes what is cached of a conversation of the caller's tenant."""
+        handle = self._client.new_handle()
+        try:
+            if not request.conversation_id:
+                raise invalid("conversation_id", "it is empty; name the conversation to forget")
+            check_conversation_id(request.conversation_id)
+            tenant = self._tenants.of(context.invocation_metadata())
+            forget = engine_pb2.Forget(handle=handle, tenant=tenant, conversation_id=request.conversation_id)
+            answer = await self._client.call(handle, engine_pb2.Command(forget=forget))
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return inference_pb2.ForgetConversationResponse(tokens=answer.forgotten.tokens)
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: grpc.aio.ServicerContext

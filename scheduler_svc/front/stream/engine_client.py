@@ -24,7 +24,16 @@ from scheduler_svc.front.stream.request_stream import RequestStream
 log = structlog.get_logger(__name__)
 
 ANSWERS = frozenset(
-    ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress", "roster_reply", "kv_subscribed")
+    (
+        "done",
+        "forgotten",
+        "status_reply",
+        "policies_reply",
+        "policy_changed",
+        "drain_progress",
+        "roster_reply",
+        "kv_subscribed",
+    )
 )
 """Messages that answer an `EngineClient.call`."""
 

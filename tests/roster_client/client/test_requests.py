@@ -44,7 +44,7 @@ def test_every_option_reaches_its_field() -> None:
         "include_stop_string": True, "n": n, "logprobs": 3, "prompt_logprobs": 4, "skip_special_tokens": True,
         "prompt_token_ids": True, "priority": -5, "ttft_target_ms": 100, "itl_target_ms": 20, "timeout_ms": 3000,
         "on_disconnect": OnDisconnect.KEEP, "keep_ms": 9, "received_token_ids": tokens, "adapter": "x",
-        "cache_salt": "s", "speculate": False,
+        "cache_salt": "s", "speculate": False, "conversation_id": "c", "kv_retain_s": 60.5, "next_turn_s": 2.5,
     }  # fmt: skip
     assert set(options) == set(Options.__annotations__) - {"json_schema", "regex", "grammar"}
     assert build_request("p", options, raw=True) == pb.GenerateRequest(
@@ -61,6 +61,7 @@ def test_every_option_reaches_its_field() -> None:
         output=pb.OutputOptions(logprobs=3, prompt_logprobs=4, skip_special_tokens=True, prompt_token_ids=True),
         priority=-5, ttft_target_ms=100, itl_target_ms=20, timeout_ms=3000,
         on_disconnect=pb.ON_DISCONNECT_KEEP, keep_ms=9, received_token_ids=tokens, adapter="x", cache_salt="s",
+        conversation_id="c", kv_retain_s=60.5, next_turn_s=2.5,
         speculate=False,
     )  # fmt: skip
 

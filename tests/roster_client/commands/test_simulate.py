@@ -113,6 +113,51 @@ def test_a_policy_of_ones_own_is_compared(files: tuple[str, str], tmp_path: Path
     assert result.exit_code == ExitCode.USAGE and "line 1" in result.stderr and result.stderr.count("\n") == 1
 
 
+AGENTS = '{"sessions": 3, "live": 2, "turns": 3, "context_tokens": 600, "system_tokens": 64, "task_tokens": 20}'
+
+
+def test_generated_sessions_of_agents(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = roster("simulate", "--agents", AGENTS, "--cost", files[1], "--json", str(out), "--kv-tokens", "100000")
+    assert result.exit_code == ExitCode.OK, result.output
+    (report,) = json.loads(out.read_text())["reports"]
+    assert report["prefix_hit_rate"] > 0.2 and report["refused"] == 0
+
+
+def test_what_the_cache_keeps_can_be_chosen(files: tuple[str, str], tmp_path: Path) -> None:
+    def hit_rate(*more: str) -> float:
+        out = tmp_path / "out.json"
+        workload = {"sessions": 30, "live": 10, "turns": 8, "context_tokens": 500, "most_context": 900}
+        lengths = {"system_tokens": 64, "task_tokens": 40, "output_tokens": 20, "fan_out": 0, "system_prompts": 1}
+        sessions = json.dumps({**workload, **lengths})
+        arguments = ("--agents", sessions, "--cost", files[1], "--kv-tokens", "1024", "--json", str(out), *more)
+        result = roster("simulate", *arguments)
+        assert result.exit_code == ExitCode.OK, result.output
+        return float(json.loads(out.read_text())["reports"][0]["prefix_hit_rate"])
+
+    lru = hit_rate()
+    session = hit_rate("--retention", "session")
+    assert session > lru
+    assert hit_rate("--retention", "session", "--retention-parameters", '{"horizon_s": 300}') == session
+    assert hit_rate("--retention", "session", "--no-hints") < session
+    assert hit_rate("--retention", "session", "--host-kv-tokens", "1024") > session
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name the requests: either --trace FILE, or --agents"),
+        (["--agents", "{}", "--trace", "x.csv"], "name the requests: either --trace FILE, or --agents"),
+        (["--agents", "{}", "--limit", "3"], "set sessions, live, tool_pause_s"),
+        (["--agents", '{"alive": 3}'], "these are no parameters of agents: alive"),
+    ],
+)
+def test_mistakes_about_agents_are_one_sentence(files: tuple[str, str], arguments: list[str], words: str) -> None:
+    result = roster("simulate", *arguments, "--cost", files[1])
+    assert result.exit_code == ExitCode.USAGE, result.output
+    assert words in result.stderr and "Traceback" not in result.output
+
+
 def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path: Path) -> None:
     def longest_ttft_s(*more: str) -> float:
         out = tmp_path / "out.json"
@@ -129,6 +174,9 @@ def test_a_new_request_gets_into_a_delayed_plan(files: tuple[str, str], tmp_path
         (["--policy", "nonsense"], "there is no policy 'nonsense'; installed are: "),
         (["--compare", "fcfs,nonsense"], "there is no policy 'nonsense'"),
         (["--parameters", "{"], "--parameters must be JSON"),
+        (["--retention", "fcfs"], "policy 'fcfs' does not decide what the prefix cache keeps"),
+        (["--retention-parameters", "[]"], "--retention-parameters must be a JSON object"),
+        (["--retention", "session", "--retention-parameters", '{"x": 1}'], "does not accept these parameters"),
         (["--parameters", "[]"], "must be a JSON object"),
         (["--parameters", '{"x": 1}'], "does not accept these parameters"),
         (["--cost", "h100-none"], "there is no cost model 'h100-none': give a JSON file, or one of cpu-smollm2, h200-"),

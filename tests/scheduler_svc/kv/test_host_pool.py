@@ -9,29 +9,32 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from scheduler_svc.kv.eviction import EvictionOrder
 from scheduler_svc.kv.host_pool import HostPool, HostPoolFull
+from scheduler_svc.kv.prefix_tree import PrefixTree
 
 NUM_BLOCKS = 6
 NAMES = [bytes([number]) * 16 for number in range(10)]
 
 
-class Order:
+class Order(EvictionOrder):
     """Evicts by name, the greatest first."""
 
-    def __init__(self) -> None:
-        self.names: set[bytes] = set()
+    def __init__(self, pool: HostPool) -> None:
+        super().__init__(PrefixTree(16), 1, pool.may_evict)
+        self.names, self.pool = set(pool.names()), pool
 
     def add(self, name: bytes) -> None:
-        assert name not in self.names
         self.names.add(name)
 
     def remove(self, name: bytes) -> None:
-        self.names.remove(name)
+        self.names.discard(name)
 
-    def take(self) -> bytes | None:
-        name = max(self.names, default=None)
+    def take(self, count: int = 1) -> list[bytes]:
+        assert count == 1
+        name = max(filter(self.pool.may_evict, self.names), default=None)
         self.names.discard(name or b"")
-        return name
+        return [] if name is None else [name]
 
 
 class HostMachine(RuleBasedStateMachine):
@@ -46,7 +49,7 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(ordered=st.booleans())
     def set_order(self, ordered: bool) -> None:
-        self.pool.set_order(Order() if ordered else None)
+        self.pool.set_order(Order(self.pool) if ordered else None)
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
     def write(self, names: list[bytes]) -> None:
@@ -115,7 +118,7 @@ class HostMachine(RuleBasedStateMachine):
         assert self.pool.num_ready == len(self.ready)
         assert {name for name in NAMES if self.pool.is_ready(name)} == set(self.ready)
         if isinstance(self.pool.order, Order):
-            assert {self.pool._name_of[block] for block in self.pool._others} == self.pool.order.names
+            assert set(self.pool.names()) <= self.pool.order.names <= set(self.pool._block_of)
 
     def _reading(self) -> list[int]:
         return [block for load in self.loads for block in load]

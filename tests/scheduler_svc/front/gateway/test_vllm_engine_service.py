@@ -130,6 +130,33 @@ async def test_absent_parameters_take_our_defaults(stack: FrontStack, stub: vllm
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (1.0, 1.0, 1.0)
 
 
+async def test_hints_of_a_conversation_reach_the_engine(stack: FrontStack, stub: vllm_grpc.VllmEngineStub) -> None:
+    request = asked(max_tokens=2)
+    request.kv_transfer_params_json = '{"conversation_id": "c", "kv_retain_s": 60, "next_turn_s": 0.5}'
+    await gathered(stub, request)
+    submit = stack.engine.commands_of("submit")[0].submit
+    assert (submit.conversation_id, submit.kv_retain_s, submit.next_turn_s) == ("c", 60, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", "this server does not transfer KV between workers"),
+        ('{"do_remote_decode": true}', "and send at most conversation_id, kv_retain_s, next_turn_s"),
+        ('{"conversation_id": 3}', "kv_transfer_params.conversation_id: it is 3; send a string"),
+        ('{"kv_retain_s": "long"}', "it is 'long'; send a number of seconds"),
+        ('{"next_turn_s": true}', "it is True; send a number of seconds"),
+        ('{"next_turn_s": -1}', "next_turn_s: -1 is out of range"),
+    ],
+)
+async def test_wrong_hints_are_refused(stub: vllm_grpc.VllmEngineStub, text: str, words: str) -> None:
+    request = asked()
+    request.kv_transfer_params_json = text
+    code, message = await refusal(stub, request)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and words in message
+
+
 @pytest.mark.parametrize(
     "params",
     [

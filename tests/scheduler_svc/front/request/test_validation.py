@@ -93,6 +93,9 @@ OUT_OF_RANGE = [
     ("keep_ms", [0, 2**32 - 1, 3_600_001]),
     ("on_disconnect", [3, -1]),
     ("request_id", ["x" * 129, "é" * 65]),
+    ("conversation_id", ["x" * 129, "é" * 65]),
+    ("kv_retain_s", [-1.0, 86_400.5, math.nan, math.inf]),
+    ("next_turn_s", [-0.001, 1e9, math.nan, math.inf]),
 ]
 IN_RANGE = [
     ("sampling.temperature", [0.0, 0.01, 100.0]),
@@ -114,6 +117,9 @@ IN_RANGE = [
     ("keep_ms", [1, 3_600_000]),
     ("on_disconnect", [0, 1, 2]),
     ("request_id", ["x", "x" * 128, "é" * 64]),
+    ("conversation_id", ["", "x" * 128, "é" * 64]),
+    ("kv_retain_s", [0.0, 86_400.0]),
+    ("next_turn_s", [0.0, 86_400.0]),
 ]
 
 
@@ -304,6 +310,9 @@ def test_the_submit_carries_everything() -> None:
         put("itl_target_ms", 10),
         put("timeout_ms", 1000),
         put("speculate", False),
+        put("conversation_id", "c"),
+        put("kv_retain_s", 0.0),
+        put("next_turn_s", 2.5),
     )
     submit = valid.to_submit(77, "tenant")
     assert (submit.handle, submit.tenant, submit.request_id) == (77, "tenant", "r1")
@@ -313,10 +322,13 @@ def test_the_submit_carries_everything() -> None:
     assert (submit.n, submit.max_tokens, submit.priority, submit.keep_ms) == (1, 9, -5, 0)
     assert submit.HasField("seed") and submit.seed == 0
     assert (submit.ttft_target_ms, submit.itl_target_ms, submit.timeout_ms) == (100, 10, 1000)
+    assert (submit.conversation_id, submit.kv_retain_s, submit.next_turn_s) == ("c", 0, 2.5)
+    assert submit.HasField("kv_retain_s")
     assert submit.no_speculation and not accept(put("speculate", True)).to_submit(1, "").no_speculation
     bare = accept().to_submit(1, "")
     assert not bare.no_speculation
     assert not any(bare.HasField(name) for name in ("seed", "ttft_target_ms", "itl_target_ms", "timeout_ms"))
+    assert not any(bare.HasField(name) for name in ("kv_retain_s", "next_turn_s"))
 
 
 def test_an_id_is_drawn_when_there_is_none() -> None:

@@ -1,0 +1,193 @@
+"""What one runner's pools keep: the values that the retention policy gives to prefixes, and what it learns from.
+
+A value is asked for at most every `REVISE_S` for each prefix. Hints of clients reach the policy only within limits: a
+time, and a share of the pool for each tenant while others have cached blocks too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_svc.kv.block_pool import BlockPool
+from scheduler_svc.kv.eviction import EvictionOrder
+from scheduler_svc.kv.prefix_tree import Prefix, Turn
+from scheduler_svc.model.ledger import Ledger
+from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.policy import Load, PolicyGuard, PolicyParameters
+from scheduler_svc.policy.interface import Policy
+from scheduler_svc.policy.prefix_view import PrefixView
+from scheduler_svc.tiers.tiers import Tiers
+
+REVISE_S = 0.05
+"""Seconds for which a value is used."""
+MOST_PREFETCHES = 1024
+"""Maximum number of prefixes whose return is expected; further ones are loaded when a request needs them."""
+
+
+@dataclass(slots=True, frozen=True)
+class HintLimits:
+    """Limits of clients' hints."""
+
+    longest_s: float = 3600.0
+    """Longest time for which a hint keeps a prefix, and furthest next turn."""
+    share: float = 0.5
+    """Share of the pool that a tenant's cached blocks may take for its hints to count, if others have cached blocks."""
+
+
+class Retention:
+    """Values of the prefixes of one runner."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        ledger: Ledger,
+        load: Callable[[], Load],
+        policy: PolicyGuard | None = None,
+        limits: HintLimits = HintLimits(),
+        tiers: Tiers | None = None,
+    ) -> None:
+        """`load` returns the runner's present load. `policy`: None keeps the least recently used blocks last. `tiers`:
+        the runner's host pool; None if it has none."""
+        self._pool = pool
+        self._tree = pool.tree
+        self._ledger = ledger
+        self._make_load = load
+        self._load: Load | None = None
+        self._policy = policy or PolicyGuard(Policy(PolicyParameters()))
+        self._limits = limits
+        self._due: list[tuple[float, int, Prefix]] = []  # a heap of prefetches
+        self._serial = 0
+        self._tiers = tiers
+        self._host_order = None
+        if tiers is not None:
+            self._host_order = EvictionOrder(self._tree, 1, tiers.host.may_evict)
+            self._host_order.above = pool.order
+            pool.order.when_cut = tiers.forget
+        self.prefetched_blocks = 0
+        self.install()
+
+    def install(self) -> None:
+        """Ranks the cached blocks again, as the policy has changed. Nothing is evicted."""
+        self._tree.unknown.valued_at = self._tree.left.valued_at = -1.0
+        self._epoch = self._policy.policy
+        value_of = self.value if self._policy.retains else None
+        self._pool.rank(value_of)
+        if self._tiers is not None and self._host_order is not None:
+            host = self._tiers.host
+            self._host_order.rank(value_of, host.names())
+            host.set_order(None if value_of is None else self._host_order)
+            if value_of is None:
+                self._tree.leave_tier(1, self._pool.named)
+        if not self._policy.prefetches:
+            self._due.clear()
+
+    def left(self, sequence: Sequence, computed: int, ended: bool) -> None:
+        """Takes note that the sequence leaves its slot, with `computed` positions cached. Its blocks are not yet
+        released."""
+        request, size = sequence.request, self._pool.block_size
+        if not (self._policy.retains or request.conversation_id) or sequence.hashed_block_size != size:
+            return
+        conversation = request.conversation_id if sequence.index == 0 else ""
+        now_s, longest_s = self._ledger.now_s, self._limits.longest_s
+        turn = Turn(
+            tenant=request.tenant,
+            conversation=conversation,
+            arrival_s=request.arrival_s,
+            now_s=now_s,
+            ended=ended,
+            retain_s=None if request.kv_retain_s is None else min(request.kv_retain_s, longest_s),
+            next_turn_s=None if request.next_turn_s is None else min(request.next_turn_s, longest_s),
+        )
+        self._tree.link(sequence.hashes[: computed // size], turn, self._pool.named)
+        if ended and conversation and self._policy.prefetches:
+            self._expect(self._tree.find(request.tenant, conversation))
+
+    def forget(self, tenant: str, conversation: str) -> int:
+        """Removes what is cached of a conversation and shared with no other; returns its tokens."""
+        prefix = self._tree.find(tenant, conversation)
+        if prefix is None:
+            return 0
+        names = self._tree.names(prefix, own=True)
+        prefix.retain_s, prefix.valued_at = 0.0, -1.0
+        kept = {name for name in names if self._pool.has(name)}
+        num_purged = self._pool.purge(names)
+        if self._tiers is not None:
+            num_purged += sum(self._tiers.host.has(name) for name in names if name not in kept)
+            self._tiers.forget(names)
+        return num_purged * self._pool.block_size
+
+    # ------------------------------------------------------------------ values
+
+    def value(self, prefix: Prefix) -> float:
+        """Returns the policy's value of a block of the prefix."""
+        now_s = self._ledger.now_s
+        if 0 <= now_s - prefix.valued_at < REVISE_S and prefix.valued_by is self._epoch:
+            return prefix.value
+        if prefix is self._tree.unknown or prefix is self._tree.left:
+            prefix.value = 0.0
+        else:
+            prefix.value = self._policy.retain(self._view(prefix), self._present_load(now_s))
+        prefix.valued_at, prefix.valued_by = now_s, self._epoch
+        return prefix.value
+
+    def _view(self, prefix: Prefix) -> PrefixView:
+        tree, tenant, limits = self._tree, prefix.tenant, self._limits
+        tenants = tree.num_tenants(0)
+        share = tenant.blocks[0] / self._pool.num_blocks
+        arrivals, now_s = self._ledger.awaited.get((tenant.name, prefix.conversation)), self._ledger.now_s
+        told = not prefix.shared and (tenants < 2 or share <= limits.share)
+        return PrefixView(
+            tenant=tenant.name,
+            conversation=prefix.conversation,
+            tokens=prefix.tokens,
+            shared=prefix.shared,
+            users=prefix.users,
+            turns=prefix.turns,
+            awaited_s=None if arrivals is None else max(0.0, now_s - min(arrivals)),
+            idle_s=max(0.0, now_s - prefix.ended_at),
+            gaps=prefix.gaps,
+            all_gaps=tree.shared_gaps if prefix.shared else tree.gaps,
+            returns=tenant.later if prefix.turns > 1 else tenant.first,
+            tenant_share=share,
+            tenants=tenants,
+            retain_s=prefix.retain_s if told else None,
+            next_turn_s=prefix.next_turn_s if told else None,
+        )
+
+    def _present_load(self, now_s: float) -> Load:
+        load = self._load
+        if load is None or load.now_s != now_s:
+            load = self._load = self._make_load()
+        return load
+
+    # ------------------------------------------------------------------ prefetching
+
+    def _expect(self, prefix: Prefix | None) -> None:
+        """Notes when the prefix should be back in the cache, if the policy says so."""
+        if prefix is None or self._tiers is None or len(self._due) >= MOST_PREFETCHES:
+            return
+        now_s = self._ledger.now_s
+        in_s = self._policy.prefetch_s(self._view(prefix), self._present_load(now_s))
+        if in_s is not None:
+            self._serial += 1
+            heapq.heappush(self._due, (now_s + in_s, self._serial, prefix))
+            self._ledger.prefetch_at = min(self._ledger.prefetch_at, now_s + in_s)
+
+    def prefetch(self) -> int:
+        """Begins to load those prefixes into the cache whose return is near; returns the number of blocks.
+
+        Not while sequences wait: they need the blocks, and what returns would wait behind them.
+        """
+        now_s, num_blocks = self._ledger.now_s, 0
+        while self._due and self._due[0][0] <= now_s:
+            _, _, prefix = heapq.heappop(self._due)
+            names = self._tree.names(prefix)[::-1]
+            waiting = self._present_load(now_s).waiting
+            if self._tiers is not None and not waiting and self._pool.num_ready(names) < len(names):
+                num_blocks += self._tiers.prefetch(names)
+        if self._due:
+            self._ledger.prefetch_at = min(self._ledger.prefetch_at, self._due[0][0])
+        self.prefetched_blocks += num_blocks
+        return num_blocks
