@@ -36,11 +36,16 @@ runner that states Hello.num_host_blocks gets such plans."""
 TAG_BYTES = 20
 """Bytes of Plan.offload_tags for each block: its name, 16 bytes, and its number of tokens, uint32."""
 
+MOVES = "moves"
+"""Runners copy KV blocks from one another. Only runners that state Hello.move_endpoint take part."""
+MOVE_KEY_BYTES = 16
+"""Bytes of the random key of a move."""
+
 GRAPH_DRAFTS = (1, 3, 5, 7)
 """Drafts per row for which a GPU runner captures graphs: with 4 query heads per KV head, they fill whole tiles. A step
 with other numbers is computed as one with the next."""
 
-OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS, FORCED, TIERS})
+OURS = frozenset({TERMS, CONTEXTS, EARLY, DRAFTS, FORCED, TIERS, MOVES})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:

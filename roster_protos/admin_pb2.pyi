@@ -21,7 +21,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "retention", "retention_parameters", "draining")
+    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "retention", "retention_parameters", "draining", "moves")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class GetStatusResponse(_message.Message):
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     RETENTION_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     policy: str
@@ -48,10 +49,45 @@ class GetStatusResponse(_message.Message):
     retention: str
     retention_parameters: str
     draining: bool
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., retention: _Optional[str] = ..., retention_parameters: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    moves: Moves
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., retention: _Optional[str] = ..., retention_parameters: _Optional[str] = ..., draining: _Optional[bool] = ..., moves: _Optional[_Union[Moves, _Mapping]] = ...) -> None: ...
+
+class Moves(_message.Message):
+    __slots__ = ("sequences", "under_way", "failed", "blocks", "bytes", "copy_s", "pause_s", "by_use")
+    class BytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ByUseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPY_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    BY_USE_FIELD_NUMBER: _ClassVar[int]
+    sequences: int
+    under_way: int
+    failed: int
+    blocks: int
+    bytes: _containers.ScalarMap[str, int]
+    copy_s: float
+    pause_s: float
+    by_use: _containers.ScalarMap[str, int]
+    def __init__(self, sequences: _Optional[int] = ..., under_way: _Optional[int] = ..., failed: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[_Mapping[str, int]] = ..., copy_s: _Optional[float] = ..., pause_s: _Optional[float] = ..., by_use: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
-    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics", "host_blocks", "host_used_blocks")
+    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics", "host_blocks", "host_used_blocks", "role")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +106,7 @@ class RunnerStatus(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOST_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -88,7 +125,8 @@ class RunnerStatus(_message.Message):
     numerics: str
     host_blocks: int
     host_used_blocks: int
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ..., host_blocks: _Optional[int] = ..., host_used_blocks: _Optional[int] = ...) -> None: ...
+    role: str
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ..., host_blocks: _Optional[int] = ..., host_used_blocks: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class HeldBackRunner(_message.Message):
     __slots__ = ("id", "losses", "reason", "present", "next_probe_s")

@@ -7,17 +7,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class MoveOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOVE_OUTCOME_UNSPECIFIED: _ClassVar[MoveOutcome]
+    MOVE_OUTCOME_GRANTED: _ClassVar[MoveOutcome]
+    MOVE_OUTCOME_DONE: _ClassVar[MoveOutcome]
+    MOVE_OUTCOME_FAILED: _ClassVar[MoveOutcome]
+
 class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
     ROW_STATUS_NOT_FINITE: _ClassVar[RowStatus]
     ROW_STATUS_FAILED: _ClassVar[RowStatus]
+MOVE_OUTCOME_UNSPECIFIED: MoveOutcome
+MOVE_OUTCOME_GRANTED: MoveOutcome
+MOVE_OUTCOME_DONE: MoveOutcome
+MOVE_OUTCOME_FAILED: MoveOutcome
 ROW_STATUS_UNSPECIFIED: RowStatus
 ROW_STATUS_NOT_FINITE: RowStatus
 ROW_STATUS_FAILED: RowStatus
 
 class ToRunner(_message.Message):
-    __slots__ = ("session", "number", "welcome", "plan", "masks", "ping", "snapshot_request", "rejection")
+    __slots__ = ("session", "number", "welcome", "plan", "masks", "ping", "snapshot_request", "rejection", "grant", "pull", "revoke", "dismissal")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +37,10 @@ class ToRunner(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    DISMISSAL_FIELD_NUMBER: _ClassVar[int]
     session: int
     number: int
     welcome: Welcome
@@ -34,10 +49,14 @@ class ToRunner(_message.Message):
     ping: Ping
     snapshot_request: SnapshotRequest
     rejection: Rejection
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
+    grant: Grant
+    pull: Pull
+    revoke: Revoke
+    dismissal: Dismissal
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ...) -> None: ...
 
 class ToScheduler(_message.Message):
-    __slots__ = ("session", "number", "hello", "result", "event", "snapshot", "pong")
+    __slots__ = ("session", "number", "hello", "result", "event", "snapshot", "pong", "moved")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +64,7 @@ class ToScheduler(_message.Message):
     EVENT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     session: int
     number: int
     hello: Hello
@@ -52,7 +72,8 @@ class ToScheduler(_message.Message):
     event: Event
     snapshot: Snapshot
     pong: Pong
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    moved: Moved
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("resume", "term", "term_id", "features", "naming_secret")
@@ -96,8 +117,60 @@ class SnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Grant(_message.Message):
+    __slots__ = ("key", "blocks", "reader")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    blocks: bytes
+    reader: str
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., reader: _Optional[str] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("key", "endpoint", "source", "sources", "targets", "memory")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    endpoint: str
+    source: str
+    sources: bytes
+    targets: bytes
+    memory: str
+    def __init__(self, key: _Optional[bytes] = ..., endpoint: _Optional[str] = ..., source: _Optional[str] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., memory: _Optional[str] = ...) -> None: ...
+
+class Revoke(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    def __init__(self, key: _Optional[bytes] = ...) -> None: ...
+
+class Dismissal(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Moved(_message.Message):
+    __slots__ = ("key", "outcome", "reason", "num_bytes", "duration_us", "transport")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    outcome: MoveOutcome
+    reason: str
+    num_bytes: int
+    duration_us: int
+    transport: str
+    def __init__(self, key: _Optional[bytes] = ..., outcome: _Optional[_Union[MoveOutcome, str]] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ..., duration_us: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret", "has_experts")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret", "move_endpoint", "kv_format", "move_key", "move_memory", "role", "has_experts")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +203,11 @@ class Hello(_message.Message):
     LOAD_BLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     OFFLOAD_BLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     NAMING_SECRET_FIELD_NUMBER: _ClassVar[int]
+    MOVE_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    MOVE_KEY_FIELD_NUMBER: _ClassVar[int]
+    MOVE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     HAS_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
@@ -156,8 +234,13 @@ class Hello(_message.Message):
     load_block_ns: int
     offload_block_ns: int
     naming_secret: bytes
+    move_endpoint: str
+    kv_format: str
+    move_key: str
+    move_memory: str
+    role: str
     has_experts: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ..., has_experts: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ..., move_endpoint: _Optional[str] = ..., kv_format: _Optional[str] = ..., move_key: _Optional[str] = ..., move_memory: _Optional[str] = ..., role: _Optional[str] = ..., has_experts: _Optional[bool] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns", "drafts")

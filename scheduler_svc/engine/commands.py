@@ -20,6 +20,7 @@ from scheduler_svc.model.intake import build_request
 from scheduler_svc.model.refusal import EngineRefusal
 from scheduler_svc.model.sequence import End, FinishReason, Request
 from scheduler_svc.model.sequence_ids import SequenceIds
+from scheduler_svc.moves.moves import Moves
 from scheduler_svc.reports.reports import Reports
 from scheduler_svc.reports.watchers import Watchers
 from scheduler_svc.requests.outbox import attached_message
@@ -45,6 +46,7 @@ class Commands:
         kv_feed: KvFeed,
         reports: Reports,
         shutdown: Shutdown,
+        moves: Moves,
     ) -> None:
         self._requests = requests
         self._pool = pool
@@ -59,6 +61,7 @@ class Commands:
         self._kv_feed = kv_feed
         self._reports = reports
         self._shutdown = shutdown
+        self._moves = moves
         self._table: dict[str, Callable[[bytes, Any], None]] = {
             "hello": self._hello,
             "submit": self._submit,
@@ -175,6 +178,7 @@ class Commands:
     def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
         for scheduler in self._pool.schedulers.values():
             scheduler.prefix.flush(scheduler.table)
+        self._moves.flush()
         self._requests.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
 
     def _forget(self, worker: bytes, forget: engine_pb2.Forget) -> None:

@@ -32,10 +32,11 @@ from scheduler_svc.failure.runner_illness import RunnerIllness
 from scheduler_svc.failure.runner_lifecycle import RunnerLifecycle
 from scheduler_svc.kv_events.kv_feed import KvFeed
 from scheduler_svc.link.links import Fronts, Runners
-from scheduler_svc.link.runner_events import GotResult, RunnerEvent
+from scheduler_svc.link.runner_events import GotMoved, GotResult, RunnerEvent
 from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence_ids import SequenceIds
+from scheduler_svc.moves.moves import Moves
 from scheduler_svc.plan.plan_builder import PlannedStep
 from scheduler_svc.policy import Policy, PolicyGuard, load_retention
 from scheduler_svc.reports.reports import Reports
@@ -98,6 +99,9 @@ class Engine:
         self.disconnected = DisconnectedRequests(requests, settings.attach_s)
         self.quarantine = Quarantine(requests, pool, self.placement, illness)
         self.probation = Probation(requests, pool, self.runners, illness, self.quarantine, self._announce)
+        self.moves = Moves(
+            requests, pool, self.runners, self.placement, lambda session: self.lifecycle.finish_drain(session)
+        )
         self.lifecycle = RunnerLifecycle(
             requests,
             pool,
@@ -107,16 +111,20 @@ class Engine:
             self.quarantine,
             self.probation,
             Recovery(requests, self.constraints, self.disconnected, self.ids, wall_clock),
+            self.moves,
             no_runner_s=settings.no_runner_s,
             started_at=self.clock(),
             when_changed=self._serve_with_other_runners,
             when_fenced=lambda: self.shutdown.begin(0.0),
         )
-        requests.places += [self.placement, self.quarantine]
+        requests.places += [self.placement, self.quarantine, self.moves.sequences, self.moves.prefixes]
+        requests.when_ended.append(self.moves.sequences.discard)
 
     def _assemble_reports(self) -> None:
         requests, pool, clock = self.requests, self.pool, self.clock
-        reports = Reports(requests, pool, self.drain, self.probation, clock, self.settings.profile, self.retention)
+        reports = Reports(
+            requests, pool, self.drain, self.probation, self.moves, clock, self.settings.profile, self.retention
+        )
         self.watchers = Watchers(requests.outbox, reports, RosterView(requests, pool, reports, clock))
         self.workers = FrontWorkers(requests, self.disconnected, reports.model_state, self._forget_worker)
         self.shutdown = Shutdown(requests, self.drain, self.workers, self.fronts, self.step, clock)
@@ -146,7 +154,7 @@ class Engine:
 
     def _assemble_commands(self) -> None:
         requests, pool = self.requests, self.pool
-        self.swap = PolicySwap(requests, pool, self.placement, self.quarantine, self.clock)
+        self.swap = PolicySwap(requests, pool, self.placement, self.quarantine, self.moves, self.clock)
         self.commands = Commands(
             requests,
             pool,
@@ -163,6 +171,7 @@ class Engine:
             self.kv_feed,
             self.reports,
             self.shutdown,
+            self.moves,
         )
 
     # ------------------------------------------------------------------ the step
@@ -187,6 +196,8 @@ class Engine:
         for event in events:
             if isinstance(event, GotResult):
                 self.results.apply(event)
+            elif isinstance(event, GotMoved):
+                self.moves.take(event)
             else:
                 self.lifecycle.apply(event)
 
@@ -216,17 +227,19 @@ class Engine:
             self.quarantine.advance()
         if self.swap.active:
             self.swap.advance()
+        self.moves.advance()
         self.placement.place()
         for session, scheduler in self.pool.ready():
             isolation = self.quarantine.isolated_queue(session)
             queue = self.placement.queue_for(session) if isolation is None else isolation
-            if not scheduler.table.num_running and not queue and not scheduler.is_copying:
+            if not (scheduler.table.num_running or queue or scheduler.moves.arrivals or scheduler.is_copying):
                 self.pool.rest(session)
                 continue
             while (step := scheduler.plan(queue, self.policy)) is not None:
                 plans.append((session, step))
                 for sequence, _ in step.joined:
                     self.requests.started(sequence)
+                    self.moves.started(sequence)
                 if self.settings.check:
                     check_scheduler(scheduler)
                 if not self.pool.takes_plan(session):

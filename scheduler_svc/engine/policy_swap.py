@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler_svc.failure.quarantine import Quarantine
+from scheduler_svc.moves.moves import Moves
 from scheduler_svc.policy import Policy
 from scheduler_svc.queue.reordered_queue import MOST_RANKED, ReorderedQueue
 from scheduler_svc.queue.tenant_queues import queue_for
@@ -22,12 +23,14 @@ class PolicySwap:
         pool: RunnerPool,
         placement: Placement,
         quarantine: Quarantine,
+        moves: Moves,
         clock: Callable[[], float],
     ) -> None:
         self._requests = requests
         self._pool = pool
         self._placement = placement
         self._quarantine = quarantine
+        self._moves = moves
         self._clock = clock
         self._reordered: ReorderedQueue | None = None
         self.most_ranked = MOST_RANKED
@@ -43,6 +46,7 @@ class PolicySwap:
             for sequence in scheduler.table.running():
                 requests.rank_anew(sequence)
         self._quarantine.rank_anew(requests.rank_anew)
+        self._moves.rank_anew(requests.rank_anew)
         ordered = queue_for(requests.policy, requests.ledger)
         requests.queue = self._reordered = ReorderedQueue(ordered, requests.queue, requests.rank_anew, requests.shares)
         self.advance()

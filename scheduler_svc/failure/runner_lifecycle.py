@@ -14,6 +14,8 @@ from scheduler_svc.kv_events.kv_feed import KvFeed
 from scheduler_svc.link.links import Runners
 from scheduler_svc.link.runner_events import Fenced, GotSnapshot, Joined, Leaving, Loss, Lost
 from scheduler_svc.model.sequence import End, FinishReason
+from scheduler_svc.moves.move_targets import can_move
+from scheduler_svc.moves.moves import Moves
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.placement import Placement
 from scheduler_svc.runners.runner_pool import RunnerPool
@@ -39,6 +41,7 @@ class RunnerLifecycle:
         quarantine: Quarantine,
         probation: Probation,
         recovery: Recovery,
+        moves: Moves,
         *,
         no_runner_s: float,
         started_at: float,
@@ -58,6 +61,7 @@ class RunnerLifecycle:
         self._quarantine = quarantine
         self._probation = probation
         self._recovery = recovery
+        self._moves = moves
         self._no_runner_s = no_runner_s
         self._when_changed = when_changed
         self._when_fenced = when_fenced
@@ -189,6 +193,7 @@ class RunnerLifecycle:
     def _enter(self, session: int, scheduler: Scheduler) -> None:
         hello = scheduler.hello
         self._placement.join(session, scheduler)
+        self._moves.joined(session)
         self.alone_since_at = None
         log.info(
             "a runner joined",
@@ -204,15 +209,20 @@ class RunnerLifecycle:
         scheduler = self._pool.schedulers.get(event.session)
         if scheduler is None:
             self._probation.leave(event.session)
-        else:
-            log.info("a runner leaves", runner=scheduler.hello.runner_id)
+        elif not scheduler.leaving:
+            moves = self._moves.leaves(event.session)
+            log.info("a runner leaves", runner=scheduler.hello.runner_id, moves_out=moves)
             scheduler.leaving = True
             self.finish_drain(event.session)
 
     def finish_drain(self, session: int) -> None:
-        """Dismisses a leaving runner once it has no plan in flight; its sequences resume elsewhere."""
+        """Dismisses a leaving runner once it has no plan in flight; sequences that are left there resume elsewhere."""
         scheduler = self._pool.schedulers.get(session)
-        if scheduler is not None and scheduler.leaving and not scheduler.in_flight:
+        if scheduler is None or not scheduler.leaving or scheduler.moves.moving_out:
+            return
+        if can_move(scheduler.hello):  # it waits for this, as it may not have to
+            self._runners.send_move(session, plan_pb2.ToRunner(dismissal=plan_pb2.Dismissal()))
+        if not scheduler.in_flight:
             self._runners.dismiss(session)
             self._lose(Lost(session, "it has left", Loss.LEFT))
 
@@ -227,6 +237,7 @@ class RunnerLifecycle:
         suspects = suspects_of(scheduler)
         waiting = scheduler.requeue_all(self._requests.queue)
         self._placement.leave(event.session)
+        self._moves.lost(event.session)
         self._quarantine.lost(event.session, suspects, event.loss)
         self._requests.totals.keep(scheduler)
         self._requests.totals.losses[event.loss] += 1

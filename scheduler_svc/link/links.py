@@ -48,3 +48,6 @@ class Runners(Protocol):
 
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
         """Sends masks that rows of the plan wait for; a no-op if the session is lost."""
+
+    def send_move(self, session: int, message: plan_pb2.ToRunner) -> None:
+        """Sends a grant, a pull, a revoke or a dismissal, which may be lost; a no-op if the session is lost."""

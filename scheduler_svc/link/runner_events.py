@@ -92,8 +92,16 @@ class GotResult:
 
 
 @dataclass(slots=True, frozen=True)
+class GotMoved:
+    """A runner's answer to a grant or a pull; it may be repeated."""
+
+    session: int
+    moved: plan_pb2.Moved
+
+
+@dataclass(slots=True, frozen=True)
 class Leaving:
-    """A runner that finishes its plans and then leaves."""
+    """A runner that finishes its plans and then leaves; one that blocks can be moved from waits for a Dismissal."""
 
     session: int
 
@@ -114,4 +122,4 @@ class Fenced:
     term: Term
 
 
-RunnerEvent = Joined | GotSnapshot | GotResult | Leaving | Lost | Fenced
+RunnerEvent = Joined | GotSnapshot | GotResult | GotMoved | Leaving | Lost | Fenced

@@ -22,11 +22,21 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from roster_common.link_protocol import CONTEXTS, OURS, TERMS, shared
+from roster_common.link_protocol import CONTEXTS, MOVES, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from scheduler_svc.link.curve import CurveServer
 from scheduler_svc.link.name_contests import NameContests
-from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
+from scheduler_svc.link.runner_events import (
+    Fenced,
+    GotMoved,
+    GotResult,
+    GotSnapshot,
+    Joined,
+    Leaving,
+    Loss,
+    Lost,
+    RunnerEvent,
+)
 from scheduler_svc.link.runner_peer import Peer
 from scheduler_svc.link.runner_socket import RunnerSocket
 from scheduler_svc.link.terms import GREATEST_NUMBER, OwnTerm, Term
@@ -134,6 +144,8 @@ class RunnerLink:
         if kind == "snapshot" and peer.snapshot_asked_at is not None:
             peer.snapshot_asked_at = None
             return [GotSnapshot(peer.session, message.snapshot)]
+        if kind == "moved":
+            return [GotMoved(peer.session, message.moved)]
         if kind == "pong":
             self._send_again(peer, lambda number: number <= message.pong.last_plan)
             self._contests.answered(peer, message.number)
@@ -287,6 +299,13 @@ class RunnerLink:
         frame = plan_pb2.ToRunner(session=session, number=number, masks=masks).SerializeToString()
         peer.sent_masks(number, frame)
         self._send(peer, frame)
+
+    def send_move(self, session: int, message: plan_pb2.ToRunner) -> None:
+        """Sends a grant, a pull, a revoke or a dismissal, which may be lost: whoever needs an answer repeats it."""
+        peer = self._sessions.get(session)
+        if peer is not None and MOVES in peer.features:
+            message.session = session
+            self._send(peer, message.SerializeToString())
 
     def drop(self, session: int, reason: str, loss: Loss = Loss.UNSOUND) -> None:
         """Ends the session; the next `receive` reports Lost."""

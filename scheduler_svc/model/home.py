@@ -18,3 +18,6 @@ class Home(Protocol[Member]):
 
     def forget_lowest_rank(self) -> None:
         """Invalidates the cached lowest rank, after the rank of a sequence has changed."""
+
+    def let_go(self, key: bytes) -> None:
+        """Releases the blocks that a move holds under `key`."""

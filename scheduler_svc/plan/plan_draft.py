@@ -108,6 +108,11 @@ class PlanDraft:
         return sum(self.counts[len(self.forced) :])
 
     @property
+    def num_positions(self) -> int:
+        """Number of positions of the rows so far, drafts excluded."""
+        return len(self.decode) + sum(self.counts)
+
+    @property
     def num_rows(self) -> int:
         """Number of rows of the step."""
         return len(self.decode) + len(self.slots)

@@ -12,6 +12,9 @@ from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import Illness
 from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.moves.move_counts import Use
+from scheduler_svc.moves.move_targets import role_of
+from scheduler_svc.moves.moves import Moves
 from scheduler_svc.plan.applied_result import AppliedResult
 from scheduler_svc.plan.plan_builder import PlannedStep
 from scheduler_svc.policy import PolicyGuard
@@ -32,6 +35,7 @@ class Reports:
         pool: RunnerPool,
         drain: Drain,
         probation: Probation,
+        moves: Moves,
         clock: Callable[[], float],
         profile: str,
         retention: PolicyGuard,
@@ -40,6 +44,7 @@ class Reports:
         self._pool = pool
         self._drain = drain
         self._probation = probation
+        self._moves = moves
         self._clock = clock
         self._profile = profile
         self._retention = retention
@@ -95,6 +100,7 @@ class Reports:
             ),
             draining=self._drain.begun,
             held_back=[self._held_back(illness) for illness in self._probation.held_back()],
+            moves=_moves_status(self._moves),
         )
 
     def _host_tier(self) -> admin_pb2.HostTier:
@@ -190,6 +196,21 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         numerics=hello.model.numerics,
         host_blocks=hello.num_host_blocks,
         host_used_blocks=0 if scheduler.tiers is None else scheduler.tiers.host.num_ready,
+        role=role_of(hello),
+    )
+
+
+def _moves_status(moves: Moves) -> admin_pb2.Moves:
+    counts = moves.counts
+    return admin_pb2.Moves(
+        sequences=sum(count for use, count in counts.done.items() if use is not Use.PREFIX),
+        under_way=len(moves.sequences),
+        failed=counts.failed,
+        blocks=counts.blocks,
+        bytes=dict(counts.bytes_by),
+        copy_s=counts.seconds,
+        pause_s=counts.pauses_s,
+        by_use={use.value: count for use, count in counts.done.items()},
     )
 
 

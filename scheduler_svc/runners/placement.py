@@ -56,7 +56,12 @@ class Placement:
         self._class_of: dict[int, SizeClass] = {}
         self._home: OrderedDict[bytes, int] = OrderedDict()  # prefix name -> session where it was placed last
         self._closed: set[int] = set()
+        self._decoders: set[int] = set()  # runners that are only for decoding
         self._overtaken = Overtaken()
+        self._passed_over: int | None = None
+        """The runner that has the prefix of the sequence chosen for last, if another one was chosen."""
+        self.fetch: Callable[[Sequence, int | None, int], bool] = lambda sequence, donor, target: False
+        """Takes a sequence if its prefix, which the runner `donor` has, is first copied to the runner `target`."""
         self.misfits = Misfits(shared, Ledger(), math.inf) if misfits is None else misfits
 
     # ------------------------------------------------------------------ runners
@@ -66,6 +71,8 @@ class Placement:
         if len(self._schedulers) == 1:  # its queue was the shared one: sequences parked there for its prefixes return
             next(iter(self._schedulers.values())).prefix.clear()
         self._schedulers[session] = scheduler
+        if scheduler.hello.role == "decode":
+            self._decoders.add(session)
         self._queues[session] = PlacedQueue(self._shared)
         self._overtaken.recall(self._shared())
         self._classify(session, scheduler.most_tokens)
@@ -84,6 +91,7 @@ class Placement:
     def leave(self, session: int) -> None:
         """Removes a runner; the sequences in its queue return to the shared queue."""
         self._closed.discard(session)
+        self._decoders.discard(session)
         if self._schedulers.pop(session, None) is None:
             return
         self._overtaken.recall(self._shared())
@@ -116,6 +124,10 @@ class Placement:
         self._closed.discard(session)
         if session in self._schedulers:
             self.misfits.recall(self._schedulers[session].most_tokens)
+
+    def is_open(self, session: int) -> bool:
+        """Whether sequences may be placed on the runner."""
+        return session in self._schedulers and session not in self._closed and not self._schedulers[session].leaving
 
     @property
     def num_waiting(self) -> int:
@@ -151,6 +163,15 @@ class Placement:
             queue.discard(sequence)
             self._shared().push(sequence)
         self.touch(session)
+
+    def put(self, sequence: Sequence, session: int) -> bool:
+        """Places a waiting sequence, which is in no queue, on this runner; returns False if it is not open."""
+        if len(self._schedulers) < 2 or not self.is_open(session):
+            return False
+        self._queues[session].place(sequence)
+        self.touch(session)
+        self._wake(session)
+        return True
 
     def discard(self, sequence: Sequence) -> None:
         """Drops a waiting sequence that has ended."""
@@ -190,6 +211,9 @@ class Placement:
             if session is not None:
                 self._overtaken.discard(sequence)
                 shared.discard(sequence)
+                donor, self._passed_over = self._passed_over, None
+                if self.fetch(sequence, donor, session):
+                    continue
                 self._queues[session].place(sequence)
                 self.touch(session)
                 self._wake(session)
@@ -229,6 +253,7 @@ class Placement:
         home = next((self._home[name] for name in reversed(landmarks) if name in self._home), least)
         is_better = home != least and self._class_of.get(home) in classes and self._is_worth(home, least, sequence)
         chosen = home if is_better else least
+        self._passed_over = home if chosen != home and home in self._schedulers else None
         for name in landmarks:
             self._home[name] = chosen
             self._home.move_to_end(name)
@@ -249,17 +274,24 @@ class Placement:
 
     def _least_loaded(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
         """Returns the least loaded runner that has room, the smallest if loads are equal; None if there is none."""
-        most_asked = CANDIDATES + len(self._closed)
+        most_asked = CANDIDATES + len(self._closed | self._decoders)
         found = [each.least_loaded(lambda session: self._has_room(session, sequence), most_asked) for each in classes]
         return min((session for session in found if session is not None), key=self._load_of, default=None)
 
     def _has_room(self, session: int, sequence: Sequence) -> bool:
-        if session in self._closed:
+        if not self.is_open(session) or not self._takes_prompts(session):
             return False
         scheduler, queue = self._schedulers[session], self._queues[session]
         pool = scheduler.pool
         needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_waiting
-        return not scheduler.leaving and len(scheduler.table.free) > queue.num_waiting and needed <= pool.num_free
+        taken = queue.num_waiting + scheduler.moves.expected + len(scheduler.moves.arrivals)
+        return len(scheduler.table.free) > taken and needed <= pool.num_free
+
+    def _takes_prompts(self, session: int) -> bool:
+        """Whether prompts go to the runner: it is not only for decoding, or there is none that is for prompts."""
+        return session not in self._decoders or not any(
+            self.is_open(other) for other in self._schedulers if other not in self._decoders
+        )
 
     # ------------------------------------------------------------------ misfits
 
@@ -271,7 +303,7 @@ class Placement:
         """Yields the runners that are neither leaving nor closed and can hold a sequence of `num_tokens`."""
         for each in self._classes[self._class_index(num_tokens) :]:
             for session in each.members:
-                if session not in self._closed and not self._schedulers[session].leaving:
+                if self.is_open(session):
                     yield self._schedulers[session]
 
     def _strand(self, sequence: Sequence) -> None:

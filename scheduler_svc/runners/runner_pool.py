@@ -242,7 +242,7 @@ class RunnerPool:
         A plan may be better made later, so that it includes the requests that arrive until then.
         """
         scheduler = self.schedulers[session]
-        if len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving:
+        if len(scheduler.in_flight) < scheduler.depth and (scheduler.moves.moving_out or not scheduler.leaving):
             due_at, now_s = scheduler.due_at if self.timing_rule.holds else 0.0, self._clock()
             if max(due_at, scheduler.hold_until_s) <= now_s:
                 return True

@@ -34,17 +34,16 @@ class SizeClass:
 
     def least_loaded(self, has_room: Callable[[int], bool], most_asked: int) -> int | None:
         """Returns the least loaded runner with room among the `most_asked` least loaded; None if none has any."""
-        asked: list[tuple[float, int]] = []
+        asked: dict[int, float] = {}
         found = None
-        while self._by_load and found is None and len(asked) < most_asked:
+        while self._by_load and len(asked) < most_asked:
             load, session = self._by_load[0]
-            if self.loads.get(session) != load:
-                heapq.heappop(self._by_load)
-                continue
-            if has_room(session):
-                found = session
-                break
-            asked.append(heapq.heappop(self._by_load))
-        for entry in asked:
-            heapq.heappush(self._by_load, entry)
+            if self.loads.get(session) == load and session not in asked:  # a load that comes back has two entries
+                if has_room(session):
+                    found = session
+                    break
+                asked[session] = load
+            heapq.heappop(self._by_load)
+        for session, load in asked.items():
+            heapq.heappush(self._by_load, (load, session))
         return found

@@ -17,6 +17,7 @@ from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission_record import add_admission
+from scheduler_svc.scheduler.arrivals import Arrival
 from scheduler_svc.scheduler.prefix_cache import Candidate, PrefixCache
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.waiting_order import WaitingOrder
@@ -156,6 +157,19 @@ class Admission:
         self._occupy(sequence, blocks, computed, slot)
         sequence.admitted = True
         self._prefix.keep(sequence, self._table)
+
+    def seat_arrival(self, arrival: Arrival, draft: PlanDraft) -> None:
+        """Admits a sequence with the positions that were copied into its blocks."""
+        sequence = arrival.sequence
+        self._pool.share(arrival.blocks)  # the sequence's own reference, which outlives the holding
+        self._home.let_go(arrival.key)
+        self._occupy(sequence, arrival.blocks, arrival.computed, None)
+        if arrival.is_private:
+            self._table.announced[sequence.slot] = sequence.limit
+        else:
+            self._prefix.keep(sequence, self._table)
+        draft.joined.append(sequence)
+        add_admission(draft.plan, sequence, arrival.computed)
 
     def _occupy(self, sequence: Sequence, blocks: list[int], num_computed: int, slot: int | None) -> None:
         """Makes the sequence run in `slot`, or in any free slot if None."""

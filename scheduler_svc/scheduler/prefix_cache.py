@@ -274,6 +274,19 @@ class PrefixCache:
             if self._recorder is not None:
                 self.describe(sequence)
 
+    def keep_copied(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Names blocks, as READY, that were copied from another runner: the first full ones of the sequence."""
+        count = self._shareable(sequence, len(blocks) * self._pool.block_size)
+        self._pool.name(blocks[:count], self._names(sequence, count))
+        if self._recorder is not None:
+            self.describe(sequence)
+
+    def forget_pending(self, sequence: Sequence) -> None:
+        """Removes the names of blocks that the sequence still computes, before it leaves: no result confirms them."""
+        for block in sequence.blocks:
+            if self._pool.is_pending(block):
+                self._pool.forget(block)
+
     def forget(self, sequence: Sequence) -> None:
         """Removes a failed sequence's blocks from the index: the position of the failure is unknown, so none may be
         hit."""

@@ -22,7 +22,7 @@ from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_result
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.ledger import Ledger
-from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
 from scheduler_svc.plan.drafted_result import apply_runs
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
@@ -34,6 +34,7 @@ from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
+from scheduler_svc.scheduler.arrivals import RunnerMoves, seat_arrivals
 from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.scheduler.forced_rows import add_forced_rows
 from scheduler_svc.scheduler.policy_views import load_view, request_view
@@ -118,6 +119,9 @@ class Scheduler:
         self.dropped_rows = 0
         self._declined: Declined | None = None
         self._first_number = 0
+        self.moves = RunnerMoves()
+        """What moves to and from other runners have here."""
+        self._without_rows = 0
 
     @property
     def cached_tokens(self) -> int:
@@ -139,6 +143,11 @@ class Scheduler:
         self.plans.last_number = self._first_number = number
 
     @property
+    def answered(self) -> int:
+        """Number of the last plan whose result was applied; no earlier plan is in flight."""
+        return self.last_plan - len(self.in_flight)
+
+    @property
     def probed(self) -> bool:
         """Whether the runner has computed a probe in this session."""
         return self._first_number > 0
@@ -146,13 +155,13 @@ class Scheduler:
     @property
     def has_finished(self) -> bool:
         """Whether the runner has answered a plan of this session, probes and plans without rows excluded."""
-        without_rows = 0 if self.tiers is None else self.tiers.answered
-        return self.last_plan - len(self.in_flight) - without_rows > self._first_number
+        return self.answered - self._without_rows > self._first_number
 
     @property
     def is_copying(self) -> bool:
-        """Whether copies to or from the host pool need plans, even if no sequence runs or waits."""
-        return self.tiers is not None and self.tiers.busy
+        """Whether copies to or from the host pool, or from other runners, need plans, even if no sequence runs or
+        waits."""
+        return self.moves.needed_plan > self.last_plan or (self.tiers is not None and self.tiers.busy)
 
     # ------------------------------------------------------------------ results
 
@@ -161,7 +170,7 @@ class Scheduler:
 
         Sequences that ended are only reported; the caller makes them `leave`.
         """
-        if number <= self.last_plan - len(self.in_flight):
+        if number <= self.answered:
             return None
         if not self.in_flight or number != self.in_flight[0].number:
             expected = self.in_flight[0].number if self.in_flight else "none"
@@ -175,6 +184,7 @@ class Scheduler:
             applied = apply_runs(self.table, flight, result, self._clock())
             self.drafting.applied(applied)
         if not flight.flags:
+            self._without_rows += 1
             self.timing.occupied(flight, applied.now_s)
             self.in_flight.popleft()
             return applied
@@ -242,6 +252,28 @@ class Scheduler:
         self.preemptions += 1
         queue.push(sequence)
 
+    def detach(self, sequence: Sequence, key: bytes) -> int:
+        """Takes the sequence out of its slot, to run elsewhere; its blocks stay, held under `key`.
+
+        Its rows in flight still deliver their tokens. Returns the positions that are computed once they have, at most.
+        """
+        epoch, planned = self.table.epoch[sequence.slot], int(self.table.planned[sequence.slot])
+        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
+        self.prefix.forget_pending(sequence)  # being held, they would keep a name that nobody computes
+        self.hold(key, list(sequence.blocks))
+        self.leave(sequence, "moved")
+        sequence.phase = Phase.WAITING
+        return planned
+
+    def hold(self, key: bytes, blocks: list[int]) -> None:
+        """Takes a reference of each of these blocks, which hold KV or are about to."""
+        self.moves.held[key] = blocks
+        self.pool.share(blocks)
+
+    def let_go(self, key: bytes) -> None:
+        """Releases the blocks held under `key`."""
+        self.pool.release(self.moves.held.pop(key), self.last_plan)
+
     def requeue_all(self, queue: Queue) -> int:
         """Returns all sequences to the queue after the loss of the runner; its plans in flight are discarded. Returns
         the number of sequences."""
@@ -267,7 +299,7 @@ class Scheduler:
         """Plans and commits the next step. Returns None if no sequence can advance, and no copy needs a plan."""
         tiers = self.tiers
         if tiers is None or not tiers.is_open:
-            return self._next_step(queue, policy)
+            return self._next_step(queue, policy) or self._needed()
         tiers.loads.sweep()
         swapped = self.swapping is not None and self.swapping.swap_out(queue, policy)
         step = self._next_step(queue, policy, swapped)
@@ -275,9 +307,15 @@ class Scheduler:
             tiers.offloads.demote(self.table.num_running)
         elif tiers.wants_plan or (tiers.is_copying and not self.in_flight):
             step = self.plans.without_rows()
+        else:
+            step = self._needed()
         if step is not None:
             tiers.start(step.number, step.plan)
         return step
+
+    def _needed(self) -> PlannedStep | None:
+        """Returns a plan without rows if one is needed for its releases."""
+        return self.plans.without_rows() if self.moves.needed_plan > self.last_plan else None
 
     def _next_step(self, queue: Queue, policy: PolicyGuard, swapped: bool = False) -> PlannedStep | None:
         """Plans and commits the next step with rows; None if no sequence can advance.
@@ -288,22 +326,25 @@ class Scheduler:
         self._queue = queue
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
         drafts = self.table.drafts and self.drafting.wants(self.last_plan, policy)
-        if not may_displace and not drafts and not (waiting and self.table.free):
+        if not may_displace and not drafts and not self.moves.arrivals and not (waiting and self.table.free):
             step = self.plans.follow()
             if step is not None:
                 self.timing.planned(step.flight)
                 return step
-        if not self.table.num_running and not waiting:
+        if not self.table.num_running and not waiting and not self.moves.arrivals:
             return None
         if self.table.num_constrained and not (waiting and self.table.free) and better_together(self.table):
             return None
         displaced = may_displace and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
-        may_admit = not (preempted or displaced or swapped) and bool(queue) and bool(self.table.free)
         prompts = self._prompts_under_way(draft)
+        if self.moves.arrivals:
+            seat_arrivals(self.moves.arrivals, self.admission, draft, self.table, self._max_step_tokens)
+        may_admit = not (preempted or displaced or swapped) and bool(queue)
+        may_admit = may_admit and len(self.table.free) > len(self.moves.arrivals)
         if may_admit or prompts:
             budget = self._budget(draft, prompts, queue, policy)
-            rest = StepBudget.of(budget, draft.decode_positions, self._max_step_tokens)
+            rest = StepBudget.of(budget, draft.num_positions, self._max_step_tokens)
             self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
             if may_admit:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)

@@ -10,12 +10,14 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """Raises RuntimeError for the first violated invariant. Takes O(slots + blocks)."""
     table = scheduler.table
     running = table.running()
-    tables = [sequence.blocks for sequence in running]
+    tables = [*(sequence.blocks for sequence in running), *scheduler.moves.held.values()]
     if scheduler.tiers is not None:
         tables += scheduler.tiers.held()
         scheduler.tiers.check()
     scheduler.pool.check(tables)
     scheduler.prefix.check(running)
+    if not {arrival.key for arrival in scheduler.moves.arrivals} <= scheduler.moves.held.keys():
+        raise RuntimeError("the blocks of a sequence that has arrived from another runner are not held")
     for sequence in running:
         _check_sequence(scheduler, sequence)
     if len({sequence.rank for sequence in running}) < len(running):

@@ -116,6 +116,10 @@ class SimulatedRunners:
         """Raises RuntimeError: no trace has constrained requests."""
         raise RuntimeError(f"the engine sends masks for plan {number} of simulated runner {session}")
 
+    def send_move(self, session: int, message: plan_pb2.ToRunner) -> None:
+        """Raises RuntimeError: no simulated runner takes part in moves."""
+        raise RuntimeError(f"the engine moves blocks of simulated runner {session}")
+
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Queues the plan, which `dispatch` sends."""
         self._sent.append((session, number, plan))

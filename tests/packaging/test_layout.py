@@ -18,17 +18,18 @@ EXEMPT = {"scheduler_svc/policies"}
 ORDER = {
     "scheduler_svc": (
         "settings link step_times policy policies model kv plan drafting queue metrics tiers scheduler requests "
-        "runners constrained constrained/schema constrained/process kv_events failure reports engine "
+        "runners moves constrained constrained/schema constrained/process kv_events failure reports engine "
         "simulator/conversations "
         "simulator simulator/calibration simulator/report front/base front/text front/request front/tracing "
         "front/stream front/rpc front/auth front/gateway front operation ."
     ),
     "runner_svc": (
         "weights weights/blocks arithmetic tiers interface/products interface settings gguf hub model/folder "
-        "model/quantization model/families model/tokenizer model model/checkpoint catalog sampling drafting cuda "
-        "cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/canonical cuda/experts cuda/tiers attention "
-        "attention/canonical_gpu decoder transformers_decoder transformers_decoder/gpu drafting/medusa "
-        "drafting/eagle timings batch backends gpu/canonical gpu gpu/drafts execution link startup ."
+        "model/quantization model/families model/tokenizer model model/checkpoint catalog sampling drafting "
+        "cuda/memory cuda cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/canonical cuda/experts cuda/tiers "
+        "attention attention/canonical_gpu decoder transformers_decoder transformers_decoder/gpu drafting/medusa "
+        "drafting/eagle timings batch backends gpu/canonical gpu/blocks gpu gpu/drafts execution transfer link "
+        "startup ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "

@@ -12,6 +12,7 @@ from roster_protos import engine_pb2, plan_pb2
 from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
+from tests.support.fake_moves import FakeMoves
 
 WORKER = b"worker"
 
@@ -84,6 +85,10 @@ class FakeRunners:
         self.ill: dict[Runner, int] = {}
         """Remaining plans that a runner answers with a fault; after each fault it reconnects."""
         self._after_faults = itertools.count(1 << 20)
+        self.moves: FakeMoves | None = None
+        """The part of runners that connect from now on in moves; None: they take part in none."""
+        self.roles: dict[str, str] = {}
+        """Roles by runner id."""
 
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
         self.runners[session] = runner
@@ -96,12 +101,17 @@ class FakeRunners:
         hello.features.extend(self.features)
         if self.secretive is None or self.secretive.random() < 0.7:
             hello.naming_secret = runner.naming_secret
+        if self.moves is not None:
+            self.moves.hello(runner, hello)
+        hello.role = self.roles.get(runner.runner_id, "")
         self.events.append(Joined(session, hello, former, holds))
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
         """Ends the session; returns the runner, for tests in which it survives."""
         runner = self.runners[session]
         self.dismiss(session)
+        if self.moves is not None and loss is Loss.GONE:
+            self.moves.die(runner)
         self.events.append(Lost(session, "killed by the test", loss))
         return runner
 
@@ -121,6 +131,8 @@ class FakeRunners:
         return self.runners.pop(session, None)
 
     def receive(self) -> list[RunnerEvent]:
+        if self.moves is not None:
+            self.events += self.moves.progress()
         events, self.events = self.events, []
         return events
 
@@ -151,6 +163,10 @@ class FakeRunners:
         if session in self.plans:
             self.plans[session].append((number, plan_pb2.Plan.FromString(plan.SerializeToString())))
             self._sent[session] = number
+
+    def send_move(self, session: int, message: plan_pb2.ToRunner) -> None:
+        if self.moves is not None:
+            self.moves.send(session, message)
 
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
         if session in self.masks:

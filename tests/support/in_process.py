@@ -187,8 +187,12 @@ class Stack:
         for session in old.runners.runners:
             old.runners.finish(session)
         self.front, self.runners = FakeFront(), FakeRunners()
+        self.runners.roles = old.runners.roles
+        if old.runners.moves is not None:
+            self.runners.moves = old.runners.moves.handed_over(self.runners.runners)
         self.runners.early = old.runners.early
-        self.runners.runners, old.runners.runners = old.runners.runners, {}
+        self.runners.runners.update(old.runners.runners)
+        old.runners.runners.clear()
         self.runners.ill, self.runners.secretive = old.runners.ill, old.runners.secretive
         self.restart_scheduler()
         return old
@@ -404,7 +408,9 @@ class Stack:
     def assert_clean(self) -> None:
         """Checks that pool and queue are as they were before the first request."""
         assert not self.engine.requests.queue and not self.engine.requests.book.num_live
+        assert not len(self.engine.moves.sequences) and not len(self.engine.moves.transfers)
         for scheduler in self.engine.pool.schedulers.values():
+            assert not scheduler.moves.held and not scheduler.moves.arrivals and not scheduler.moves.expected
             assert scheduler.table.num_running == 0
             assert scheduler.pool.num_free == scheduler.pool.num_blocks
             check_scheduler(scheduler)

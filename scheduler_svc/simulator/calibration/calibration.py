@@ -115,6 +115,10 @@ class RecordingLink:
         """Passes the masks to the link."""
         self._link.send_masks(session, number, masks)
 
+    def send_move(self, session: int, message: plan_pb2.ToRunner) -> None:
+        """Passes the message to the link."""
+        self._link.send_move(session, message)
+
     def welcome(self, session: int, naming_secret: bytes = b"") -> None:
         """Passes the call to the link."""
         self._link.welcome(session, naming_secret)

@@ -21,6 +21,7 @@ from scheduler_svc.policy import VictimChoice, available_policies
 from scheduler_svc.settings.tenant_limits import TenantLimits
 from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.drafters import LateHash, drafting_backend
+from tests.support.fake_moves import FakeMoves
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
 from tests.support.scripted_drafts import RandomDrafts
@@ -68,6 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
         late=st.one_of(st.none(), st.randoms(use_true_random=False)),
         forces=st.sampled_from([True, True, True, False]),
         host=st.one_of(st.none(), st.randoms(use_true_random=False)),
+        moves=st.one_of(st.none(), st.randoms(use_true_random=False)),
     )
     def start(
         self,
@@ -83,11 +85,13 @@ class EngineMachine(RuleBasedStateMachine):
         late: random.Random | None,
         forces: bool,
         host: random.Random | None,
+        moves: random.Random | None,
     ) -> None:
         """`drafts`: draws what most runners draft; None: no runner has a drafter. `late`: draws which masks come late.
 
         `forces`: whether the first runners take forced tokens; later ones do. `host`: draws which runners have a host
-        pool, of which size, and when its copies are done or lost; None: none has one.
+        pool, of which size, and when its copies are done or lost; None: none has one. `moves`: draws the roles of
+        runners and the fate of messages about moves; None: no runner takes part in moves.
         """
         self.host = host
         self.drafts = drafts
@@ -106,6 +110,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.stack.time_plans(depth)
         self.stack.late = late
         self.stack.runners.secretive = host
+        self.roles = moves
+        if moves is not None:
+            self.stack.runners.moves = FakeMoves(self.stack.runners.runners, moves)
         features, self.stack.runners.features = self.stack.runners.features, sorted(OURS if forces else OURS - {FORCED})
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = self.spells = 0
@@ -120,6 +127,8 @@ class EngineMachine(RuleBasedStateMachine):
         larger = self.stack._sessions % 3 == 2
         drafts = self.drafts if self.drafts is not None and self.drafts.random() < 0.8 else None
         self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS, drafts))
+        if self.roles is not None and (role := self.roles.choice(["", "", "prefill", "decode"])):
+            self.stack.runners.roles[f"runner-{self.stack._sessions + 1}"] = role
         if self.host is None:
             self.stack.add_runner(self.backends[-1])
             return
@@ -301,7 +310,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for _ in range(2000):
             self.stack.step()
-            if self.stack.engine.probation.active:
+            if self.stack.engine.probation.active or len(self.stack.engine.moves.transfers):
                 self.stack.now_s += 0.1
             for session in list(self.stack.runners.runners):
                 self.stack.runners.execute(session)
@@ -312,6 +321,7 @@ class EngineMachine(RuleBasedStateMachine):
                 and not self.stack.runners.events
                 and not any(self.stack.runners.results.values())
                 and not self.stack.is_copying
+                and not len(self.stack.engine.moves.transfers)
             ):
                 break
         self.stack.step()

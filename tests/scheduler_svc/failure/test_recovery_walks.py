@@ -5,7 +5,7 @@ A walk is determined by its seed: `ROSTER_TEST_FIRST_WALK=SEED ROSTER_TEST_WALKS
     ROSTER_TEST_WALKS=20000 pytest --timeout=0 tests/scheduler_svc/failure/test_recovery_walks.py
 
 runs many; with `ROSTER_TEST_DRAFTING=1`, runners draft in all of them, with `ROSTER_TEST_TIERS=1` some have host pools
-in all. The invariants are those of the machine.
+in all, and with `ROSTER_TEST_MOVING=1`, sequences move between runners in all. The invariants are those of the machine.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ DRAFTING = float(os.environ.get("ROSTER_TEST_DRAFTING", "0.7"))
 """Share of the walks in which runners draft."""
 TIERS = float(os.environ.get("ROSTER_TEST_TIERS", "0.5"))
 """Share of the walks in which some runners have a host pool."""
+MOVING = float(os.environ.get("ROSTER_TEST_MOVING", "0.6"))
+"""Share of the walks in which runners have roles, and sequences move between them."""
 
 
 def _request(rng: random.Random) -> dict[str, Any]:
@@ -126,6 +128,7 @@ def walk(seed: int) -> None:
         late=random.Random(seed) if rng.random() < 0.5 else None,
         forces=rng.random() < 0.75,
         host=random.Random(seed) if rng.random() < TIERS else None,
+        moves=random.Random(seed) if rng.random() < MOVING else None,
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):
