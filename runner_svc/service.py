@@ -34,11 +34,13 @@ from runner_svc.startup.backend_factory import build_backend
 from runner_svc.startup.device_choice import BrokenGpu, DeviceChoice, choose_device
 from runner_svc.startup.host_pool import build_copier
 from runner_svc.startup.loading_progress import LoadingProgress
+from runner_svc.startup.moves import make_mover
 from runner_svc.startup.runner_name import default_name
 from runner_svc.startup.start_times import StartTimes
 from runner_svc.startup.step_costs import keep_step_costs, kept_step_costs, measured_step_costs, warm_up
 from runner_svc.startup.versions import versions
 from runner_svc.timings.timings_file import TimingsFile
+from runner_svc.transfer.mover import Mover
 
 # Bounds the delay until the socket's thread gets the interpreter to send a result while the next plan is prepared.
 _SWITCH_INTERVAL_S = 0.0002
@@ -98,13 +100,13 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         choice = choose_device(settings)
         choice.tell()
         backend = _backend(settings, choice.device, times)
-        runner = Runner(backend, name, copier=build_copier(settings, backend, times))
+        runner = Runner(backend, name, copier=build_copier(settings, backend, times), role=settings.role)
         times.begin("measuring steps")
         _measure(runner, choice.device, getattr(backend, "kept_timings", None))
         times.begin("connecting")
+        mover = make_mover(settings, backend, curve)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
-        link.answers.on_change = health.tell
-        link.sleeps = settings.profile == "quiet"
+        _equip(link, settings, health, mover)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
@@ -128,6 +130,13 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         return _run(link, settings.plan_timeout_s)
     finally:
         health.close()
+
+
+def _equip(link: PlanSocket, settings: RunnerSettings, health: RunnerHealth, mover: Mover | None) -> None:
+    link.answers.on_change = health.tell
+    link.sleeps = settings.profile == "quiet"
+    if mover is not None:
+        link.take_part_in_moves(mover, settings.move_out_s)
 
 
 def _described(backend: Backend, choice: DeviceChoice) -> dict[str, object]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.memory.shared_memory import SharedMemory
 from runner_svc.interface.pool_size import MemoryProfile
 
 # While the host launches a step kernel by kernel, it can't send the previous step's result, for which a client waits.
@@ -77,6 +78,10 @@ class GpuDevice:
     def side_stream(self) -> GpuSideStream:
         """Returns another stream, of the same priority."""
         return GpuSideStream(self.device)
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """Allocates at least `num_bytes` that other processes can map. Raises SharedMemoryError."""
+        return SharedMemory.create(num_bytes, self.device.index)
 
     def lock(self, memory: Tensor) -> None:
         """Page-locks a tensor of the host, which is much faster than allocating it so.

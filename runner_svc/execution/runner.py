@@ -31,15 +31,24 @@ class Runner:
     """One backend and its slots. One thread calls it; methods other than `launch` only while no plan is in flight."""
 
     def __init__(
-        self, backend: Backend, runner_id: str = "runner", max_depth: int = 3, copier: KVCopier | None = None
+        self,
+        backend: Backend,
+        runner_id: str = "runner",
+        max_depth: int = 3,
+        copier: KVCopier | None = None,
+        role: str = "both",
     ) -> None:
-        """`copier`: that of the backend's cache and a host pool; None without a host pool."""
+        """`copier`: that of the backend's cache and a host pool; None without a host pool.
+
+        `role`: what the runner is for: "prefill", "decode" or "both".
+        """
         self._backend = backend
         self.runner_id = runner_id
         self.max_depth = max_depth
         """Maximum number of plans in flight."""
         self.step_costs: list[plan_pb2.StepCost] = []
         """What steps cost, as measured at start; empty if they were not measured."""
+        self._role = role
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._slot_backend = backend if isinstance(backend, SlotBackend) else None
         # Without a counter of known tokens in the backend, no row can draft. A row's number of tokens is a byte.
@@ -96,6 +105,7 @@ class Runner:
             # Layers with pools and block tables of their own (hybrid models) would be further groups.
             cache_groups=1,
             model=backend.model,
+            role=self._role,
             step_costs=self.step_costs,
             max_drafts=self._max_drafts,
             drafter=getattr(backend, "drafter_name", "") if self._max_drafts else "",

@@ -24,6 +24,7 @@ from roster_protos import plan_pb2
 from runner_svc.cuda.tiers.block_copier import BlockCopier
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.decoder.hidden import Hidden
+from runner_svc.gpu.blocks.device_blocks import DeviceBlocks
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs
@@ -34,7 +35,7 @@ from runner_svc.gpu.profiling_batch import largest_batch
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, Ring, aligned
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.backend import SlotChanges
-from runner_svc.interface.device import Device, Event
+from runner_svc.interface.device import Device, Event, SharedTensor
 from runner_svc.interface.kv_cache import FP8, KVCache
 from runner_svc.interface.launchers import Launchers, SamplingLauncher
 from runner_svc.interface.progress import Progress
@@ -70,6 +71,8 @@ class CudaSizes:
     num_blocks: int | None = None
     gpu_memory: float = 0.9
     fp8_cache: bool = False
+    shares_cache: bool = False
+    """Whether other processes can map the cache."""
 
     @property
     def max_table(self) -> int:
@@ -120,7 +123,10 @@ class CudaBackend:
             self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             scales = self._kv_scales(progress) if sizes.fp8_cache else None
-            self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
+            self.shared_cache = self._share(config) if sizes.shares_cache else None
+            memory = None if self.shared_cache is None else self.shared_cache.tensor
+            layout = (config, self.num_blocks, sizes.block_size, self._cache_dtype)
+            self.cache = KVCache(*layout, device.device, scales, memory)
             self._steps = self._make_steps(self.cache)
             self._graphs, self._mixed_graphs = self._captured(progress)
         words = self._steps.layout.words
@@ -166,6 +172,15 @@ class CudaBackend:
     def host_copier(self, num_host_blocks: int, progress: Progress) -> BlockCopier:
         """Returns what copies blocks between the cache and a new host pool; see `BlockCopier`."""
         return BlockCopier(self._device, self._launchers.blocks(), self.cache_regions, num_host_blocks, progress)
+
+    def block_store(self) -> DeviceBlocks:
+        """Returns the KV blocks as bytes, for moves to and from other runners."""
+        forget = getattr(self, "forget_drafts", lambda blocks: None)
+        return DeviceBlocks(self._device, self._launchers.blocks(), self.cache_regions, forget)
+
+    def _share(self, config: ServedConfig) -> SharedTensor:
+        num_bytes = KVCache.num_bytes(config, self.num_blocks, self._sizes.block_size, self._cache_dtype)
+        return self._device.share(num_bytes)
 
     def _kept_by_block(self) -> list[Tensor]:
         """What is kept under block ids and travels with them, each [parts, ...]."""

@@ -53,6 +53,7 @@ class GpuOptions:
     num_blocks: int | None
     gpu_memory: float
     fp8_cache: bool = False
+    shares_cache: bool = False
     decoder: DecoderSetting = "auto"
     timings: Literal["reuse", "measure"] = "reuse"
     on_load: OnLoad = NOTHING
@@ -71,6 +72,7 @@ class GpuOptions:
             num_blocks=self.num_blocks,
             gpu_memory=self.gpu_memory,
             fp8_cache=self.fp8_cache,
+            shares_cache=self.shares_cache,
         )
 
 

@@ -38,6 +38,20 @@ class SideStream(Protocol):
         """Lets what the stream gets from now on wait for an event."""
 
 
+class SharedTensor(Protocol):
+    """Device memory that other processes can map; `runner_svc.cuda.memory.shared_memory` has it."""
+
+    address: int
+    size: int
+
+    @property
+    def tensor(self) -> Tensor:
+        """The memory as uint8 [size]."""
+
+    def descriptor(self) -> int:
+        """Returns a new file descriptor, by which another process maps it; the caller closes it."""
+
+
 class Device(Protocol):
     """Implemented by `runner_svc.cuda.device.GpuDevice`."""
 
@@ -58,6 +72,8 @@ class Device(Protocol):
     def lock(self, memory: Tensor) -> None: ...
 
     def unlock(self, memory: Tensor) -> None: ...
+
+    def share(self, num_bytes: int) -> SharedTensor: ...
 
     def capture(self, function: Callable[[], None]) -> Replay: ...
 

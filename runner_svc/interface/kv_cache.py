@@ -44,15 +44,22 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         scales: Tensor | None = None,
+        memory: Tensor | None = None,
     ) -> None:
-        """`scales` requires the dtype FP8, whose default scale is 1.0."""
+        """`scales` requires the dtype FP8, whose default scale is 1.0.
+
+        `memory`: uint8 [at least `num_bytes`] that the cache is to lie in; None allocates it.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.scales = scales
         if dtype is FP8 and scales is None:
             self.scales = torch.ones(config.num_layers, 2, config.num_kv_heads, device=device)
         shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
-        self.data = torch.empty(shape, dtype=dtype, device=device)
+        if memory is None:
+            self.data = torch.empty(shape, dtype=dtype, device=device)
+        else:
+            self.data = memory[: self.num_bytes(config, num_blocks, block_size, dtype)].view(dtype).view(shape)
         # Views are created once, because each step needs those of all layers.
         # Per layer, [2 * (num_blocks + 1), elements of a block]: the blocks of the keys, then those of the values.
         self.blocks: list[Tensor] = [layer.view(2 * (num_blocks + 1), -1) for layer in self.data]
@@ -63,6 +70,11 @@ class KVCache:
     def block_bytes(config: CachedHeads, block_size: int, dtype: torch.dtype) -> int:
         """Returns the bytes of one block over all layers."""
         return config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    @classmethod
+    def num_bytes(cls, config: CachedHeads, num_blocks: int, block_size: int, dtype: torch.dtype) -> int:
+        """Returns the bytes of a cache, the dummy block included."""
+        return (num_blocks + 1) * cls.block_bytes(config, block_size, dtype)
 
     def layer_scales(self, layer: int) -> Tensor | None:
         """Returns the layer's scales, float32 [2, kv_heads]; None unless the cache is FP8."""

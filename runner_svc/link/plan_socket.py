@@ -14,6 +14,8 @@
 | an invalid plan, or an error in the backend | Event: fault; no more plans until a new session |
 | an error that the backend can't survive | the same, then BrokenBackend: the process must restart |
 | Masks | none: the plan's result follows; masks of a plan that is done are duplicates, sent after a resend |
+| Grant, Pull | Moved, once the blocks may be read or are there; Revoke is not answered |
+| `stop`, with blocks that can move | Event: draining; plans go on until Dismissal, or for `move_out_s` |
 | Ping | Pong, also while a plan computes; and resend, if a plan that it names never arrived. Hello then has its term |
 | end of silence within the same session | recent results again, and resend from the next plan: either may be lost |
 
@@ -22,6 +24,7 @@ Sequences and KV survive the scheduler: only a Welcome without `resume` releases
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 
@@ -30,7 +33,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from roster_common.endpoints import is_local
-from roster_common.link_protocol import EARLY, OURS, TERMS, shared
+from roster_common.link_protocol import EARLY, MOVES, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from runner_svc.execution.compute_thread import ComputeThread
@@ -40,6 +43,7 @@ from runner_svc.execution.runner import Runner
 from runner_svc.link.answer_watch import AnswerWatch
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.scheduler_connection import SchedulerConnection
+from runner_svc.transfer.mover import Mover
 
 HELLO_INTERVAL_S = 1.0
 _LONGEST_POLL_S = TICK_S  # bounds the delay of `stop` and the interval at which plans are watched
@@ -95,6 +99,12 @@ class PlanSocket:
             OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
         )
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
+        self._mover: Mover | None = None
+        self._mover_wake: zmq.Socket[bytes] | None = None
+        self._wake_lock = threading.Lock()
+        self._wake_endpoint = wake_endpoint
+        self._move_out_s = 0.0
+        self._dismissed = self._hurries = False
         self.sleeps = False
         """Sleep while an overlapping backend computes, instead of polling it."""
         self._stopping = False
@@ -111,8 +121,26 @@ class PlanSocket:
         self._next_hello_at = 0.0
         self._next_turn_at = 0.0
 
+    def take_part_in_moves(self, mover: Mover, move_out_s: float) -> None:
+        """Passes grants and pulls to `mover`. Called before `run`.
+
+        `move_out_s`: seconds after `stop` for which the runner goes on, so that its sequences can move elsewhere.
+        """
+        self._mover, self._move_out_s = mover, move_out_s
+        self._hello.move_endpoint, self._hello.kv_format = mover.endpoint, mover.format
+        self._hello.move_key, self._hello.move_memory = mover.public_key, mover.memory
+        self._mover_wake = self._context.socket(zmq.PUSH)
+        self._mover_wake.connect(self._wake_endpoint)
+        mover.wake = self._wake_up
+
+    def _wake_up(self) -> None:
+        with self._wake_lock:
+            if self._mover_wake is not None and not self._mover_wake.closed:
+                self._mover_wake.send(b"")
+
     def stop(self) -> None:
-        """Makes `run` finish its queued plans and return."""
+        """Makes `run` finish its queued plans and return; a second call ends the wait for sequences to move."""
+        self._hurries = self._stopping
         self._stopping = True
 
     def run(self) -> None:
@@ -128,6 +156,7 @@ class PlanSocket:
                 if self._faulted and self._compute.broken:
                     raise BrokenBackend
             self._post(plan_pb2.ToScheduler(session=self._session, event=plan_pb2.Event(draining=True)))
+            self._await_dismissal()
             self._compute.submit(Stop())
             while self._compute.is_alive() or self._compute.finished:
                 self._turn()
@@ -138,15 +167,34 @@ class PlanSocket:
             if not self._watch.over:
                 self._compute.submit(Stop())
                 self._connection.close(linger_ms=_LINGER_MS)
+                self._end_moves()
                 self._wake.close(linger=0)
                 self._context.term()
+
+    def _await_dismissal(self) -> None:
+        """Goes on executing plans while the scheduler moves the sequences to other runners, for a limited time."""
+        if self._mover is None or MOVES not in self._features:
+            return
+        now = time.monotonic()
+        until_at = now + self._move_out_s
+        while now < min(until_at, self._heard_at + self._silence_s):
+            if self._dismissed or self._hurries or self._faulted or self._seeking:
+                return
+            self._turn()
+            now = time.monotonic()
+
+    def _end_moves(self) -> None:
+        if self._mover is not None and self._mover_wake is not None:
+            with self._wake_lock:
+                self._mover_wake.close(linger=0)
+            self._mover.close()
 
     # ------------------------------------------------------------------ one turn of the loop
 
     def _turn(self) -> None:
         now = time.monotonic()
         under_way = self._compute.look()
-        if self._compute.finished:
+        if self._compute.finished or (self._mover is not None and self._mover.finished):
             self._forward()
         if under_way and not self.sleeps and now < self._next_turn_at and not self._connection.has_message:
             return
@@ -176,7 +224,11 @@ class PlanSocket:
                 log.warning("ignored a frame that is not a message", bytes=len(frame))
 
     def _forward(self) -> None:
-        """Sends finished results and events, except those of a session that is over."""
+        """Sends finished results, events and answers about moves, except those of a session that is over."""
+        while self._mover is not None and self._mover.finished:
+            moved = self._mover.finished.popleft()
+            if moved.session == self._session:
+                self._post(moved)
         while self._compute.finished:
             message = self._compute.finished.popleft()
             if message.session != self._session:
@@ -248,6 +300,10 @@ class PlanSocket:
             self._post(plan_pb2.ToScheduler(session=self._session, number=message.number, pong=pong))
         elif kind == "snapshot_request":
             self._compute.submit(TakeSnapshot(self._session))
+        elif kind == "dismissal":
+            self._dismissed = True
+        elif self._mover is not None:
+            self._mover.take(message)
 
     def _begin_session(self, session: int, welcome: plan_pb2.Welcome) -> None:
         if session in (0, self._session):
@@ -268,6 +324,8 @@ class PlanSocket:
         self._hellos = 0
         self._heard_at = time.monotonic()
         self.answers.heard()
+        if self._mover is not None:
+            self._mover.begin_session(session)
         self._compute.submit(BeginSession(session, welcome.resume, welcome.naming_secret))
 
     def _know(self, number: int, term_id: int) -> None:

@@ -37,6 +37,9 @@ class BackendForTests(BaseModel):
         default="kill", description="How the step fails: SIGKILL, no end, an error, or an error that ends the process."
     )
     step_ms: float = Field(default=0.0, ge=0, description="Least time of a step, in milliseconds.")
+    move_chunk_ms: float = Field(
+        default=0.0, ge=0, description="Least time to read or write a chunk of blocks that move, in milliseconds."
+    )
     draft_wrong: float | None = Field(
         default=None,
         ge=0,
@@ -54,7 +57,13 @@ class BackendForTests(BaseModel):
     copy_seed: int = Field(default=0, description="Seed of both draws.")
 
 
-OLD_NAMES = frozenset(BackendForTests.model_fields) - {"draft_wrong", "copy_delay_ms", "copy_lost", "copy_seed"}
+OLD_NAMES = frozenset(BackendForTests.model_fields) - {
+    "draft_wrong",
+    "move_chunk_ms",
+    "copy_delay_ms",
+    "copy_lost",
+    "copy_seed",
+}
 """Names of the former settings."""
 
 

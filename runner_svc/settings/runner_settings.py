@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from roster_common.endpoints import check_link, check_listen
+from roster_common.endpoints import check_link, check_listen, is_loopback_host, split_address
 from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
@@ -231,6 +231,26 @@ class RunnerSettings(ServiceSettings):
         "while a scheduler answers this runner; '' disables it.",
         json_schema_extra=tuning("a supervisor, for example Kubernetes, probes runners"),
     )
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description="What the runner is for. prefill: computes prompts, whose sequences then move to a runner that "
+        "decodes; decode: takes them, and no prompts while another runner does. Both need move_listen. Where a role is "
+        "missing, any runner does all.",
+        json_schema_extra=tuning("prompts should not delay tokens of other requests, and there are several runners"),
+    )
+    move_listen: str = Field(
+        "",
+        description="Address at which other runners read KV blocks of this one, host:port, so that sequences move "
+        "between runners without recomputation; '' disables it. Beyond loopback it needs runner_key and scheduler_key.",
+        json_schema_extra=tuning("several runners serve the same model, and leave, fill up, or have roles"),
+    )
+    move_out_s: float = Field(
+        20.0,
+        ge=0,
+        description="Seconds after SIGTERM for which the runner goes on computing while its sequences move to other "
+        "runners; it ends earlier once none is left, or with a second signal. Needs move_listen.",
+        json_schema_extra=tuning("its sequences have too much KV to move in that time"),
+    )
     test_backend: BackendForTests = Field(
         BackendForTests(), description="Configuration of the test backends, as a JSON object."
     )
@@ -241,7 +261,7 @@ class RunnerSettings(ServiceSettings):
         "info", description="Lowest level that is logged.", json_schema_extra=OPERATORS
     )
 
-    _addresses = field_validator("health_listen")(check_listen)
+    _addresses = field_validator("health_listen", "move_listen")(check_listen)
     _link = field_validator("link")(check_link)
     _draft = field_validator("draft")(check_draft)
 
@@ -249,6 +269,19 @@ class RunnerSettings(ServiceSettings):
     def _keys_come_together(self) -> Self:
         if (self.runner_key is None) != (self.scheduler_key is None):
             raise ValueError("encrypting the link needs both runner_key and scheduler_key: set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _moves_are_encrypted(self) -> Self:
+        if self.move_listen and self.runner_key is None:
+            host, _ = split_address(self.move_listen, "127.0.0.1:50065")
+            if not is_loopback_host(host):
+                raise ValueError(
+                    f"move_listen is {self.move_listen!r}, which other machines reach: set runner_key and "
+                    "scheduler_key, which encrypt moves, or listen on 127.0.0.1"
+                )
+        if self.role != "both" and not self.move_listen:
+            raise ValueError(f"role {self.role!r} needs move_listen: without it no sequence can move to or from here")
         return self
 
     @model_validator(mode="before")

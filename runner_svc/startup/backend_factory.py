@@ -253,6 +253,7 @@ def _gpu_options(settings: RunnerSettings) -> GpuOptions:
         num_blocks=sizes.num_blocks(settings.block_size),
         gpu_memory=settings.gpu_memory,
         fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
+        shares_cache=bool(settings.move_listen),
         decoder=settings.decoder,
         timings=settings.timings,
         on_load=OnLoad(settings.quantization, settings.quantize_head),

@@ -1,1 +1,1 @@
-"""The host tier of the KV cache: copies of blocks between a cache and a host pool."""
+"""KV blocks outside steps: copies between a cache and a host pool, and blocks as bytes."""

@@ -46,6 +46,7 @@ from tests.support.host_layers import (
     HostRoundingNorm,
     host_embed,
 )
+from tests.support.memory_file import MemoryFile
 
 
 class HostEvent:
@@ -97,6 +98,9 @@ class HostDevice:
 
     def side_stream(self) -> HostSideStream:
         return HostSideStream()
+
+    def share(self, num_bytes: int) -> MemoryFile:
+        return MemoryFile(num_bytes)
 
     def lock(self, memory: Tensor) -> None:
         """Locks nothing."""

@@ -1,0 +1,1 @@
+"""GPU memory that several processes of a host map."""

@@ -1,0 +1,1 @@
+"""A GPU's KV blocks as bytes, for moves between runners."""

@@ -1,0 +1,116 @@
+"""The KV blocks of a GPU's cache as bytes, for transports between runners.
+
+A kernel gathers blocks into a staging buffer, or scatters them from one, and a copy engine moves them between that and
+page-locked memory, on streams of their own: the steps go on meanwhile. The calling thread waits, no other one does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runner_svc.interface.device import Device
+from runner_svc.tiers.block_copies import BlockCopies, Region
+from runner_svc.tiers.block_store import Forget
+
+STAGING_BYTES = 16 << 20
+
+
+class _Lane:
+    """One direction: staging on the device, page-locked memory beside it, and a stream."""
+
+    def __init__(self, device: Device, block_bytes: int) -> None:
+        self.capacity = max(1, STAGING_BYTES // block_bytes)
+        self.staging = torch.empty(self.capacity * block_bytes, dtype=torch.uint8, device=device.device)
+        self.host = torch.zeros(self.capacity * block_bytes, dtype=torch.uint8)
+        device.lock(self.host)
+        self.ids, self.other_ids = device.pinned(self.capacity), device.pinned(self.capacity)
+        self.stream = device.side_stream()
+        self.lock = threading.Lock()
+
+    def chunks(self, blocks: NDArray[np.int32]) -> Iterator[slice]:
+        """Yields the part of `blocks` that `ids` has, a chunk after the other; the caller waits for each."""
+        for first in range(0, len(blocks), self.capacity):
+            chunk = slice(first, min(first + self.capacity, len(blocks)))
+            self.ids.numpy()[: chunk.stop - first] = blocks[chunk]
+            yield chunk
+
+
+class DeviceBlocks:
+    """Implements `runner_svc.tiers.block_store.BlockStore`."""
+
+    def __init__(self, device: Device, copies: BlockCopies, regions: Sequence[Region], forget: Forget) -> None:
+        """`regions`: the cache itself. Raises RuntimeError if there is no memory, or none that may be page-locked."""
+        self.block_bytes = sum(region.block_bytes for region in regions)
+        self.regions = list(regions)
+        self._copies, self._forget = copies, forget
+        with device.stream():
+            self._out, self._in = _Lane(device, self.block_bytes), _Lane(device, self.block_bytes)
+
+    def read(self, blocks: NDArray[np.int32]) -> memoryview:
+        data = np.empty((len(blocks), self.block_bytes), np.uint8)
+        lane = self._out
+        with lane.lock:
+            for chunk in lane.chunks(blocks):
+                count = chunk.stop - chunk.start
+                staged = lane.staging.data_ptr()
+                for region in self.regions:
+                    args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
+                    self._copies.gather(lane.stream.handle, *args)
+                    staged += region.block_bytes
+                num_bytes = count * self.block_bytes
+                self._copies.engine(lane.stream.handle, lane.host.data_ptr(), lane.staging.data_ptr(), num_bytes)
+                lane.stream.record().synchronize()
+                data[chunk] = lane.host.numpy()[:num_bytes].reshape(count, self.block_bytes)
+        return data.reshape(-1).data
+
+    def write(self, blocks: NDArray[np.int32], data: memoryview) -> None:
+        rows = np.frombuffer(data, np.uint8).reshape(len(blocks), self.block_bytes)
+        lane = self._in
+        with lane.lock:
+            for chunk in lane.chunks(blocks):
+                count = chunk.stop - chunk.start
+                num_bytes = count * self.block_bytes
+                lane.host.numpy()[:num_bytes] = rows[chunk].reshape(-1)
+                self._copies.engine(lane.stream.handle, lane.staging.data_ptr(), lane.host.data_ptr(), num_bytes)
+                self.scatter(lane.stream.handle, lane.staging.data_ptr(), lane.ids.data_ptr(), count)
+                lane.stream.record().synchronize()
+        self._forget(blocks)
+
+    def copy_from(
+        self,
+        regions: Sequence[Region],
+        sources: NDArray[np.int32],
+        targets: NDArray[np.int32],
+        is_cancelled: Callable[[], bool],
+    ) -> bool:
+        """Copies blocks of another cache in this device's reach; returns False, early, once `is_cancelled()`.
+
+        `regions` have the pieces of `cache_regions`, and their own number of blocks.
+        """
+        lane = self._in
+        with lane.lock:
+            for chunk in lane.chunks(sources):
+                if is_cancelled():
+                    return False
+                count = chunk.stop - chunk.start
+                lane.other_ids.numpy()[:count] = targets[chunk]
+                staged = lane.staging.data_ptr()
+                for region in regions:
+                    args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
+                    self._copies.gather(lane.stream.handle, *args)
+                    staged += region.block_bytes
+                self.scatter(lane.stream.handle, lane.staging.data_ptr(), lane.other_ids.data_ptr(), count)
+                lane.stream.record().synchronize()
+        self._forget(targets)
+        return True
+
+    def scatter(self, stream: int, staged: int, ids: int, count: int) -> None:
+        """Launches the copies of `count` staged blocks into the cache; see `BlockCopies.scatter`."""
+        for region in self.regions:
+            self._copies.scatter(stream, region, staged, self.block_bytes, ids, count)
+            staged += region.block_bytes

@@ -1,0 +1,167 @@
+"""Sets up a runner's part in moves: what it serves, where it listens, and by which transports it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+
+import numpy as np
+import structlog
+import zmq
+from numpy.typing import NDArray
+
+from roster_common.endpoints import split_address
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.interface.backend import Backend
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.link.curve import CurveClient
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.tiers.block_copies import DeviceCache
+from runner_svc.tiers.block_store import BlockStore, HostBlocks, MovableCache
+from runner_svc.tiers.thread_copier import HostCache
+from runner_svc.transfer.block_reader import BlockReader
+from runner_svc.transfer.block_server import BlockServer
+from runner_svc.transfer.grants import Grants
+from runner_svc.transfer.memory_frames import Layout
+from runner_svc.transfer.memory_reader import MemoryReader, MemoryStore
+from runner_svc.transfer.memory_server import MemoryServer
+from runner_svc.transfer.mover import Mover
+from runner_svc.transfer.transport import Transport
+
+log = structlog.get_logger()
+
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+def make_mover(settings: RunnerSettings, backend: Backend, curve: CurveClient | None) -> Mover | None:
+    """Returns what takes part in moves for `backend`; None if `move_listen` is off. Raises UnusableSettings."""
+    if not settings.move_listen:
+        return None
+    store = _store_of(backend)
+    memory_store = store if isinstance(store, MemoryStore) else None
+    if settings.test_backend.move_chunk_ms:
+        store = SlowBlocks(store, settings.test_backend.move_chunk_ms / 1000)
+    grants = Grants(backend.num_blocks)
+    host, port = split_address(settings.move_listen, "127.0.0.1:50065")
+    bound = f"[{host}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
+    try:
+        server = BlockServer(store, grants, f"tcp://{bound}:{port or '*'}", curve.secret if curve is not None else b"")
+    except zmq.ZMQError as error:
+        raise UnusableSettings(f"move_listen: {settings.move_listen!r} can't be listened at: {error}") from error
+    keys = (curve.secret, curve.public) if curve is not None else None
+    transports: list[Transport] = [BlockReader(store, keys)]
+    if memory_store is not None:
+        from runner_svc.cuda.memory.shared_memory import SharedMemory  # a CPU's runner has no driver
+
+        transports.insert(0, MemoryReader(memory_store, SharedMemory.imported))
+    mover = Mover(grants, transports, backend.num_blocks)
+    mover.endpoint = _reachable(server.endpoint, host, settings.link)
+    mover.public_key = curve.public.decode() if curve is not None else ""
+    mover.format = kv_format(backend)
+    memory = _memory_server(backend, grants)
+    mover.memory = memory.name if memory is not None else ""
+
+    def close_sources() -> None:
+        server.close()
+        if memory is not None:
+            memory.close()
+
+    mover.close_source = close_sources
+    return mover
+
+
+def _memory_server(backend: Backend, grants: Grants) -> MemoryServer | None:
+    """Returns what offers a GPU's cache to processes of this host; None if it is not, or not all of it, in memory that
+    can be shared: then its blocks move over TCP."""
+    shared = getattr(backend, "shared_cache", None)
+    if shared is None or not isinstance(backend, DeviceCache):
+        return None
+    try:
+        layout = Layout.of(shared.size, shared.address, backend.cache_regions)
+        return MemoryServer(layout, grants, shared.descriptor)
+    except (ValueError, OSError) as error:
+        log.info("the cache is not shared with processes of this host: blocks move over TCP", reason=str(error))
+        return None
+
+
+def _store_of(backend: Backend) -> BlockStore:
+    if isinstance(backend, MovableCache):
+        return backend.block_store()
+    if not isinstance(backend, HostCache) or backend.device == "null":
+        raise UnusableSettings(f"move_listen: the device {backend.device!r} has no blocks that can move; leave it out")
+    return HostBlocks(backend.cache_regions, getattr(backend, "forget_drafts", _forget_nothing))
+
+
+def _forget_nothing(blocks: NDArray[np.int32]) -> None:
+    pass
+
+
+def kv_format(backend: Backend) -> str:
+    """Returns what the bytes of a block depend on besides model and weights: sizes and type, and scales if it has any.
+
+    What a drafter keeps of the model's states is a part of a block, and of the format.
+    """
+    parts = [f"block {backend.block_size}"]
+    if isinstance(backend, DeviceCache):
+        parts += [f"{region.num_parts} x {region.piece_bytes} bytes" for region in backend.cache_regions]
+    elif isinstance(backend, HostCache):
+        parts += [f"{len(region)} x {region.shape[2]} bytes" for region in backend.cache_regions]
+    cache = getattr(backend, "cache", None)
+    if isinstance(cache, KVCache):
+        layers, _, _, _, heads, head_dim = cache.data.shape
+        parts += [f"{layers} layers of {heads} heads of {head_dim} {str(cache.data.dtype).removeprefix('torch.')}"]
+        if cache.scales is not None:
+            scales = cache.scales.detach().cpu().contiguous().numpy().tobytes()
+            parts += [f"scales {hashlib.blake2b(scales, digest_size=8).hexdigest()}"]
+    return ", ".join(parts)
+
+
+def _reachable(endpoint: str, host: str, link: str) -> str:
+    """Returns the endpoint with an address that other runners can dial: for a wildcard, the one that faces the
+    scheduler."""
+    if host not in _WILDCARDS:
+        return endpoint
+    own = _facing(link)
+    port = endpoint.rpartition(":")[2]
+    return f"tcp://[{own}]:{port}" if ":" in own else f"tcp://{own}:{port}"
+
+
+def _facing(link: str) -> str:
+    """Returns this machine's address on the way to the scheduler, without sending anything. Raises UnusableSettings."""
+    host, _, port = link.removeprefix("tcp://").rpartition(";")[2].rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise UnusableSettings(
+            f"move_listen: which of this machine's addresses faces the scheduler at {link!r} can't be found ({error}): "
+            "state the address instead of a wildcard"
+        ) from error
+
+
+class SlowBlocks:
+    """A store whose reads and writes take a while, so that tests can end processes in mid-copy."""
+
+    def __init__(self, store: BlockStore, chunk_s: float) -> None:
+        self._store = store
+        self._chunk_s = chunk_s
+        self.block_bytes = store.block_bytes
+
+    def read(self, blocks: NDArray[np.int32]) -> memoryview:
+        """As `BlockStore.read`; half of the blocks are read after the pause."""
+        half = len(blocks) // 2
+        first = bytes(self._store.read(blocks[:half])) if half else b""
+        time.sleep(self._chunk_s)
+        return memoryview(first + bytes(self._store.read(blocks[half:])))
+
+    def write(self, blocks: NDArray[np.int32], data: memoryview) -> None:
+        """As `BlockStore.write`; half of the blocks are written after the pause."""
+        half = len(blocks) // 2
+        split = half * self.block_bytes
+        if half:
+            self._store.write(blocks[:half], data[:split])
+        time.sleep(self._chunk_s)
+        self._store.write(blocks[half:], data[split:])

@@ -1,0 +1,1 @@
+"""Moves of KV blocks between runners: what a source serves, how a target pulls, and the transports."""
