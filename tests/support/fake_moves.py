@@ -135,6 +135,7 @@ class FakeMoves:
             index = 0 if self.rng is None else self.rng.randrange(len(copy.left))
             block, place = copy.left.pop(index)
             cache_of(target)[place] = cache_of(source)[block]
+            backend_of(target).forget_drafts(np.array([place], np.int32))
             self.num_copied += 1
         if copy.left:
             return []
@@ -151,6 +152,10 @@ class FakeMoves:
 
 def cache_of(runner: Runner) -> np.ndarray:
     """Returns the KV of a hash runner, [blocks, block_size]."""
-    backend = runner._backend
-    assert isinstance(backend, HashBackend)
-    return backend._kv
+    return backend_of(runner)._kv
+
+
+def backend_of(runner: Runner) -> HashBackend:
+    """Returns the backend of a hash runner."""
+    assert isinstance(runner._backend, HashBackend)
+    return runner._backend

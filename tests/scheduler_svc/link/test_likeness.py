@@ -66,6 +66,10 @@ OWN: dict[str, Change] = {
     "offload_block_ns": lambda h: setattr(h, "offload_block_ns", 48_000),
     "naming_secret": lambda h: setattr(h, "naming_secret", bytes(16)),
     "has_experts": lambda h: setattr(h, "has_experts", True),
+    "move_endpoint": lambda h: setattr(h, "move_endpoint", "tcp://10.0.0.7:50065"),
+    "kv_format": lambda h: setattr(h, "kv_format", "block 16"),
+    "move_memory": lambda h: setattr(h, "move_memory", "a host"),
+    "role": lambda h: setattr(h, "role", "decode"),
     "device": lambda h: setattr(h, "device", "cuda:1"),
     "runner_id": lambda h: setattr(h, "runner_id", "second"),
     "eos in another order": lambda h: h.model.eos_token_ids.extend(h.model.eos_token_ids),
@@ -97,6 +101,7 @@ def test_what_is_its_own_may_differ(what: str) -> None:
 def test_every_field_of_hello_and_model_is_decided_on() -> None:
     """A new field must be added here before it is served."""
     about_the_link = {"protocol_version", "term", "term_id", "features", "fingerprints", "model", "longest_context"}
+    about_the_link |= {"move_key"}
     fields = {field.name for message in (plan_pb2.Hello, plan_pb2.Model) for field in message.DESCRIPTOR.fields}
     assert fields == about_the_link | (set(UNLIKE) | set(OWN)) & fields
 
