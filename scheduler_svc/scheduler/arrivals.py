@@ -40,6 +40,8 @@ class RunnerMoves:
     """Its sequences move to other runners, as it leaves; until they have, it gets plans, and admits nothing."""
     needed_plan: int = 0
     """Number of the plan whose releases a copy waits for: it is made even without a row."""
+    without_rows: int = 0
+    """Number of plans without rows that the runner has answered."""
 
 
 class Seats(Protocol):

@@ -120,8 +120,6 @@ class Scheduler:
         self._declined: Declined | None = None
         self._first_number = 0
         self.moves = RunnerMoves()
-        """What moves to and from other runners have here."""
-        self._without_rows = 0
 
     @property
     def cached_tokens(self) -> int:
@@ -155,7 +153,7 @@ class Scheduler:
     @property
     def has_finished(self) -> bool:
         """Whether the runner has answered a plan of this session, probes and plans without rows excluded."""
-        return self.answered - self._without_rows > self._first_number
+        return self.answered - self.moves.without_rows > self._first_number
 
     @property
     def is_copying(self) -> bool:
@@ -184,7 +182,7 @@ class Scheduler:
             applied = apply_runs(self.table, flight, result, self._clock())
             self.drafting.applied(applied)
         if not flight.flags:
-            self._without_rows += 1
+            self.moves.without_rows += 1
             self.timing.occupied(flight, applied.now_s)
             self.in_flight.popleft()
             return applied
