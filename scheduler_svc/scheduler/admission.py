@@ -158,7 +158,7 @@ class Admission:
         sequence.admitted = True
         self._prefix.keep(sequence, self._table)
 
-    def seat_arrival(self, arrival: Arrival, draft: PlanDraft) -> None:
+    def admit_arrival(self, arrival: Arrival, draft: PlanDraft) -> None:
         """Admits a sequence with the positions that were copied into its blocks."""
         sequence = arrival.sequence
         self._pool.share(arrival.blocks)  # the sequence's own reference, which outlives the holding

@@ -44,17 +44,17 @@ class RunnerMoves:
     """Number of plans without rows that the runner has answered."""
 
 
-class Seats(Protocol):
+class Admitter(Protocol):
     """Puts arrivals into slots; implemented by `Admission`."""
 
-    def seat_arrival(self, arrival: Arrival, draft: PlanDraft) -> None:
+    def admit_arrival(self, arrival: Arrival, draft: PlanDraft) -> None:
         """Admits the sequence with what was copied into its blocks."""
 
 
-def seat_arrivals(
-    arrivals: deque[Arrival], seats: Seats, draft: PlanDraft, table: SlotTable, max_step_tokens: int
+def admit_arrivals(
+    arrivals: deque[Arrival], admission: Admitter, draft: PlanDraft, table: SlotTable, max_step_tokens: int
 ) -> None:
-    """Seats arrivals, the first first, as far as there are slots and positions; each gets a row."""
+    """Admitter arrivals, the first first, as far as there are slots and positions; each gets a row."""
     while arrivals and table.free:
         arrival = arrivals[0]
         lag = len(arrival.sequence.log) - arrival.computed
@@ -62,5 +62,5 @@ def seat_arrivals(
         if count <= 0:
             return
         arrivals.popleft()
-        seats.seat_arrival(arrival, draft)
+        admission.admit_arrival(arrival, draft)
         draft.add_row(arrival.sequence.slot, arrival.computed, count, count == lag)

@@ -34,7 +34,7 @@ from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
-from scheduler_svc.scheduler.arrivals import RunnerMoves, seat_arrivals
+from scheduler_svc.scheduler.arrivals import RunnerMoves, admit_arrivals
 from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.scheduler.forced_rows import add_forced_rows
 from scheduler_svc.scheduler.policy_views import load_view, request_view
@@ -337,7 +337,7 @@ class Scheduler:
         draft, preempted = self._decode_rows(queue, policy)
         prompts = self._prompts_under_way(draft)
         if self.moves.arrivals:
-            seat_arrivals(self.moves.arrivals, self.admission, draft, self.table, self._max_step_tokens)
+            admit_arrivals(self.moves.arrivals, self.admission, draft, self.table, self._max_step_tokens)
         may_admit = not (preempted or displaced or swapped) and bool(queue)
         may_admit = may_admit and len(self.table.free) > len(self.moves.arrivals)
         if may_admit or prompts:
