@@ -125,7 +125,7 @@ version: ## at a release: set the version everywhere, with VERSION=...
 	$(PYTHON) deploy/set_version.py $(VERSION)
 
 images: ## build the images of compose.yaml, with labels and the commit (needs Docker)
-	ROSTER_COMMIT=$$(git rev-parse --short=12 HEAD) docker compose --profile cpu --profile gpu build
+	ROSTER_COMMIT=$$(git rev-parse --short=12 HEAD) docker compose --profile cpu --profile gpu --profile roles build
 
 docs: venv ## generate docs/settings.md and the Grafana dashboard
 	$(BIN)/python docs/generate_settings.py

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Forget = Callable[[NDArray[np.int32]], None]
-"""Told of blocks whose content comes from elsewhere: a drafter has no KV of its own for them."""
+"""Receives blocks whose content comes from elsewhere: a drafter has no KV of its own for them."""
 
 
 class BlockStore(Protocol):

@@ -111,7 +111,7 @@ def new_name() -> str:
 
 
 def host_id() -> str:
-    """Returns what tells this boot of this machine from all others; "" if it is not known."""
+    """Returns an id of this boot of this machine; "" if it is not known."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
 """The target's side of moves through shared memory: maps the source's cache and copies from it on the device.
 
 A source's memory is mapped at the first pull and kept for later ones. Its physical memory lives as long as the mapping,
-so that a source that is killed in mid-copy leaves right data. A connection on which nothing is sent tells when it ends:
+so that a source that is killed in mid-copy leaves right data. A connection on which nothing is sent shows when it ends:
 then the memory is unmapped, as soon as no copy reads it, and the device has it back.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -69,8 +69,32 @@ class _Source:
 
     mapping: Mapping
     regions: list[Region]
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    idle: threading.Condition = field(default_factory=threading.Condition)
+    """Notified when a copy has ended."""
+    num_reading: int = 0
+    """Copies under way, which the memory is mapped for at least."""
     ended: bool = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keeps the memory mapped. Raises Unreachable if the process has ended."""
+        with self.idle:
+            if self.ended:
+                raise Unreachable("the source has ended")
+            self.num_reading += 1
+        try:
+            yield
+        finally:
+            with self.idle:
+                self.num_reading -= 1
+                self.idle.notify_all()
+
+    def end(self) -> None:
+        """Unmaps the memory once no copy reads it."""
+        with self.idle:
+            self.ended = True
+            self.idle.wait_for(lambda: not self.num_reading)
+            self.mapping.close()
 
 
 class MemoryReader:
@@ -95,9 +119,7 @@ class MemoryReader:
         if not order.memory or not self._host or not order.memory.startswith(f"{self._host}/"):
             raise Unreachable("the source is on another host, or shares no memory")
         source = self._source(order)
-        with source.lock:
-            if source.ended:
-                raise Unreachable("the source has ended")
+        with source.reading():
             if not self._store.copy_from(source.regions, order.sources, order.targets, is_cancelled):
                 raise PullFailed("the session of the scheduler is over")
         return len(order.targets) * self._store.block_bytes
@@ -170,7 +192,5 @@ class MemoryReader:
         connection.close()
         with self._lock:
             self._sources.pop(name, None)
-        with source.lock:
-            source.ended = True
-            source.mapping.close()
+        source.end()
         log.info("moves: unmapped the memory of a runner that has ended")

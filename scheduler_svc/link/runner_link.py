@@ -301,7 +301,7 @@ class RunnerLink:
         self._send(peer, frame)
 
     def send_move(self, session: int, message: plan_pb2.ToRunner) -> None:
-        """Sends a grant, a pull, a revoke or a dismissal, which may be lost: whoever needs an answer repeats it."""
+        """Sends a grant, a pull, a revoke or a dismissal, which may be lost: callers repeat what needs an answer."""
         peer = self._sessions.get(session)
         if peer is not None and MOVES in peer.features:
             message.session = session

@@ -29,8 +29,8 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.arrivals import Arrival
 from scheduler_svc.scheduler.scheduler import Scheduler
 
-SHORT_REST = 4
-"""Full blocks left to copy, at most, at which the sequence stops: they take no longer than the messages do."""
+SHORT_REST = 1
+"""Full blocks left to copy, at most, at which the sequence stops."""
 MOST_ROUNDS = 8
 """Copies ahead of the stop. Each leaves the blocks that were filled meanwhile, a few after the first."""
 ROUND_BLOCKS = 64

@@ -1,4 +1,4 @@
-"""Sequences that arrive with their KV from another runner, and their seating in the next plans."""
+"""Sequences that arrive with their KV from another runner, and their admission by the next plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunnerMoves:
     held: dict[bytes, list[int]] = field(default_factory=dict)
     """Blocks that moves hold, by key; each holding has a reference of each of its blocks."""
     arrivals: deque[Arrival] = field(default_factory=deque)
-    """Sequences whose KV has arrived: the next plans seat them, before all that wait."""
+    """Sequences whose KV has arrived: the next plans admit them, before all that wait."""
     expected: int = 0
     """Number of sequences that are on their way here."""
     moving_out: bool = False
@@ -54,7 +54,7 @@ class Admitter(Protocol):
 def admit_arrivals(
     arrivals: deque[Arrival], admission: Admitter, draft: PlanDraft, table: SlotTable, max_step_tokens: int
 ) -> None:
-    """Admitter arrivals, the first first, as far as there are slots and positions; each gets a row."""
+    """Admits arrivals, the first first, as far as there are slots and positions; each gets a row."""
     while arrivals and table.free:
         arrival = arrivals[0]
         lag = len(arrival.sequence.log) - arrival.computed

@@ -257,7 +257,7 @@ class Scheduler:
         """
         epoch, planned = self.table.epoch[sequence.slot], int(self.table.planned[sequence.slot])
         sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
-        self.prefix.forget_pending(sequence)  # being held, they would keep a name that nobody computes
+        self.prefix.forget_pending(sequence)  # being held, they would keep a name that no sequence computes
         self.hold(key, list(sequence.blocks))
         self.leave(sequence, "moved")
         sequence.phase = Phase.WAITING

@@ -98,6 +98,23 @@ def test_a_small_installation_on_cpus(helm: Path, tmp_path: Path) -> None:
     assert rules[0]["from"] == [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
 
 
+def test_runners_reach_one_another_only_if_they_move_sequences(helm: Path, tmp_path: Path) -> None:
+    for moves in (False, True):
+        found = objects(helm, {"runner": {"moves": moves}}, tmp_path)
+        (container,) = found["StatefulSet roster-runner"]["spec"]["template"]["spec"]["containers"]
+        assert ("ROSTER_MOVE_LISTEN" in variables(found["StatefulSet roster-runner"])) == moves
+        assert ({"name": "moves", "containerPort": 50067} in container["ports"]) == moves
+        policy = found["NetworkPolicy roster-runner"]["spec"]
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        rules = [
+            rule for rule in [*policy.get("ingress", []), *policy["egress"]] if rule["ports"] == [{"port": "moves"}]
+        ]
+        peers = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
+        assert len(peers) == 2 * moves
+        labels = found["StatefulSet roster-runner"]["spec"]["selector"]["matchLabels"]
+        assert all(peer == {"podSelector": {"matchLabels": labels}} for peer in peers)
+
+
 def test_settings_become_variables_that_the_services_read(helm: Path, tmp_path: Path) -> None:
     scheduler = {"policy": "fair", "tenant_limits": {"*": {"running": 32}}, "max_waiting_tokens": 2000000}
     values: dict[str, Any] = {

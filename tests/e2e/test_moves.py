@@ -56,7 +56,7 @@ async def until_running(admin: AdminClient, runner: str, count: int) -> None:
 
 
 async def run_and_end(roster: RosterProcesses, prompts: Sequence[list[int]], runner: str) -> None:
-    """Answers all prompts while `runner` is told to end."""
+    """Answers all prompts while `runner` has to end."""
     async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
         streams = [asyncio.create_task(check(client, prompt)) for prompt in prompts]
         await until_running(admin, runner, len(prompts) // 3)

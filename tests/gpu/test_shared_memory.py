@@ -23,10 +23,9 @@ from runner_svc.transfer.transport import PullOrder, Unreachable
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.blocks import CudaBlockCopies  # imports CuPy
-
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.memory.shared_memory import SharedMemory, SharedMemoryError
+from runner_svc.cuda.tiers.block_launches import CudaBlockCopies  # imports CuPy
 from runner_svc.gpu.blocks import device_blocks
 from runner_svc.gpu.blocks.device_blocks import DeviceBlocks
 

@@ -2,7 +2,7 @@
 
 The driver's virtual memory management, by ctypes on libcuda: an import takes under a millisecond, where
 `cudaIpcOpenMemHandle` takes 144. Imported memory stays valid as long as it is mapped, also after its owner has been
-killed, and is not freed before: whoever imports has to unmap what belonged to a process that has ended.
+killed, and is not freed before: a process that imports it has to unmap what belonged to a process that has ended.
 """
 
 from __future__ import annotations

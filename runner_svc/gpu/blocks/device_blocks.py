@@ -6,8 +6,9 @@ page-locked memory, on streams of their own: the steps go on meanwhile. The call
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from runner_svc.tiers.block_copies import BlockCopies, Region
 from runner_svc.tiers.block_store import Forget
 
 STAGING_BYTES = 16 << 20
+NUM_LANES = 3
+"""One for what serves other runners, and one for each thread that pulls, so that a short pull waits for no long one."""
 
 
 class _Lane:
-    """One direction: staging on the device, page-locked memory beside it, and a stream."""
+    """What one copy at a time needs: staging on the device, page-locked memory beside it, and a stream."""
 
     def __init__(self, device: Device, block_bytes: int) -> None:
         self.capacity = max(1, STAGING_BYTES // block_bytes)
@@ -30,7 +33,6 @@ class _Lane:
         device.lock(self.host)
         self.ids, self.other_ids = device.pinned(self.capacity), device.pinned(self.capacity)
         self.stream = device.side_stream()
-        self.lock = threading.Lock()
 
     def chunks(self, blocks: NDArray[np.int32]) -> Iterator[slice]:
         """Yields the part of `blocks` that `ids` has, a chunk after the other; the caller waits for each."""
@@ -48,13 +50,23 @@ class DeviceBlocks:
         self.block_bytes = sum(region.block_bytes for region in regions)
         self.regions = list(regions)
         self._copies, self._forget = copies, forget
+        self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         with device.stream():
-            self._out, self._in = _Lane(device, self.block_bytes), _Lane(device, self.block_bytes)
+            for _ in range(NUM_LANES):
+                self._lanes.put(_Lane(device, self.block_bytes))
+
+    @contextmanager
+    def _lane(self) -> Iterator[_Lane]:
+        """Lends a lane to the calling thread."""
+        lane = self._lanes.get()
+        try:
+            yield lane
+        finally:
+            self._lanes.put(lane)
 
     def read(self, blocks: NDArray[np.int32]) -> memoryview:
         data = np.empty((len(blocks), self.block_bytes), np.uint8)
-        lane = self._out
-        with lane.lock:
+        with self._lane() as lane:
             for chunk in lane.chunks(blocks):
                 count = chunk.stop - chunk.start
                 staged = lane.staging.data_ptr()
@@ -70,8 +82,7 @@ class DeviceBlocks:
 
     def write(self, blocks: NDArray[np.int32], data: memoryview) -> None:
         rows = np.frombuffer(data, np.uint8).reshape(len(blocks), self.block_bytes)
-        lane = self._in
-        with lane.lock:
+        with self._lane() as lane:
             for chunk in lane.chunks(blocks):
                 count = chunk.stop - chunk.start
                 num_bytes = count * self.block_bytes
@@ -92,8 +103,7 @@ class DeviceBlocks:
 
         `regions` have the pieces of `cache_regions`, and their own number of blocks.
         """
-        lane = self._in
-        with lane.lock:
+        with self._lane() as lane:
             for chunk in lane.chunks(sources):
                 if is_cancelled():
                     return False

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +183,29 @@ def test_a_source_killed_in_mid_copy_leaves_right_data(monkeypatch: pytest.Monke
     until(lambda: not reader.num_mapped)
     with pytest.raises(Unreachable):
         reader.pull(order(name, BLOCKS, BLOCKS), never)
+
+
+def test_a_short_pull_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_blocks, "STAGING_BYTES", PARTS * PIECE)
+    (memory, regions), (_, ours) = cache_of(30, 1), cache_of(50, 2)
+    reader = MemoryReader(store_over(ours), MemoryFile.imported)
+    may_go_on, begun = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        begun.set()
+        may_go_on.wait()
+        return False
+
+    with offered(memory, regions, BLOCKS) as server:
+        long = threading.Thread(target=reader.pull, args=(order(server.name, BLOCKS, BLOCKS), wait))
+        long.start()
+        begun.wait()
+        assert reader.pull(order(server.name, [1], [50]), never) == PARTS * PIECE
+        server.close()  # the memory stays mapped for the long one
+        may_go_on.set()
+        long.join()
+    assert np.array_equal(blocks_of(ours[0], [*BLOCKS, 50]), blocks_of(regions[0], [*BLOCKS, 1]))
+    until(lambda: not reader.num_mapped)
 
 
 def test_bytes_of_a_devices_blocks_go_out_and_in(monkeypatch: pytest.MonkeyPatch) -> None:
