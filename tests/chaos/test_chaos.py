@@ -29,7 +29,10 @@ SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RUNNERS = ("runner", "runner-2", "runner-3")
 RUNNER = {
     "device": "hash", "slots": 32, "kv_tokens": 8192, "max_step_tokens": 256, "silence_s": 1.0,
-    "test_backend": {"step_ms": 8, "eos_probability": EOS_PROBABILITY, "draft_wrong": 0.25},
+    "move_listen": "127.0.0.1:0", "move_out_s": 2,
+    "test_backend": {
+        "step_ms": 8, "eos_probability": EOS_PROBABILITY, "draft_wrong": 0.25, "move_chunk_ms": 15,
+    },
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
 """Settings of the third runner: its sequences preempt each other, and large requests do not fit. It drafts nothing."""

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
+from roster_client.client.events import Completion
 from roster_common.curve_keys import generate
 from roster_protos import admin_pb2
 from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
+from tests.support.tiny_models import make_tiny_model
 
 TOKENS = 300
 SCHEDULER = {"flush_ms": 5, "check": True}
@@ -172,3 +174,48 @@ async def test_the_link_and_moves_are_encrypted_with_the_same_keys(tmp_path: Pat
         await run_and_end(roster, prompts_of(random.Random(6), 9), "runner-2")
         assert "sequences=0" in roster.logs()
         await settled(roster, 1)
+
+
+async def answers(roster: RosterProcesses, prompts: Sequence[str], meanwhile: Callable[[], None]) -> list[Completion]:
+    """Returns greedy answers with log-probabilities; calls `meanwhile` in a thread once all prompts decode."""
+    async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
+        await until_runners(admin, "runner", "runner-2")
+        streams = [
+            asyncio.create_task(
+                client.generate(prompt, max_tokens=150, ignore_eos=True, temperature=0.0, logprobs=1).completion()
+            )
+            for prompt in prompts
+        ]
+        await until_running(admin, "runner-2", 2)
+        await asyncio.to_thread(meanwhile)
+        return list(await asyncio.gather(*streams))
+
+
+async def test_a_models_bits_are_the_same_after_a_move(tmp_path: Path) -> None:
+    """A tiny model on two runners with --deterministic: moved in mid-answer, every bit is that of the runner alone."""
+    model = make_tiny_model("llama", tmp_path / "model")
+    runner = {
+        "device": "cpu",
+        "model": model,
+        "deterministic": True,
+        "slots": 8,
+        "kv_tokens": 4096,
+        "move_listen": "127.0.0.1:0",
+        "cache_dir": tmp_path / "cache",
+    }
+    prompts = ["hello " * number for number in range(1, 9)]
+    with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=runner, runners=2) as roster:
+        roster.await_workers(1)
+        moved = await answers(roster, prompts, lambda: roster.end("runner-2"))
+        async with AdminClient(roster.admin_address) as admin:
+            status = await status_of(admin)
+        assert status.moves.by_use["drain"] >= 2 and not status.moves.failed, status.moves
+        assert "sequences=0" in roster.logs()
+        async with RosterClient(roster.address) as client:
+            for prompt, completion in zip(prompts, moved, strict=True):
+                alone = await client.generate(
+                    prompt, max_tokens=150, ignore_eos=True, temperature=0.0, logprobs=1
+                ).completion()
+                (first,), (second,) = completion.choices, alone.choices
+                assert first.token_ids == second.token_ids
+                assert [each.sampled for each in first.logprobs] == [each.sampled for each in second.logprobs]

@@ -29,8 +29,7 @@ class _Lane:
     def __init__(self, device: Device, block_bytes: int) -> None:
         self.capacity = max(1, STAGING_BYTES // block_bytes)
         self.staging = torch.empty(self.capacity * block_bytes, dtype=torch.uint8, device=device.device)
-        self.host = torch.zeros(self.capacity * block_bytes, dtype=torch.uint8)
-        device.lock(self.host)
+        self.host = device.pinned(self.capacity * block_bytes // 4).view(torch.uint8)
         self.ids, self.other_ids = device.pinned(self.capacity), device.pinned(self.capacity)
         self.stream = device.side_stream()
 
@@ -46,7 +45,7 @@ class DeviceBlocks:
     """Implements `runner_svc.tiers.block_store.BlockStore`."""
 
     def __init__(self, device: Device, copies: BlockCopies, regions: Sequence[Region], forget: Forget) -> None:
-        """`regions`: the cache itself. Raises RuntimeError if there is no memory, or none that may be page-locked."""
+        """`regions`: the cache itself. Raises RuntimeError if there is no memory."""
         self.block_bytes = sum(region.block_bytes for region in regions)
         self.regions = list(regions)
         self._copies, self._forget = copies, forget

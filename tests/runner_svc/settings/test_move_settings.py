@@ -14,7 +14,7 @@ KEYS = {"runner_key": Path("a.key"), "scheduler_key": Path("b.pub")}
 
 @pytest.mark.parametrize("address", ["0.0.0.0:50067", "[::]:50067", "10.0.0.7:50067", "runner-1:50067"])
 def test_moves_beyond_loopback_need_keys(address: str) -> None:
-    with pytest.raises(ValidationError, match="move_listen is .*set runner_key and scheduler_key"):
+    with pytest.raises(ValidationError, match=r"move_listen is .*set runner_key and scheduler_key"):
         RunnerSettings(move_listen=address)  # type: ignore[call-arg]
     assert RunnerSettings(move_listen=address, **KEYS).move_listen == address  # type: ignore[arg-type]
 
