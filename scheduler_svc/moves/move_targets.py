@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from roster_common.link_protocol import MOVES
 from roster_protos import plan_pb2
 from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.moves.transfers import Transfers
 from scheduler_svc.runners.placement import Placement
 from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
@@ -33,32 +34,32 @@ def are_alike(source: plan_pb2.Hello, target: plan_pb2.Hello) -> bool:
 class MoveTargets:
     """Chooses targets among the runners of one engine."""
 
-    def __init__(self, pool: RunnerPool, placement: Placement) -> None:
+    def __init__(self, pool: RunnerPool, placement: Placement, transfers: Transfers) -> None:
         self._pool = pool
         self._placement = placement
+        self._transfers = transfers
 
     def best(self, sequence: Sequence, source: int, roles: Iterable[str]) -> int | None:
         """Returns the runner of one of these roles that can take the running sequence now; the one with the most slots
         left, or None if there is none."""
-        hello, roles = self._pool.schedulers[source].hello, frozenset(roles)
         fitting = [
             (len(there.table.free) - len(there.moves.arrivals), session)
-            for session, there in self._pool.schedulers.items()
-            if session != source and role_of(there.hello) in roles and are_alike(hello, there.hello)
-            if self._placement.is_open(session) and has_room(there, sequence)
+            for session, there in self._open_to(source, roles)
+            if has_room(there, sequence)
         ]
         return max(fitting, default=(0, None))[1]
 
     def has_any(self, source: int, roles: Iterable[str]) -> bool:
         """Returns whether a runner of one of these roles could ever take sequences of the runner `source`."""
+        return any(True for _ in self._open_to(source, roles))
+
+    def _open_to(self, source: int, roles: Iterable[str]) -> Iterator[tuple[int, Scheduler]]:
+        """Yields the open runners of these roles to which blocks of `source` can be copied."""
         hello, roles = self._pool.schedulers[source].hello, frozenset(roles)
-        return any(
-            session != source
-            and role_of(there.hello) in roles
-            and are_alike(hello, there.hello)
-            and self._placement.is_open(session)
-            for session, there in self._pool.schedulers.items()
-        )
+        for session, there in self._pool.schedulers.items():
+            fits = session != source and role_of(there.hello) in roles and are_alike(hello, there.hello)
+            if fits and self._placement.is_open(session) and not self._transfers.rests(source, session):
+                yield session, there
 
 
 def has_room(there: Scheduler, sequence: Sequence) -> bool:

@@ -36,7 +36,7 @@ class Moves:
         self.counts = MoveCounts()
         self.transfers = Transfers(pool, runners, requests.ledger, self.counts)
         self.sequences = SequenceMoves(requests, pool, self.transfers, self.counts)
-        targets = MoveTargets(pool, placement)
+        targets = MoveTargets(pool, placement, self.transfers)
         self._moving_out = MovingOut(pool, placement, self.sequences, targets, finish_drain)
         self._roles = RoleMoves(pool, placement, self.sequences, targets)
         self._rebalancing = Rebalancing(pool, placement, self.sequences, targets, requests.ledger)

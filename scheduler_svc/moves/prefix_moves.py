@@ -89,7 +89,7 @@ class PrefixMoves:
     def _begun(self, sequence: Sequence, donor: int, target: int) -> PrefixMove | None:
         """Begins to copy the prefix, if that is possible and pays."""
         here, there = self._pool.schedulers[donor], self._pool.schedulers[target]
-        if not are_alike(here.hello, there.hello):
+        if not are_alike(here.hello, there.hello) or self._transfers.rests(donor, target):
             return None
         cached, hit = here.prefix.match(sequence).blocks, there.prefix.match(sequence).blocks
         count = len(cached) - len(hit)

@@ -28,6 +28,9 @@ from scheduler_svc.moves.move_counts import MoveCounts
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.runners.runner_pool import RunnerPool
 
+FIRST_REST_S = 1.0
+"""Seconds for which a pair of runners is left alone after a failed copy; doubled with each further one."""
+LONGEST_REST_S = 60.0
 REPEAT_S = 1.0
 """Seconds after which an unanswered grant or pull is sent again."""
 
@@ -64,6 +67,20 @@ class Transfer:
     """The message to the target, once it may be sent."""
 
 
+@dataclass(slots=True, frozen=True)
+class _Rest:
+    """How long a pair of runners is left alone."""
+
+    until_at: float
+    seconds: float
+
+    @classmethod
+    def after(cls, before: _Rest | None, now_s: float) -> _Rest:
+        """Returns the rest after another failure."""
+        seconds = FIRST_REST_S if before is None else min(LONGEST_REST_S, 2 * before.seconds)
+        return cls(now_s + seconds, seconds)
+
+
 class Transfers:
     """The transfers under way between the runners of one engine."""
 
@@ -73,6 +90,12 @@ class Transfers:
         self._ledger = ledger
         self._counts = counts
         self._by_key: dict[bytes, Transfer] = {}
+        self._rests: dict[tuple[int, int], _Rest] = {}  # by source and target
+
+    def rests(self, source: int, target: int) -> bool:
+        """Whether copies from `source` to `target` have just failed, so that none should be tried for a while."""
+        rest = self._rests.get((source, target))
+        return rest is not None and self._ledger.now_s < rest.until_at
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -104,11 +127,14 @@ class Transfers:
             transfer.granted = True
             self._advance(transfer)
         elif event.session == transfer.target and transfer.stage is Stage.PULLING:
+            pair = (transfer.source, transfer.target)
             if moved.outcome == plan_pb2.MOVE_OUTCOME_DONE:
+                self._rests.pop(pair, None)
                 self._counts.copied(moved, len(transfer.targets))
                 self._end(transfer, done=True)
             elif moved.outcome == plan_pb2.MOVE_OUTCOME_FAILED:
                 log.warning("a runner could not read blocks of another", reason=moved.reason)
+                self._rests[pair] = _Rest.after(self._rests.get(pair), self._ledger.now_s)
                 self._end(transfer, done=False)
 
     def advance(self) -> None:
@@ -121,6 +147,7 @@ class Transfers:
 
         A pull goes on without its source's session: the process may live, and the target will say.
         """
+        self._rests = {pair: rest for pair, rest in self._rests.items() if session not in pair}
         for transfer in self:
             if session == transfer.target or (session == transfer.source and transfer.stage is Stage.GRANTING):
                 self._end(transfer, done=False)

@@ -56,6 +56,8 @@ class FakeMoves:
     dismissed: list[int] = field(default_factory=list)
     stalled: bool = False
     """Whether copies make no progress."""
+    unreachable: bool = False
+    """Whether every pull fails at once."""
     num_copied: int = 0
     """Blocks copied so far."""
 
@@ -127,7 +129,12 @@ class FakeMoves:
             return []
         source = self.processes.get(copy.source)
         granted = self.grants[copy.source].get(copy.pull.key, set())
-        if source is None or not granted.issuperset(block for block, _ in copy.left) or self._draws(self.failing):
+        if (
+            self.unreachable
+            or source is None
+            or not granted.issuperset(block for block, _ in copy.left)
+            or self._draws(self.failing)
+        ):
             return self._answer(copy, plan_pb2.Moved(key=copy.pull.key, outcome=FAILED, reason="the test says so"))
         for _ in range(len(copy.left) if self.rng is None else self.rng.randint(0, 3)):
             if not copy.left:

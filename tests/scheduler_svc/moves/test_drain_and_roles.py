@@ -102,3 +102,20 @@ def test_no_block_is_written_that_a_snapshot_may_still_name() -> None:
     run(stack, 60)
     check(stack)
     assert request.streams[0].end is not None and stack.engine.moves.counts.done[Use.DRAIN] == 1
+
+
+def test_runners_that_do_not_reach_each_other_are_left_alone_ever_longer() -> None:
+    stack = moving_stack("prefill", "decode")
+    assert stack.runners.moves is not None
+    stack.runners.moves.unreachable = True
+    for prompt in PROMPTS:
+        stack.submit(prompt, 2000 // len(PROMPTS) - len(prompt))
+    run(stack, 250)
+    counts = stack.engine.moves.counts
+    # They begin at once, and again after 1 s; the next attempt is due after 3 s.
+    assert len(PROMPTS) <= counts.begun[Use.ROLE] == counts.failed <= 2 * len(PROMPTS)
+    stack.runners.leave(1)
+    run(stack, 20)
+    assert list(stack.engine.pool.schedulers) == [2], "a runner waits for moves that can't succeed"
+    run(stack, 500)
+    check(stack)
