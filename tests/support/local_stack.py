@@ -85,7 +85,9 @@ class LocalStack:
 
     def _environment(self, service: ComposeService) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROSTER_")}
-        own = {name: self._localize(value) for name, value in service.environment.items()}
+        # Each container has port 50067 of its own; here any free port will do, as runners report theirs.
+        given = {name: value.replace(":50067", ":0") for name, value in service.environment.items()}
+        own = {name: self._localize(value) for name, value in given.items()}
         return inherited | {"PATH": PATH} | own
 
     def _localize(self, text: str) -> str:
