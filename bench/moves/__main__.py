@@ -1,7 +1,7 @@
 """Drains one of two runners: `python -m bench.moves --shape llama-3.1-8b --sequences 16 --prompt 4096`.
 
-Both runners are processes of this machine, on one GPU with half of its memory each, where they take turns of about
-2 ms: pauses are measured, step times are not. The sequences decode on one runner; it receives SIGTERM; they go on at the
+Both runners are processes of this machine, on one GPU with half of its memory each, where they take turns of some 2 ms:
+pauses are measured, step times are not. The sequences decode on one runner; it receives SIGTERM; they go on at the
 other one. `pause` is a stream's longest gap between tokens from then on, beside its usual gap. No position may be
 computed again: the prefill tokens of both runners are those of the prompts, and one for each sequence that moved.
 `--again` computes the same answers a second time, on the second runner alone, and counts those that are equal, and the

@@ -97,7 +97,7 @@ class Ways:
             launches = {way.name: way.launch for way in steps.decode_variants(device.current_stream, rows)}
         else:
             step = steps.pack_mixed(packed, case.batch)
-            for fusions in steps.mixed_fusions():
+            for fusions in steps.mixed_fusions(sum(case.counts)):
                 chosen = replace(step, shape=replace(step.shape, fusions=fusions))
                 launches[fusions.name] = partial(self._mixed, chosen)
         steps.packed.copy_(torch.from_numpy(packed.words))

@@ -108,7 +108,7 @@ class EagleDraftingCudaBackend(DraftingCudaBackend):
             self._steps.draft.copy_blocks(self._index(sources), self._index(targets))
 
     def _kept_by_block(self) -> list[Tensor]:
-        return [*super()._kept_by_block(), *self._steps.eagle.kept_by_block()]
+        return [*super()._kept_by_block(), *self._steps.draft.kept_by_block()]
 
     def _pack(self, step: PackedStep, batch: StepBatch) -> tuple[PackedRows, Forward]:
         rows, forward = super()._pack(step, batch)
