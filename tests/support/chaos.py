@@ -17,6 +17,7 @@ import grpc
 from roster_client.client import EventStream, RosterClient
 from roster_client.client.admin import AdminClient
 from roster_client.client.errors import (
+    AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -91,12 +92,18 @@ class Load:
             spec = RequestSpec.of(self._next, self._seed, self._large)
             self._next += 1
             deadline = time.monotonic() + PATIENCE_S
-            while (failure := await self._attempt(spec, client, session)) is not None:
+            failure: RosterError | None = None
+            while (failure := await self._attempt(spec, client, session, failure)) is not None:
                 assert time.monotonic() < deadline, f"{spec} was never accepted: {failure!r}"
                 await asyncio.sleep(0.1)
 
-    async def _attempt(self, spec: RequestSpec, client: RosterClient, session: Session) -> RosterError | None:
-        """Makes one attempt; returns None if the request has ended, otherwise the error for which it never began."""
+    async def _attempt(
+        self, spec: RequestSpec, client: RosterClient, session: Session, failure: RosterError | None
+    ) -> RosterError | None:
+        """Makes one attempt; returns None if the request has ended, otherwise the error for which it never began.
+
+        `failure`: of the attempt before.
+        """
         stream = (session if spec.in_session else client).generate(spec.prompt, **spec.options)
         prompts = recorded_prompts(stream)
         try:
@@ -105,6 +112,12 @@ class Load:
                 return None
             completion = await stream.completion()
         except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError) as error:
+            return error
+        except AlreadyExistsError as error:
+            # The attempt before gave up after it had sent the request with what it had received, which is another body:
+            # the server keeps that for `attach_s`.
+            if failure is None:
+                raise
             return error
         except InvalidRequestError as error:
             # The runners that can hold it are gone, and a smaller one is connected. A request with tokens waits for a
