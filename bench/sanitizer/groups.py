@@ -51,6 +51,7 @@ GROUPS = {
     "activation": Group(("activation_mul",), ("test_activation",)),
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "blocks": Group(("move_blocks",), ("test_blocks",), but_not="timed"),
+    "shared memory": Group(("move_blocks",), ("test_shared_memory",)),
     "copied steps": Group(("move_blocks",), ("test_copied_steps",), captures=True),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
     "split": Group(("split_product",), ("test_split_product",)),

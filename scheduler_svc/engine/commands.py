@@ -62,7 +62,11 @@ class Commands:
         self._reports = reports
         self._shutdown = shutdown
         self._moves = moves
-        self._table: dict[str, Callable[[bytes, Any], None]] = {
+        self._table = self._handlers()
+
+    def _handlers(self) -> dict[str, Callable[[bytes, Any], None]]:
+        """Returns what executes each kind of command."""
+        return {
             "hello": self._hello,
             "submit": self._submit,
             "cut": self._cut,
