@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from roster_common.endpoints import split_address
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
-from runner_svc.interface.kv_cache import KVCache
 from runner_svc.link.curve import CurveClient
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.tiers.block_copies import DeviceCache
@@ -108,7 +107,7 @@ def kv_format(backend: Backend) -> str:
     elif isinstance(backend, HostCache):
         parts += [f"{len(region)} x {region.shape[2]} bytes" for region in backend.cache_regions]
     cache = getattr(backend, "cache", None)
-    if isinstance(cache, KVCache):
+    if cache is not None:
         layers, _, _, _, heads, head_dim = cache.data.shape
         parts += [f"{layers} layers of {heads} heads of {head_dim} {str(cache.data.dtype).removeprefix('torch.')}"]
         if cache.scales is not None:

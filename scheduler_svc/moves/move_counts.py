@@ -8,6 +8,9 @@ from enum import Enum
 
 from roster_protos import plan_pb2
 
+TRANSPORTS = ("tcp", "memory")
+"""Names of the transports of today's runners."""
+
 
 class Use(Enum):
     """Why a sequence or a prefix moves."""

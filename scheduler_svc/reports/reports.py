@@ -12,7 +12,7 @@ from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import Illness
 from scheduler_svc.model.sequence import Sequence
-from scheduler_svc.moves.move_counts import Use
+from scheduler_svc.moves.move_counts import TRANSPORTS, Use
 from scheduler_svc.moves.move_targets import role_of
 from scheduler_svc.moves.moves import Moves
 from scheduler_svc.plan.applied_result import AppliedResult
@@ -207,10 +207,10 @@ def _moves_status(moves: Moves) -> admin_pb2.Moves:
         under_way=len(moves.sequences),
         failed=counts.failed,
         blocks=counts.blocks,
-        bytes=dict(counts.bytes_by),
+        bytes={transport: counts.bytes_by[transport] for transport in TRANSPORTS},
         copy_s=counts.seconds,
         pause_s=counts.pauses_s,
-        by_use={use.value: count for use, count in counts.done.items()},
+        by_use={use.value: counts.done[use] for use in Use},
     )
 
 

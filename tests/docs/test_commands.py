@@ -122,6 +122,8 @@ ELSEWHERE = [
     Elsewhere(r"roster bench.*", "tests/roster_client/commands/test_bench.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),
     Elsewhere(r"roster policy set (shortest|mine\.py) .*", "tests/e2e/test_policies.py"),
+    Elsewhere(r"roster policy set --retention .*", "tests/scheduler_svc/engine/test_retention.py"),
+    Elsewhere(r"roster simulate --agents .*", "tests/roster_client/commands/test_simulate.py"),
     Elsewhere(r"(roster simulate|roster-scheduler) --policy \./mine\.py", "tests/e2e/test_policies.py"),
     Elsewhere(r"roster policy set mine\.py", "tests/e2e/test_policies.py"),
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),

@@ -175,7 +175,7 @@ def test_each_metric_has_the_unit_that_its_name_says() -> None:
 def test_the_documented_label_values_are_those_that_are_exposed(roster: RosterProcesses) -> None:
     families = scrape(roster.metrics_address)
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (`.+`.*) \|$", PAGE, re.MULTILINE)
-    assert len(rows) == 11
+    assert len(rows) == 13
     for metric, label, values in rows:
         samples = families[metric.removesuffix("_total")].samples
         assert set(re.findall(r"`(\w+)`", values)) == {sample.labels[label] for sample in samples}, metric

@@ -1,8 +1,8 @@
 """Starts service processes by forking one that has already imported the libraries.
 
 A scheduler's or runner's imports take more than a second of processor time, and tests start hundreds of them. Here each
-is a fork of a process that has imported MODULES, and `python -m MODULE` is run in it. What a process of its own would
-have drawn at import, PER_PROCESS, is drawn again. A scheduler's first worker is forked before the scheduler's own code
+is a fork of a process that has imported MODULES, and `python -m MODULE` is run in it. No module of Roster may draw a
+random constant at import, which all would share. A scheduler's first worker is forked before the scheduler's own code
 runs; it starts later workers itself. All processes started here end with the process that asked for them, even if that
 process is killed.
 
@@ -24,7 +24,6 @@ import importlib
 import json
 import os
 import runpy
-import secrets
 import select
 import signal
 import socket
@@ -48,9 +47,6 @@ MODULES = (
     "scheduler_svc.operation.service",
 )
 """What a scheduler and a hash runner import at startup. Not torch, before which a runner pins its instruction set."""
-
-PER_PROCESS = (("scheduler_svc.kv.block_hashes", "_SECRET", lambda: secrets.token_bytes(16)),)
-"""Modules' constants that differ between processes, and how each process draws its own."""
 
 _OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
 """Prefixes of variables that are read before a program's first statement runs."""
@@ -368,8 +364,6 @@ def _serve(control: socket.socket) -> None:
     control.set_inheritable(False)
     asked = _Server(control).run()
     if asked is not None:
-        for module, name, draw in PER_PROCESS:
-            setattr(sys.modules[module], name, draw())
         sys.argv[1:] = asked["arguments"]
         sys.modules.pop(asked["module"], None)
         runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)

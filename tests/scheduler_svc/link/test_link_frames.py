@@ -29,7 +29,7 @@ from tests.support.replayed_runner import ReplayedRunner
 
 ROOT = Path(__file__).parents[3]
 LEAST_REPLAYED = 8
-NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14, 16, 17)}
+NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14, 16, 17, 26, 27, 28, 29, 31)}
 """Sent before the peer is known; an older scheduler drops it."""
 
 
@@ -94,7 +94,7 @@ def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schem
     hello = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Hello.cache_groups"}
     hello |= {"Hello.max_drafts", "Hello.drafter", "Hello.max_sampled", "Hello.has_experts"}
     hello |= {"Hello.num_host_blocks", "Hello.block_bytes", "Hello.load_block_ns", "Hello.offload_block_ns"}
-    hello |= {"Hello.naming_secret"}
+    hello |= {"Hello.naming_secret", "Hello.kv_format", "Hello.role", "Hello.move_*"}
     hello |= {"Hello.step_costs", *(f"StepCost.{name}" for name in plan_pb2.StepCost.DESCRIPTOR.fields_by_name)}
     other = hello | {"Model.decoder", "Model.weight_formats", "Model.numerics", "Welcome.features"}
     new = schema.fields_since()
