@@ -75,7 +75,7 @@ struct Consumer : Multiplier {
         }
     }
 
-    // Tells the tile of the next part that this warpgroup's sums are kept.
+    // Says to the tile of the next part that this warpgroup's sums are kept.
     __device__ __forceinline__ void raise(int* flag) const {
         __threadfence();
         meet();

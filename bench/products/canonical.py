@@ -74,7 +74,7 @@ class Case:
 
 
 def variants(matrix: Matrix, rows: int) -> list[ManyVariant]:
-    """Returns those of a launch with so many rows."""
+    """Returns those of a launch with `rows` rows."""
     return ManyVariant.possible(
         num_multiprocessors(),
         f"ENDS_{_ENDS.get(matrix.kind, 'STORE')}",

@@ -16,10 +16,10 @@ What is sourced:
 
 What is assumed: the spread of turns (0.8, log-normal), the spread of lengths, medians and spreads of both kinds of
 pause, the sizes of system prompts, tasks and sub-agents, how often a turn fans out, and how well a client knows when it
-comes back (`hint_spread`). `person_share` is 0 unless set: the sessions are agents that nobody waits for.
+comes back (`hint_spread`). `person_share` is 0 unless set: the sessions are agents, without a person's reading.
 
-Hints are in the trace; a simulation may withhold them. An agent tells `next_turn_s` when it calls a tool, the pause
-times a log-normal error; none while sub-agents run. It tells `retain_s` = 0 with its last turn, and an hour otherwise.
+Hints are in the trace; a simulation may withhold them. An agent states `next_turn_s` when it calls a tool, the pause
+times a log-normal error; none while sub-agents run. It states `retain_s` = 0 with its last turn, and an hour otherwise.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class _Sessions:
         )
 
     def _own(self, tokens: int) -> Iterator[tuple[int, int]]:
-        """Yields new parts of so many tokens together."""
+        """Yields new parts of `tokens` tokens together."""
         while tokens > 0:
             self._content += 1
             yield self._content, min(tokens, _MOST_PART)

@@ -71,7 +71,7 @@ def bits(completion: Completion) -> list[object]:
 
 
 async def killed_once(roster: RosterProcesses, seen: list[int], tokens: int) -> None:
-    """Kills the runner once so many tokens have come, and starts another."""
+    """Kills the runner once `tokens` tokens have come, and starts another."""
     while seen[0] < tokens:
         await asyncio.sleep(0.01)
     await asyncio.to_thread(roster.end, "runner", signal.SIGKILL)

@@ -61,7 +61,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def variant_of(columns: int, *, split: bool) -> many_rows.Choose:
-    """Returns what chooses tiles of 128 rows by twice so many columns; `split`: for products without gates."""
+    """Returns what chooses tiles of 128 rows by twice `columns` columns; `split`: for products without gates."""
     tile = GatedVariant(2, columns, 1, 1, head_start=0)
 
     def choose(ends: str, num_tokens: int, half: int, width: int, parts: int) -> ManyVariant:

@@ -226,7 +226,7 @@ class Stack:
     ) -> int:
         """`host_blocks`: those of its host pool, for a backend on the CPU.
 
-        `copies` draws when they are copied; `lost` is the probability that nobody hears of the end of a ticket.
+        `copies` draws when they are copied; `lost` is the probability that the end of a ticket is never reported.
         """
         copier = None
         if host_blocks and isinstance(backend, HostCache):

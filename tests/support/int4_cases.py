@@ -56,8 +56,7 @@ class MatrixCase:
 class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
-    With `wide`, the kernel is that of many rows, for this number of multiprocessors; with `stream`, that of streams,
-    likewise.
+    With `wide`, the kernel is that of many rows, for this number of multiprocessors; with `stream`, that of streams.
     """
 
     tokens: int

@@ -77,7 +77,7 @@ class ManyRows:
         self._launch(stream, _RESIDUAL, x, weight, out, residual, norm_weight, squares, bias)
 
     def key(self, ends: str, num_tokens: int, size: tuple[int, int], out: torch.dtype, has_bias: bool) -> Key:
-        """Returns the key of the kernel for so many rows and a matrix of this size."""
+        """Returns the key of the kernel for `num_tokens` rows and a matrix of this size."""
         return self._chosen(ends, num_tokens, size), ends, out, has_bias
 
     def compile(self, key: Key) -> None:

@@ -44,7 +44,7 @@ Route = Callable[[str, int, int, int], bool]
 
 
 def usual_route(kind: str, num_tokens: int, num_rows: int, num_columns: int) -> bool:
-    """Returns whether so many rows are faster at once."""
+    """Returns whether `num_tokens` rows are faster at once."""
     return num_tokens > ROW_TILE
 
 
@@ -77,7 +77,7 @@ class CanonicalProducts:
         return self._few(matrix).fits(matrix)
 
     def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
-        """Compiles all that these products need with so many rows each, in parallel: a kernel takes about a second."""
+        """Compiles all that these products need with `counts` rows each, in parallel: a kernel takes about a second."""
         many, few = set(), set()
         for product in (each for each in products if isinstance(each.matrix, PlainMatrix)):
             for rows in {min(count, AT_ONCE) for count in counts}:

@@ -105,7 +105,7 @@ class SkinnyProducts:
         return ScaledRows(out, squares, logits=router.logits)
 
     def key(self, epilogue: str, num_tokens: int, size: tuple[int, int], out: torch.dtype, has_bias: bool) -> Key:
-        """Returns the key of the kernel for so many rows and a matrix of this size."""
+        """Returns the key of the kernel for `num_tokens` rows and a matrix of this size."""
         return self._choose(num_tokens, *size), epilogue, out, 0, has_bias
 
     def compile(self, key: Key) -> None:

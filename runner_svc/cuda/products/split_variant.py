@@ -39,7 +39,7 @@ class SplitVariant:
 
     @classmethod
     def fitting(cls, num_rows: int, width: int) -> list[SplitVariant]:
-        """Returns the variants for so many rows; as many blocks share a tile with 129 to 256, and with 257 to 384."""
+        """Returns variants for `num_rows` rows; as many blocks share a tile with 129 to 256, and with 257 to 384."""
         splits = [split for split in SPLITS if width % (STEP * split) == 0]
         consumers = [3, 2] if num_rows > 4 * CONSUMER_ROWS else [2]
         return [cls(columns, split, each) for each in consumers for columns in COLUMNS[each] for split in splits]

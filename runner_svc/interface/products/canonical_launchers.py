@@ -41,7 +41,7 @@ class CanonicalLauncher(Protocol):
         """Returns whether there are such products for this matrix."""
 
     def compile(self, products: Sequence[Planned], counts: Sequence[int]) -> None:
-        """Compiles all that these products need with so many rows each."""
+        """Compiles all that these products need with `counts` rows each."""
 
     def take(
         self,

@@ -1,4 +1,4 @@
-"""A request's place in a conversation: what must end before it, which context it extends, and what its client tells."""
+"""A request's place in a conversation: what must end before it, which context it extends, and its hints."""
 
 from __future__ import annotations
 

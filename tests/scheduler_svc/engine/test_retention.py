@@ -1,4 +1,4 @@
-"""Retention through the whole engine: what is kept, for whom, when it is swapped, and that streams never change."""
+"""Retention through the whole engine: what is kept for each tenant, swaps, and that streams never change."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Walk:
         self.pool.release(blocks)
 
     def evict(self, number: int) -> None:
-        """Evicts so many blocks one by one. Each has no continuation in the pool, and none that has none is worth
+        """Evicts `number` blocks one by one. Each has no continuation in the pool, and none that has none is worth
         less."""
         for _ in range(max(0, number)):
             nodes = self.pool.tree.nodes
