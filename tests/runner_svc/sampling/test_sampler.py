@@ -70,7 +70,10 @@ def test_random_rows_sample_the_tokens_of_the_reference(dice: random.Random) -> 
 
 
 def _at_edge(row: Row) -> bool:
-    """Returns whether a slightly larger or smaller top_p or min_p keeps other tokens."""
+    """Returns whether a slightly larger or smaller top_p or min_p keeps other tokens, or logits at top_k nearly tie."""
+    logits = sorted(adjusted(row), reverse=True)
+    if 0 < row.top_k < len(logits) and math.isclose(logits[row.top_k - 1], logits[row.top_k], abs_tol=1e-5):
+        return True
     sets = []
     for factor in (1 - 1e-5, 1 + 1e-5):
         moved = dataclasses.replace(row, top_p=min(1.0, row.top_p * factor), min_p=row.min_p * factor)
