@@ -264,8 +264,7 @@ class BlockPool:
 
     def is_ready(self, name: bytes) -> bool:
         """Whether a READY block has this name."""
-        block = self._block_of.get(name)
-        return block is not None and block not in self._pending
+        return self.ready_block(name) is not None
 
     def is_pending(self, block: int) -> bool:
         """Whether the named block is still being computed."""

@@ -146,28 +146,8 @@ class PlanBuilder:
         return PlannedStep(flight.number, plan, flight, [], [])
 
     def without_rows(self) -> PlannedStep:
-        """Returns a plan that computes nothing."""
-        nothing, none = np.zeros(0, np.int32), np.zeros(0, np.bool_)
-        flight = InFlight(
-            self.last_number + 1,
-            BatchRows.of(self.table, np.zeros(0, np.int64)),
-            starts=nothing,
-            counts=nothing,
-            ends=nothing,
-            known=nothing,
-            sample=none,
-            flags=b"",
-            num_decode=0,
-            positions=0,
-            samples=0,
-            fills=False,
-            sent_at=self._clock(),
-        )
-        plan = plan_pb2.Plan(releases=pack(self._releases))
-        step = PlannedStep(flight.number, plan, flight, [], self._left)
-        self._releases, self._left, self._steady = [], [], None
-        self._depart(flight)
-        return step
+        """Commits a plan that computes nothing."""
+        return self.commit(PlanDraft(np.zeros(0, np.int64)))
 
     def steady_decode(self) -> SteadyDecode | None:
         """Returns the steady run that continues the last plan; None if there is none."""
