@@ -22,7 +22,10 @@ class ServedDecoder(Protocol):
 
     @property
     def embeddings(self) -> Tensor:
-        """The table of token embeddings, [at least vocab_size, hidden_size]."""
+        """The table of token embeddings, [at least vocab_size, hidden_size]; a rank's rows in a group of several."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embeddings [..., hidden_size] of tokens, int64 [...]. All ranks of a group call it together."""
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
