@@ -16,7 +16,7 @@ from runner_svc.model.families.description import LayerDescription, MlpDescripti
 from runner_svc.weights.matrix_part import MatrixPart
 
 _WIDTH_UNIT = 16
-"""Of plain widths that the ranks don't divide."""
+"""Of widths that the ranks don't divide, or that have fewer groups than there are ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def local_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 def width_part(width: int, shard: Shard, unit: int) -> slice:
     """Returns a rank's columns of `width`, whole units if there are enough. Raises UnsupportedModel if there are not."""
     if width % (unit * shard.size):
-        units = (math.lcm(unit, _WIDTH_UNIT), unit, 1)
+        units = (math.lcm(unit, _WIDTH_UNIT), unit, _WIDTH_UNIT, 1)
         unit = next((each for each in units if width // each >= shard.size), 0)
         if unit == 0:
             raise UnsupportedModel(
