@@ -276,9 +276,7 @@ class TorchBackend:
         return scored
 
 
-def _determinism(
-    folder: Path, asked: DecoderSetting, block_size: int, on_load: OnLoad, shard: Shard
-) -> Determinism:
+def _determinism(folder: Path, asked: DecoderSetting, block_size: int, on_load: OnLoad, shard: Shard) -> Determinism:
     config = choose_decoder(read_config(folder), asked).config
     formats = weight_formats(config, on_load) if config is not None else ""
     return Determinism.of(folder, local_config(config, shard) if config is not None else None, formats, block_size)

@@ -141,7 +141,7 @@ class Decoder:
         """`config` and `weights` are a rank's part if there are `ranks`, which compute every call together."""
         self.embeddings = weights.embeddings
         """The rank's rows of the table."""
-        self._exchange = Exchange(ranks)
+        self._exchange = Exchange(ranks, in_order=arithmetic.adds_in_order)
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs `forward` leaves in `tapped`; one behind the last stands for its output."""
         self.tapped: list[Tensor] = []

@@ -31,9 +31,14 @@ class TotalSquares:
 class Exchange:
     """The exchanges of one rank's decoder."""
 
-    def __init__(self, ranks: Communicator | None) -> None:
-        """None: there is one rank."""
+    def __init__(self, ranks: Communicator | None, *, in_order: bool = False) -> None:
+        """None: there is one rank.
+
+        `in_order`: sums are made in the order of the ranks, so that their bits do not depend on the number of rows; a
+        ring of ranks begins at a place that depends on it.
+        """
         self._ranks = ranks if ranks is not None and ranks.shard.size > 1 else None
+        self._in_order = in_order
 
     @property
     def is_shared(self) -> bool:
@@ -42,7 +47,14 @@ class Exchange:
 
     def summed(self, x: Tensor) -> Tensor:
         """Returns the sum of the ranks' x, which may be overwritten."""
-        return x if self._ranks is None else self._ranks.all_reduce(x)
+        if self._ranks is None:
+            return x
+        if not self._in_order:
+            return self._ranks.all_reduce(x)
+        total, *others = self._ranks.all_gather(x).chunk(self._ranks.shard.size, dim=1)
+        for other in others:
+            total = total + other
+        return total
 
     def total_squares(self, config: ModelConfig) -> tuple[TotalSquares | None, TotalSquares | None]:
         """Returns what adds up squares of queries, and of keys. `config`: the rank's."""

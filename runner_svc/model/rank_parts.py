@@ -123,7 +123,7 @@ def local_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def width_part(width: int, shard: Shard, unit: int) -> slice:
-    """Returns a rank's columns of `width`, whole units if there are enough. Raises UnsupportedModel if there are not."""
+    """Returns a rank's columns of `width`, whole units if there are enough. Raises UnsupportedModel for too few."""
     if width % (unit * shard.size):
         units = (math.lcm(unit, _WIDTH_UNIT), unit, _WIDTH_UNIT, 1)
         unit = next((each for each in units if width // each >= shard.size), 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from runner_svc.decoder.cpu_decoder import DecoderInputs, LayerAttention
 from runner_svc.interface.attention_layer import AttentionLayer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,20 @@ from numpy.typing import NDArray
 from roster_protos import plan_pb2
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.ranks import Communicator
 from runner_svc.interface.step import MaskedDraw, MaskedRows, StepBatch, StepOutput
+from tests.support.host_backend import no_progress
 from tests.support.thread_ranks import ThreadCommunicator, ThreadGroup
 
 
 class RankedBackend:
     """Implements `runner_svc.interface.backend.SlotBackend`. What it does not have is that of the first rank."""
 
-    def __init__(self, folder: Path, size: int, **arguments: Any) -> None:
-        """`arguments`: of `TorchBackend.load`."""
+    def __init__(self, size: int, make: Callable[[Communicator], TorchBackend]) -> None:
+        """`make` makes a rank's backend."""
         self.group = ThreadGroup(size)
         self.communicators = [ThreadCommunicator(self.group, rank) for rank in range(size)]
-        threads = torch.get_num_threads()
-        self.ranks = self.group.each(
-            lambda rank: TorchBackend.load(
-                str(folder),
-                cache_folder=folder / "unused",
-                progress=lambda what, share: None,
-                ranks=self.communicators[rank],
-                **arguments,
-            )
-        )
-        torch.set_num_threads(threads)
+        self.ranks = self.group.each(lambda rank: make(self.communicators[rank]))
         for communicator in self.communicators:
             communicator.is_forming = False
         first = self.ranks[0]
@@ -45,6 +38,21 @@ class RankedBackend:
             first.drafter_name,
         )
         self.fingerprints = first.fingerprints
+
+    @classmethod
+    def load(cls, folder: Path, size: int, **arguments: Any) -> RankedBackend:
+        """Returns the model of a folder divided among ranks; `arguments` are those of `TorchBackend.load`."""
+        of_all = {"cache_folder": folder / "unused", "progress": no_progress, **arguments}
+        return cls(size, lambda ranks: TorchBackend.load(str(folder), ranks=ranks, **of_all))
+
+    @property
+    def cache_regions(self) -> list[NDArray[np.uint8]]:
+        """Those of all ranks, which copy the same blocks."""
+        return [region for rank in self.ranks for region in rank.cache_regions]
+
+    def forget_drafts(self, blocks: NDArray[np.int32]) -> None:
+        for rank in self.ranks:
+            rank.forget_drafts(blocks)
 
     @property
     def cache(self) -> _Caches:

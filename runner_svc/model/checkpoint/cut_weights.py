@@ -82,7 +82,9 @@ class _Cutter:
         """Returns some of the width."""
         if isinstance(weights, ExpertWeights):
             return self._experts(weights, described)
-        assert isinstance(described.mlp, MlpDescription), "the layer's weights are of the kind that its description says"
+        assert isinstance(described.mlp, MlpDescription), (
+            "the layer's weights are of the kind that its description says"
+        )
         (gate_up,) = self._parts.gate_up(described.mlp, modules=1)
         width = self._parts.width(described.mlp.width)
         return MlpWeights(self.divided(weights.gate_up, gate_up), self.summed(weights.down, width))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from tests.support.tiny_quantized import KINDS, make_tiny_quantized
 
 MAX_TOKENS = 12
 IN_CI_KINDS = ("compressed-fp8-token", "auto-fp8-static", "gptq-reordered", "awq")
+NOISY = replace(ROUNDED, gap=0.5)
+"""Sums in another order round other numbers to e4m3, in every layer. A wrong part changes logits by much more."""
 SIZES: dict[str, int] = {"num_blocks": 80, "block_size": 8, "num_slots": 4, "max_step_tokens": 128}
 
 
@@ -45,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 def ranked(folder: Path, size: int, **options: Any) -> RankedBackend:
-    backend = RankedBackend(folder, size, **SIZES, **options)
+    backend = RankedBackend.load(folder, size, **SIZES, **options)
     poison(backend.cache.data)  # type: ignore[arg-type]
     return backend
 
@@ -73,7 +76,7 @@ def test_quantized_matrices(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     sizes = {"head_dim": 128, "intermediate_size": 512} if is_rounded else {}  # parts of whole blocks
     for size in (2, 4):
         folder, model = make_tiny_quantized(kind, family, tmp_path / str(size), seed, ranks=size, **sizes)
-        _check(folder, Parity(model, ROUNDED if is_rounded else FLOAT32), rng, (size,))
+        _check(folder, Parity(model, NOISY if is_rounded else FLOAT32), rng, (size,))
 
 
 @pytest.mark.parametrize(("kind", "family"), [("mxfp4", "gpt-oss"), ("awq", "qwen3-moe"), ("gptq", "mixtral")])

@@ -62,11 +62,16 @@ def check_parts(config: ModelConfig, make: Callable[[Shard], ModelWeights], size
     for name in ("embeddings", "head"):
         tables = [part.embeddings if name == "embeddings" else part.head.matrix.dequantized() for part in parts]
         assert len({len(table) for table in tables}) == 1
-        assert all(len(table) == each.vocabulary.stop - each.vocabulary.start for table, each in zip(tables, configs, strict=True))
+        assert all(
+            len(table) == each.vocabulary.stop - each.vocabulary.start
+            for table, each in zip(tables, configs, strict=True)
+        )
         wanted = whole.embeddings if name == "embeddings" else whole.head.matrix.dequantized()
         table = torch.cat([each.float() for each in tables])
         assert torch.equal(table[: len(wanted)], wanted.float()) and not table[len(wanted) :].any(), name
-    assert (whole.head.matrix.dequantized() is whole.embeddings) == (parts[0].head.matrix.dequantized() is parts[0].embeddings)
+    assert (whole.head.matrix.dequantized() is whole.embeddings) == (
+        parts[0].head.matrix.dequantized() is parts[0].embeddings
+    )
     assert torch.equal(torch.stack([part.norm for part in parts]), whole.norm.expand(size, *whole.norm.shape))
     layers = zip(whole.layers, *(part.layers for part in parts), strict=True)
     for index, (wanted_layer, *layer) in enumerate(layers):
@@ -99,7 +104,12 @@ def test_quantized_matrices(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "family"),
-    [("mxfp4", "gpt-oss"), ("awq", "qwen3-moe"), ("packed-asymmetric", "mixtral"), ("compressed-fp8-weights", "qwen2-moe")],
+    [
+        ("mxfp4", "gpt-oss"),
+        ("awq", "qwen3-moe"),
+        ("packed-asymmetric", "mixtral"),
+        ("compressed-fp8-weights", "qwen2-moe"),
+    ],
 )
 def test_quantized_experts(kind: str, family: str, tmp_path: Path) -> None:
     folder, _ = make_tiny_mxfp4(tmp_path, 1) if kind == "mxfp4" else make_tiny_quantized(kind, family, tmp_path, 1)
