@@ -90,9 +90,10 @@ def load_weights(
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
 
-    `config` is the whole model's; a rank reads the part that `RankParts` says. `on_load` quantizes plain matrices, each when it has been read, so that a plain copy of the whole never exists. On a
-    GPU, layers are complete for the stream that is current on iteration and, after it, for all. Raises UnsupportedModel
-    for a checkpoint that is not the configuration's, or that can't be quantized.
+    `config` is the whole model's; a rank reads the part that `RankParts` says. `on_load` quantizes plain matrices, each
+    when it has been read, so that a plain copy of the whole never exists. On a GPU, layers are complete for the stream
+    that is current on iteration and, after it, for all. Raises UnsupportedModel for a checkpoint that is not the
+    configuration's, or that can't be quantized or divided.
     """
     check_on_load(config, on_load)
     if config.why_shorter is not None:
