@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
-from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, matrix_reader
+from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, QuantizedReader
 from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
@@ -107,7 +107,7 @@ def load_weights(
             return read_exact(name, *places).to(dtype)
 
         progress("loading weights", 0.0)
-        quantized = matrix_reader(matrices, checkpoint.tensors, read_exact, dtype)
+        quantized = QuantizedReader(matrices, checkpoint.tensors, read_exact, dtype)
         base = config.names.start(checkpoint.__contains__)
         # What is quantized on load is quantized as a whole, so that a group of ranks has the numbers of one.
         of_reader = WHOLE if on_load.layers != "none" else shard
@@ -124,6 +124,7 @@ def load_weights(
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
         opened = opening.pop_all()
+        opened.callback(_log_plain, quantized.made_plain)
     layers = _layers(reader, progress, opened, RankParts(config, WHOLE) if of_reader == shard else parts, dtype)
     return ModelWeights(embeddings, used_head, norm, layers=layers, positions=positions, kv_scales=scales)
 
@@ -158,6 +159,16 @@ def _log(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
         log.info("the checkpoint has scales of a KV cache in FP8, which kv_cache_dtype fp8_e4m3 uses")
     for note in config.quantization.notes:
         log.warning(f"activations are quantized otherwise: {note}")
+
+
+def _log_plain(modules: Sequence[str]) -> None:
+    """Logs which of a rank's parts lost their format."""
+    if modules:
+        log.warning(
+            "matrices became plain numbers, as this rank's part of them begins within their groups of columns",
+            matrices=len(modules),
+            first=modules[0],
+        )
 
 
 def _ends(

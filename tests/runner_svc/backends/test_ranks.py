@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 import torch
 
+from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
 from runner_svc.gguf import kept_blocks
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.gguf_conversion import converted_folder
 from runner_svc.weights import cpu_products
 from runner_svc.weights.on_load import OnLoad
+from tests.support.drafters import let_draft
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import no_progress
 from tests.support.mixed_gguf import mixed_gguf
@@ -106,6 +109,36 @@ def test_what_is_quantized_on_load(tmp_path: Path) -> None:
         for size in (1, 2)
     )
     assert one == two
+
+
+def test_the_hello_says_how_many_add_up(tmp_path: Path) -> None:
+    """Runners with another number of ranks serve the same model beside each other; a log says that they round apart."""
+    folder = make_tiny_model("llama", tmp_path)
+    one, two = ranked(folder, 1), ranked(folder, 2)
+    assert one.model == two.model
+    assert one.fingerprints["kv"] == two.fingerprints["kv"] == "float32"
+    assert (one.fingerprints["numerics"], two.fingerprints["numerics"]) == ("cpu float32", "cpu float32 on 2 ranks")
+
+
+def test_what_only_transformers_computes_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Only Roster's own decoder .* 2 ranks, .* set tensor_parallel to 1"):
+        ranked(folder, 2, decoder="transformers")
+
+
+def test_a_rank_that_is_new_joins_ranks_that_have_drafted(tmp_path: Path) -> None:
+    """The others keep what they have seen before: nothing of it may reach a token, nor what is exchanged."""
+    folder = make_tiny_model("llama", tmp_path)
+    backend = ranked(folder, 2)
+    rng = random.Random(3)
+    let_draft(backend, rng)
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 30))] for _ in range(4)]
+    wanted = RandomDriver(backend, random.Random(1)).generate(prompts, MAX_TOKENS, 17)
+    arguments = {"cache_folder": folder / "unused", "progress": no_progress, **SIZES}
+    backend.ranks[1] = TorchBackend.load(str(folder), ranks=backend.communicators[1], **arguments)
+    let_draft(backend, rng)
+    for each in (1, 2):
+        assert RandomDriver(backend, random.Random(each)).generate(prompts, MAX_TOKENS, 17) == wanted
 
 
 def _check(folder: Path, parity: Parity, rng: random.Random, sizes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, over gloo, give the greedy tokens of transformers' whole model, near ties counted."""
+"""Ranks in processes, over gloo, give the greedy tokens of transformers' whole model, near ties counted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.support.parity import FLOAT32, Parity
 from tests.support.rank_process import Request, tokens_of_ranks
 from tests.support.ranks import together
 from tests.support.tested_backend import reference
-from tests.support.thoroughness import choice, count
+from tests.support.thoroughness import FULL, choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
-CASES = [("llama", 2), ("llama-tied", 4), ("olmo2", 4), ("gpt-oss", 2), ("cohere", 2), ("glm4-moe", 4)]
+CASES = [("llama", 2), ("llama-tied", 4), ("olmo2", 2), ("olmo2", 4), ("gpt-oss", 2), ("cohere", 2), ("glm4-moe", 4)]
 
 
-@pytest.mark.parametrize(("family", "size"), choice(CASES, in_ci=[("olmo2", 4)]))
+@pytest.mark.parametrize(("family", "size"), choice(CASES, in_ci=[("olmo2", 2)]))
 def test_processes_give_the_tokens_of_generate(family: str, size: int, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -58,6 +58,7 @@ def test_smollm2_on_three_ranks(tmp_path: Path) -> None:
     parity.assert_few_ties()
 
 
+@pytest.mark.skipif(not FULL, reason="starts four processes: ROSTER_TEST_FULL=1 runs it")
 def test_deterministic_processes_do_not_depend_on_chunks(tmp_path: Path) -> None:
     skip_where_refused()
     rng = random.Random(4)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from torch import Tensor
 
@@ -100,6 +101,18 @@ def test_quantized_matrices(kind: str, tmp_path: Path) -> None:
     config = config_of(folder)
     for size in (2, 4):
         check_parts(config, loader(folder, config), size)
+
+
+def test_what_becomes_plain_is_logged(tmp_path: Path) -> None:
+    """Reordered columns are in no rank's part as groups; those of rows are."""
+    folder, _ = make_tiny_quantized("gptq-reordered", "llama", tmp_path, 1)
+    config = config_of(folder)
+    with structlog.testing.capture_logs() as logs:
+        part = load_weights(folder, config, torch.float32, CPU, no_progress, shard=Shard(1, 2))
+        formats = [(layer.qkv.matrix.format, layer.output.matrix.format) for layer in part.layers]
+    assert all("columns reordered" in rows and columns == "float32" for rows, columns in formats)
+    (told,) = [log for log in logs if log["log_level"] == "warning"]
+    assert told["matrices"] == 2 * config.num_layers and told["first"].endswith("o_proj")
 
 
 @pytest.mark.parametrize(
