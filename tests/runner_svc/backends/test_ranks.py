@@ -82,6 +82,16 @@ def test_quantized_matrices(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
         _check(folder, Parity(model, NOISY if is_rounded else FLOAT32), rng, (size,))
 
 
+@pytest.mark.parametrize("family", choice(["llama-biases", "gpt2", "gpt-oss"], in_ci=["gpt-oss"]))
+def test_widths_without_equal_parts(family: str, tmp_path: Path) -> None:
+    """The zeros behind the last ranks' parts add nothing, whatever the activation is."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    sizes = {"n_inner": 110} if family == "gpt2" else {"intermediate_size": 206}
+    folder = make_tiny_model(family, tmp_path / family, seed, **sizes)
+    _check(folder, Parity(reference(folder, FLOAT32), FLOAT32), random.Random(seed), (4,))
+
+
 @pytest.mark.parametrize(("kind", "family"), [("mxfp4", "gpt-oss"), ("awq", "qwen3-moe"), ("gptq", "mixtral")])
 def test_quantized_experts(kind: str, family: str, tmp_path: Path) -> None:
     rng = random.Random(7)

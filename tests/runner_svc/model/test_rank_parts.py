@@ -208,7 +208,7 @@ def test_widths_are_divided_at_units_where_there_are_enough() -> None:
         (11008, 8, 128, 1408),  # 86 groups
         (29568, 2, 128, 14848),  # 231 groups
         (96, 4, 32, 24),  # 3 groups are fewer than ranks
-        (48, 4, 32, 16),
+        (48, 4, 32, 12),
         (100, 3, 1, 48),
         (10, 4, 1, 3),
     ):
