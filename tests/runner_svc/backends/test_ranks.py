@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ from runner_svc.weights.on_load import OnLoad
 from tests.support.drafters import let_draft
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import no_progress
+from tests.support.known_texts import Stream, stream_all
 from tests.support.mixed_gguf import mixed_gguf
 from tests.support.parity import FLOAT32, ROUNDED, Parity
 from tests.support.ranked_backend import RankedBackend
@@ -136,6 +138,21 @@ def test_the_hello_says_how_many_add_up(tmp_path: Path) -> None:
     assert one.model == two.model
     assert one.fingerprints["kv"] == two.fingerprints["kv"] == "float32"
     assert (one.fingerprints["numerics"], two.fingerprints["numerics"]) == ("cpu float32", "cpu float32 on 2 ranks")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "glm4-moe"])
+def test_log_probabilities_are_close(family: str, tmp_path: Path) -> None:
+    folder, dice = make_tiny_model(family, tmp_path), random.Random(9)
+    prompts = [[dice.randrange(NUM_TOKENS) for _ in range(dice.choice([2, 5, 12]))] for _ in range(4)]
+    streams: list[list[Stream]] = []
+    for size in (1, 2, 4):
+        streams.append([Stream(prompt) for prompt in prompts])
+        stream_all(ranked(folder, size), streams[-1], MAX_TOKENS, None)  # type: ignore[arg-type]
+    for one, *others in zip(*streams, strict=True):
+        for other in others:
+            assert other.tokens == one.tokens
+            for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=FLOAT32.error)
 
 
 def test_what_only_transformers_computes_is_refused(tmp_path: Path) -> None:

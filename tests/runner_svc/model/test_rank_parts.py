@@ -146,9 +146,12 @@ def test_random_weights_are_those_of_one_rank(family: str, tmp_path: Path) -> No
     check_parts(config, lambda shard: random_weights(config, torch.float32, CPU, no_progress, shard=shard), 2)
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt-oss", "awq", "gptq", "packed", "fp8-blocks"])
 def test_a_rank_reads_its_part_alone(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_tiny_model(family, tmp_path)
+    if family in KINDS:
+        folder, _ = make_tiny_quantized(family, "llama", tmp_path, 1, head_dim=128, intermediate_size=512)
+    else:
+        folder = make_tiny_model(family, tmp_path)
     config = config_of(folder)
     read: list[int] = []
     original = Checkpoint.read
