@@ -1,6 +1,6 @@
 """A model divided among ranks gives the greedy tokens of transformers' whole one, near ties counted.
 
-The ranks are threads that exchange through a list.
+The ranks are threads that exchange through a list, or over gloo.
 """
 
 from __future__ import annotations
@@ -58,13 +58,20 @@ def ranked(folder: Path, size: int, **options: Any) -> RankedBackend:
     return backend
 
 
-@pytest.mark.parametrize("family", choice(list(FAMILIES), in_ci=IN_CI))
-def test_ranks_give_the_tokens_of_generate(family: str, tmp_path: Path) -> None:
+EVERYWHERE = [(family, exchange) for exchange in ("list", "gloo") for family in FAMILIES]
+
+
+@pytest.mark.parametrize(
+    ("family", "exchange"),
+    choice(EVERYWHERE, in_ci=[pair for pair in EVERYWHERE if pair[1] == "list" and pair[0] in IN_CI]),
+)
+def test_ranks_give_the_tokens_of_generate(family: str, exchange: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     folder = make_tiny_model(family, tmp_path / family, seed)
-    _check(folder, Parity(reference(folder, FLOAT32), FLOAT32), rng, _sizes(folder))
+    store = tmp_path / "store" if exchange == "gloo" else None
+    _check(folder, Parity(reference(folder, FLOAT32), FLOAT32), rng, _sizes(folder), store)
 
 
 @pytest.mark.parametrize("kind", choice(list(KINDS), in_ci=IN_CI_KINDS))
@@ -176,11 +183,13 @@ def test_a_rank_that_is_new_joins_ranks_that_have_drafted(tmp_path: Path) -> Non
         assert RandomDriver(backend, random.Random(each)).generate(prompts, MAX_TOKENS, 17) == wanted
 
 
-def _check(folder: Path, parity: Parity, rng: random.Random, sizes: Sequence[int]) -> None:
+def _check(folder: Path, parity: Parity, rng: random.Random, sizes: Sequence[int], store: Path | None = None) -> None:
     vocabulary = parity.model.config.vocab_size
     prompts = [[rng.randrange(vocabulary) for _ in range(rng.randint(1, 40))] for _ in range(3)]
     for size in sizes:
-        streams = RandomDriver(ranked(folder, size), rng).generate(prompts, MAX_TOKENS, 17)
+        streams = RandomDriver(
+            ranked(folder, size, store=store / str(size) if store is not None else None), rng
+        ).generate(prompts, MAX_TOKENS, 17)
         parity.check(prompts, streams, MAX_TOKENS)
     parity.assert_few_ties()
 
