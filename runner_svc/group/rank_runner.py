@@ -34,6 +34,8 @@ class RankRunner(Runner):
         return self._member.lost
 
     def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
+        if self.lost:
+            raise PlanFault(self.lost)
         if self._tier is not None and self._rank:
             with self._faulting(number):
                 self._tier.has_news()  # rank 0 may have named tickets that all have done since the last look
