@@ -15,7 +15,8 @@ from runner_svc.interface.ranks import Shard
 
 VARIABLE = "_ROSTER_RANK"
 """Variable in which the launcher tells a rank its place."""
-_POLL_S = 0.0005
+_POLL_S = 0.02
+"""More than a step of decoding takes: while plans come, ranks do not sleep."""
 _VERDICT_S = 0.1
 
 

@@ -126,6 +126,8 @@ class RankProcess:
             pin()  # before torch is imported
         self._group = _group(settings, member, folder)
         self._choice = choose_device(settings)
+        if self._choice.device != "cuda" or settings.profile == "quiet":
+            member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
         if self._leads:
             self._choice.tell()
         self._group.use(on_gpu=self._choice.device == "cuda")
