@@ -45,7 +45,7 @@ class Word:
         return self._word.value
 
     def bump(self) -> None:
-        """Changes the word and wakes everyone who sleeps on it."""
+        """Changes the word and wakes all that sleep on it."""
         self._word.value = (self._word.value + 1) & 0xFFFFFFFF
         _syscall(self._call, self._address, _WAKE, _ALL, None, None, 0)
 

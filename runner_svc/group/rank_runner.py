@@ -1,4 +1,4 @@
-"""The runner of one rank: rank 0 tells the others each call that changes its state; all compare what they computed.
+"""The runner of one rank: rank 0 passes the others each call that changes its state; all compare what they computed.
 
 A rank whose backend fails gives the epoch up, and so does one whose slots refuse a plan, as another may not have: the
 others would wait for it in their next exchange.

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: each call that changes a runner's state, in order."""
+"""What rank 0 passes on to the other ranks: each call that changes a runner's state, in order."""
 
 from __future__ import annotations
 
