@@ -117,6 +117,8 @@ class RankProcess:
             pin()  # before torch is imported
         self._group = _group(settings, member, folder)
         self._choice = choose_device(settings)
+        if self._choice.device != "cuda" or settings.profile == "quiet":
+            member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
         if self._leads:
             self._choice.tell()
         self._group.use(on_gpu=self._choice.device == "cuda")
@@ -149,9 +151,17 @@ class RankProcess:
                 if copier is not None:
                     copier.close()
 
+    def _abort_when_given_up(self, epoch: int) -> None:
+        """Ends the exchanges of an epoch once any process has given it up."""
+        self._member.board.wait(lambda: self._member.board.given_up >= epoch)
+        if self._member.epoch == epoch:
+            self._group.abort()
+
     def _form(self, epoch: int) -> None:
         """Forms the group, and has the backend begin with it. Raises RankLost."""
         backend = self._backend
+        if self._group.needs_abort:
+            threading.Thread(target=self._abort_when_given_up, args=(epoch,), name="abort", daemon=True).start()
         self._group.form(epoch)
         if self._leads:
             for path in self._folder.glob("epoch-*"):

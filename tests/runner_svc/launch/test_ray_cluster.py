@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from roster_client.client.admin import AdminClient
 from roster_client.client.async_client import RosterClient
-
 from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses
 
