@@ -126,7 +126,7 @@ class Launcher:
         state = self._ranks[rank]
         state.process = subprocess.Popen(
             self._command,
-            env={**environment, VARIABLE: place.text(), **self._own_gpu(rank)},
+            env={**environment, VARIABLE: place.text()},
             stdin=subprocess.DEVNULL,
             pass_fds=(self._page,),
             start_new_session=True,  # Ctrl-C reaches the launcher alone
@@ -141,14 +141,6 @@ class Launcher:
         if not self._settings.threads:  # all ranks together use each core once
             own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._size))
         return {**os.environ, **own}
-
-    def _own_gpu(self, rank: int) -> dict[str, str]:
-        """Returns the variable that shows a rank its GPU alone, the one of its number among the visible ones."""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if self._settings.device in ("cpu", "hash") or visible == "":
-            return {}
-        gpus = visible.split(",") if visible else [str(number) for number in range(self._size)]
-        return {"CUDA_VISIBLE_DEVICES": gpus[rank % len(gpus)]}
 
     def _ended(self, rank: int, status: int) -> int | None:
         """Handles the end of a rank's process; returns the exit status if all end with it."""

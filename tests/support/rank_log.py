@@ -1,4 +1,4 @@
-"""The ranks of a runner as its log tells: which process each one is, when it loaded, and when the group formed."""
+"""The ranks of a runner as its log shows them: which process each one is, when it loaded, and when the group formed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RankLog:
         found = []
         for text in _COLOURS.sub("", self._path.read_text(errors="replace")).splitlines():
             when, _, rest = text.partition(" ")
-            told = re.match(r"\[\w+\s*\] (.*?)(?:\s{2,}|$)", rest.strip())
+            told = re.match(r"\[\w+\s*\] (.*?)\s*(?:\s\w+=|$)", rest.strip())
             if told is None or told[1] != event:
                 continue
             at_s = datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp()
