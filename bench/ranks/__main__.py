@@ -40,13 +40,12 @@ PATIENCE_MS = 20_000
 
 def a_plan(number: int, rows: int) -> plan_pb2.Plan:
     """Returns a plan in which `rows` sequences decode one token each."""
-    columns = {
-        "extent_slots": np.arange(rows, dtype="<i4"),
-        "extent_starts": np.full(rows, 1000 + number, "<i4"),
-        "extent_counts": np.ones(rows, "<i4"),
-        "extent_flags": np.ones(rows, np.uint8),
-    }
-    return plan_pb2.Plan(**{name: column.tobytes() for name, column in columns.items()})
+    return plan_pb2.Plan(
+        extent_slots=np.arange(rows, dtype="<i4").tobytes(),
+        extent_starts=np.full(rows, 1000 + number, "<i4").tobytes(),
+        extent_counts=np.ones(rows, "<i4").tobytes(),
+        extent_flags=np.ones(rows, np.uint8).tobytes(),
+    )
 
 
 class Times:
