@@ -165,6 +165,8 @@ class Launcher:
         if self._stopping:
             state.is_drained = True
             return 0 if rank == 0 else None
+        for other in self._ranks:
+            other.is_drained = False  # rank 0 was lost after it had ended the others
         state.failures = 0 if ready else state.failures + 1
         delay_s = min(_LONGEST_DELAY_S, 2.0 ** (state.failures - 2)) if state.failures else 0.0
         state.start_at = time.monotonic() + delay_s

@@ -134,7 +134,7 @@ class RankProcess:
         self._backend: Backend = load_backend(settings, self._choice.device, times, self._group)
         self._copier: KVCopier | None = build_copier(settings, self._backend, times)
         self._step_costs: list[plan_pb2.StepCost] | None = None
-        self._term = (0, 0)
+        self._heard = plan_pb2.Hello()
         if self._choice.device != "hash" and self._leads:
             log.info("started", **times.fields())
 
@@ -155,7 +155,8 @@ class RankProcess:
                 why = self._member.learn_why(str(error))
                 if runner is not None and runner.broken:
                     return BROKEN
-                log.warning("the group is given up, and forms again", epoch=epoch, reason=why)
+                if self._leads:
+                    log.warning("the group is given up, and forms again", epoch=epoch, reason=why)
             finally:
                 if copier is not None:
                     copier.close()
@@ -189,7 +190,7 @@ class RankProcess:
         settings = self._settings
         self._measure(runner)
         link = PlanSocket(runner, settings.link, settings.silence_s, self._curve, settings.plan_timeout_s)
-        link.term = self._term
+        link.remember(self._heard)
         equip(link, settings, self._health, None)
 
         def finish(number: int, frame: FrameType | None) -> None:
@@ -205,19 +206,22 @@ class RankProcess:
             epoch=self._member.epoch,
             link=settings.link,
         )
+        gc.unfreeze()  # what belonged to the epoch before
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD, 20, 20)
         try:
             status = run_link(link, settings.plan_timeout_s)
-            runner.stop()
+            if status == 0:
+                runner.stop()
             return status
         except (RankLost, PlanFault):
             if link.is_stopping:
                 return 0
             raise RankLost(self._member.lost) from None
         finally:
-            self._term = link.term
+            self._health.tell(False)
+            self._heard = link.heard
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, leave_at_once)
 
