@@ -156,10 +156,10 @@ class Launcher:
             state.is_drained = True  # rank 0 has told it to end, and ends too
             return None
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        why = board.explanation(rank)
+        explained = board.explanation(rank)
+        why = f"rank {rank} (pid {pid}) {how}{': ' if explained else ''}{explained}"
         ready = board.ready(rank)
         if ready > board.given_up:
-            why = f"rank {rank} (pid {pid}) {how}"
             board.give_up(ready, why)
         board.come(rank, 0)
         if self._stopping:

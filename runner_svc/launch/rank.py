@@ -22,6 +22,7 @@ from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.arithmetic.instruction_set import pin
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.runner import told
 from runner_svc.group.follower import Follower
 from runner_svc.group.member import Member, Place, prepare_environment
 from runner_svc.group.rank_copier import RankCopier
@@ -81,6 +82,10 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
         why = f"link is {settings.link!r}, which is not a usable ZeroMQ endpoint: {error}"
     except BrokenGpu as error:
         member.board.explain(place.rank, str(error))
+        return BROKEN
+    except Exception as error:  # its status must not be that of a runner that the scheduler rejects
+        log.exception("a rank failed", rank=place.rank)
+        member.board.explain(place.rank, told(error))
         return BROKEN
     member.board.explain(place.rank, why)
     return UNUSABLE
