@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
+from runner_svc.interface.ranks import WHOLE, Shard
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import (
     LayerDescription,
@@ -69,6 +70,8 @@ class ModelConfig:
     quantization: Quantization | None = None
     # Of each layer, float32 [num_heads]: known only when weights have been read.
     sinks: tuple[Tensor | None, ...] | None = field(default=None, compare=False, repr=False)
+    # The rank that this is the part of: `runner_svc.model.rank_parts`.
+    shard: Shard = WHOLE
 
     @property
     def num_layers(self) -> int:

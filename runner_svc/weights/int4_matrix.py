@@ -13,9 +13,12 @@ from torch import Tensor
 from runner_svc.weights.cpu_products import Nibbles, can_pack_int4, nibble_product
 from runner_svc.weights.int4_packing import pack_pairs, unpack_pairs
 from runner_svc.weights.matrix import Cuts, Matrix, Product
+from runner_svc.weights.matrix_part import common_unit
 
 MIDDLE = 8
 """The zero of symmetric groups."""
+LEAST_GROUP = 16
+"""Smaller groups than multiples of this are not made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +64,23 @@ class Int4Matrix(Matrix):
             zeros=self.zeros[rows, groups] if self.zeros is not None else None,
             columns=columns.stop - columns.start,
         )
+
+    def finer(self, rows: slice, columns: slice) -> Int4Matrix | None:
+        """Returns it in groups at which the columns begin and end, which may be smaller ones with the same scales."""
+        group = common_unit(self.group, columns, self.columns)
+        if group == self.group and self.group % 2 == 0 and self.order is None:
+            return self
+        if self.order is not None:
+            return Matrix.finer(self, rows, columns)
+        if group % LEAST_GROUP:
+            return None
+        count = -(-self.columns // group)
+
+        def spread(of_groups: Tensor) -> Tensor:
+            return of_groups.repeat_interleave(self.group // group, dim=1)[:, :count].contiguous()
+
+        zeros = spread(self.zeros) if self.zeros is not None else None
+        return replace(self, scales=spread(self.scales), zeros=zeros, group=group)
 
     def reordered(self, order: Tensor) -> Int4Matrix:
         zeros = self.zeros[order] if self.zeros is not None else None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.weights.cpu_products import plain_product, tiled_product
+from runner_svc.weights.matrix_part import common_unit
 
 Product = Callable[[Tensor], Tensor]
 """Takes x [rows, columns of the matrix] and returns [rows, rows of the matrix]."""
@@ -63,6 +64,15 @@ class Matrix(ABC):
     @abstractmethod
     def cut(self, rows: slice, columns: slice) -> Self:
         """Returns a part, a view where that is possible. Raises ValueError for a place where it can't be cut."""
+
+    def finer(self, rows: slice, columns: slice) -> Self | None:
+        """Returns the same numbers in a form that can be cut there: itself, or in smaller groups; None if none can."""
+        units = self.cuts
+        fits = [
+            whole == common_unit(whole, places, size)
+            for whole, places, size in zip((units.rows, units.columns), (rows, columns), self.size, strict=True)
+        ]
+        return self if all(fits) else None
 
     @abstractmethod
     def reordered(self, order: Tensor) -> Self:
