@@ -7,7 +7,7 @@ plans in the same order, so each calls the same methods of its communicator in t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the hash backend's ranks share this without torch
     from torch import Tensor
@@ -28,6 +28,19 @@ class Shard:
         return slice(self.rank * each, (self.rank + 1) * each)
 
 
+@runtime_checkable
+class Regrouping(Protocol):
+    """A backend that does something when its group has formed."""
+
+    def regroup(self) -> None:
+        """Called on every rank each time the group has formed, before a session begins: forgets all KV.
+
+        Ranks exchange equally here, whether their group has just lost them or they are new: what they measured or
+        captured alone is kept, and what needs the others (a number of blocks that fits all, graphs that exchange) is
+        done here.
+        """
+
+
 WHOLE = Shard()
 """The part of a runner that computes alone."""
 
@@ -37,7 +50,12 @@ class RankLost(RuntimeError):
 
 
 class Communicator(Protocol):
-    """Exchanges tensors among the ranks of a group. Every method raises RankLost if the group is broken."""
+    """Exchanges tensors among the ranks of a group. Every method raises RankLost if the group is broken.
+
+    Until the group has formed for the first time, nothing is exchanged, so that a rank that loads its weights may run
+    the model to measure memory and times: `all_reduce` and `broadcast` return `x`, `all_gather` returns it `size`
+    times, and `least` returns `value`.
+    """
 
     @property
     def shard(self) -> Shard: ...
@@ -47,3 +65,9 @@ class Communicator(Protocol):
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Returns all ranks' `x` [rows, columns] side by side in order of ranks: [rows, size * columns]."""
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Returns rank 0's `x` on every rank. May overwrite and return `x`."""
+
+    def least(self, value: int) -> int:
+        """Returns the least of all ranks' values, for example of the numbers of KV blocks that fit. The host waits."""
