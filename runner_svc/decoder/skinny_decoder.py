@@ -93,6 +93,7 @@ class SkinnyMlp:
         rows = self._products.gated(stream, rows, self._gate_up.matrix, activated, self._sums)
         if self._own_down and hidden.last is not None:
             self._products.store(stream, rows, self._down.matrix, hidden.last)
+            hidden.has_last()
         else:
             hidden.add(stream, activated, self._down)
 

@@ -32,6 +32,10 @@ log = structlog.get_logger()
 _POSITIONS_A_ROW = 16
 
 
+class OtherVariants(ValueError):
+    """Times are missing, or of other variants of steps than this decoder has."""
+
+
 def capture_decode_steps(
     steps: CudaSteps,
     slots: DeviceSlots,
@@ -39,10 +43,12 @@ def capture_decode_steps(
     context_length: int,
     progress: Progress,
     timings: StartTimings,
+    *,
+    measures: bool = True,
 ) -> StepGraphs:
     """Captures whole decode passes, by number of rows. May write to any cache block; leaves the slots empty.
 
-    Uses the times in `timings`, or adds those that it measures.
+    Uses the times in `timings`, or adds those that it measures. Raises OtherVariants if it may not measure but would.
     """
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
@@ -51,6 +57,8 @@ def capture_decode_steps(
     names = {size: [variant.name for variant in variants(size)] for size in graphs.sizes}
     if timings.decode is not None and timings.decode.fits(names, graphs.sizes):
         graphs.capture_known(timings.decode, variants, device.capture, prepare, progress)
+    elif not measures:
+        raise OtherVariants
     else:
         graphs.capture(variants, device.capture, prepare, device.seconds, progress)
         graphs.drop_slow(prepare, device.seconds)
@@ -93,11 +101,13 @@ def capture_mixed_steps(
     max_step_tokens: int,
     progress: Progress,
     timings: StartTimings,
+    *,
+    measures: bool = True,
 ) -> StepGraphs:
     """Captures the layers of mixed steps, by positions, up to the size from which a graph saves little GPU time.
 
     First times the fusions of products in mixed steps, and compiles the chosen ones for steps of all sizes. Uses the
-    times in `timings`, or adds those that it measures.
+    times in `timings`, or adds those that it measures. Raises OtherVariants if it may not measure but would.
     """
 
     def run(bucket: int) -> None:
@@ -109,6 +119,8 @@ def capture_mixed_steps(
     known = timings.mixed
     if known is not None and not known.fits(names, graphs.sizes):
         known = None
+    if known is None and not measures:
+        raise OtherVariants
     timed = (
         known.seconds if known is not None else _timed_fusions(steps, slots, device, context_length, names, progress)
     )

@@ -315,7 +315,7 @@ def _skinny_parts(decoder: CudaDecoder | TransformersCudaDecoder, launchers: Lau
     return [
         _SkinnyParts(
             each.name,
-            SkinnyDecoder(decoder, each) if decoder.config.is_plain else None,
+            SkinnyDecoder(decoder, each) if decoder.config.is_plain and decoder.exchanges is None else None,
             {
                 "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
                 "gate-up": skinny_mlps(decoder, each.products, own_down=False),

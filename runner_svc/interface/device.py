@@ -51,6 +51,9 @@ class SharedTensor(Protocol):
     def descriptor(self) -> int:
         """Returns a new file descriptor, by which another process maps it; the caller closes it."""
 
+    def close(self) -> None:
+        """Unmaps it. Nothing may use it any more."""
+
 
 class Device(Protocol):
     """Implemented by `runner_svc.cuda.device.GpuDevice`."""

@@ -45,6 +45,7 @@ from tests.support.host_layers import (
     HostRopeKv,
     HostRoundingNorm,
     host_embed,
+    host_embed_part,
 )
 from tests.support.memory_file import MemoryFile
 
@@ -146,6 +147,7 @@ class HostLaunchers:
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
             rounding_norm=HostRoundingNorm(HostNorm(config.norm_eps, config.norm, config.multiplier)),
+            embed_part=host_embed_part,
             experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,
         )
 

@@ -1,0 +1,37 @@
+"""The GPU of each rank, and what the ranks exchange over."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import torch
+
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.memory.shared_memory import SharedMemory
+from runner_svc.cuda.ranks.peer_ranks import PeerRanks
+from runner_svc.interface.device import Device
+from runner_svc.interface.ranks import Communicator, Shard
+
+SHARING = "ROSTER_TEST_RANKS_SHARE_A_GPU"
+"""Set by tests: ranks may share a GPU, with all_reduce one-shot."""
+
+
+def gpu_of(shard: Shard) -> GpuDevice:
+    """Returns the rank's GPU: on each host, ranks take the GPUs in turns. Raises UnusableSettings for too few GPUs."""
+    count = torch.cuda.device_count()
+    if shard.size > count and not os.environ.get(SHARING):
+        raise UnusableSettings(
+            f"tensor_parallel is {shard.size}, but this host has {count} GPU{'s' * (count != 1)}: set tensor_parallel to "
+            f"{count} or less, or nnodes to the number of hosts"
+        )
+    # Threads besides this one call the driver while steps are captured: NCCL's watchdog.
+    return GpuDevice(shard.rank % count, capture_mode="thread_local" if shard.size > 1 else "global")
+
+
+def over_peer_memory(ranks: Communicator, device: Device, dtype: torch.dtype) -> PeerRanks:
+    """Returns what exchanges GPU tensors over memory that the ranks of this host share, with its kernels compiled."""
+    peers = PeerRanks(ranks, device, partial(SharedMemory.imported, device=device.device.index or 0))
+    peers.compile(dtype)
+    return peers

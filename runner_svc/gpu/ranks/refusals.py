@@ -1,0 +1,63 @@
+"""What several ranks can't do on GPUs yet, each with a sentence for the operator: the table of docs/parallel.md."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.interface.ranks import Shard
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.families.description import QkNorm
+from runner_svc.model.rank_parts import local_config
+
+
+class RefusedOptions(Protocol):
+    """The options that are looked at; implemented by `runner_svc.gpu.loading.GpuOptions`."""
+
+    @property
+    def draft(self) -> str: ...
+
+    @property
+    def shares_cache(self) -> bool: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+
+def refuse_ranks(config: ModelConfig | None, shard: Shard, options: RefusedOptions) -> None:
+    """Raises UnusableSettings or UnsupportedModel for what several ranks can't do. `config` None: not our decoder."""
+    if config is None:
+        raise UnsupportedModel(
+            "Several ranks compute a model with Roster's own decoder alone: set decoder to 'auto' and serve a model of "
+            "it, or set tensor_parallel to 1."
+        )
+    if options.draft:
+        raise UnusableSettings(
+            f"draft is {options.draft!r}, which several ranks can't do on GPUs: set draft to '', or tensor_parallel to 1"
+        )
+    if options.shares_cache:
+        raise UnusableSettings(
+            "move_listen is set, but KV that several ranks hold can't be moved: set move_listen to '', or "
+            "tensor_parallel to 1"
+        )
+    if options.deterministic:
+        raise UnusableSettings(
+            "deterministic is true, which several ranks can't be on GPUs: set deterministic to false, or "
+            "tensor_parallel to 1"
+        )
+    _refuse_model(config, shard)
+
+
+def _refuse_model(config: ModelConfig, shard: Shard) -> None:
+    if config.layers[0].qk_norm is QkNorm.PROJECTION:
+        raise UnsupportedModel(
+            f"{config.architecture} norms all heads' queries together, which GPUs can't divide among ranks: set "
+            "tensor_parallel to 1, or device to 'cpu'."
+        )
+    widths = [tuple(layer.mlp.width for layer in local_config(config, Shard(rank, shard.size)).layers) for rank in range(shard.size)]
+    if len(set(widths)) > 1:
+        raise UnsupportedModel(
+            f"An MLP of {config.intermediate_size} columns has no {shard.size} equal parts in this format, which GPUs "
+            "need: set tensor_parallel to another number of ranks, or device to 'cpu'."
+        )
