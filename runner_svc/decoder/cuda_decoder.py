@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.ranks.rank_exchanges import RankExchanges
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace, with_plain_experts
 from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.decoder.rank_exchanges import RankExchanges
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
@@ -309,7 +310,8 @@ class CudaDecoder:
         if self.exchanges is None:
             self._linear_head.multiply(stream, states, out)
         else:
-            self.exchanges.logits(stream, states, self._linear_head, out)
+            multiply = partial(self._linear_head.multiply, stream, states)
+            self.exchanges.logits(multiply, self._linear_head.matrix.size[0], out)
         finish_logits(out, self.config.model)
 
     def _embed(self, stream: int, inputs: DeviceInputs, out: Tensor) -> None:

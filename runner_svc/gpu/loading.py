@@ -96,9 +96,9 @@ def load_cuda_backend(
 ) -> CudaBackend:
     """Loads the model `name` (see `model_folder`) onto the first GPU and captures its graphs.
 
-    Another `make` than the default makes a backend that drafts. `ranks`: which compute the model together; this process
-    then loads its part, onto its GPU. Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model, OutOfMemory,
-    and UnusableSettings if it can't be `deterministic`, or not by these ranks.
+    Another `make` than the default makes a backend that drafts. `ranks`: which compute the model together; this
+    process then loads its part, onto its GPU. Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model,
+    OutOfMemory, and UnusableSettings if it can't be `deterministic`, or not by these ranks.
     """
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)

@@ -1,4 +1,4 @@
-"""The sources of the kernels that exchange among GPUs, emulated on a CPU: each rank a process, windows shared memory."""
+"""The sources of the kernels that exchange among GPUs, emulated on a CPU: ranks are processes that share memory."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Every rank computes the same sums in the order of ranks, so that all have the sa
 element: what NCCL's order of additions depends on is no part of it. Several ranks may share a GPU, which NCCL refuses.
 It was not run on several GPUs.
 
-When a rank is lost, the host raises a word that waiting launches poll: they end without a sum, and later ones do nothing
-and touch no window. Windows of lost ranks stay mapped, and so remain memory, until no launch is under way any more.
+When a rank is lost, the host raises a word that waiting launches poll: they end without a sum, and later ones do
+nothing and touch no window. Windows of lost ranks stay mapped, and so remain memory, until no launch is under way.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class PeerRanks:
         self._device.synchronize()
         self._own = own
         self._others = exchange_windows(self._ranks, own, self._import)
-        windows = [self._others[rank].address if rank != self.shard.rank else own.address for rank in range(self.shard.size)]
-        self._state.begin(windows)
+        windows = {**self._others, self.shard.rank: own}
+        self._state.begin([windows[rank].address for rank in range(self.shard.size)])
         self._device.synchronize()
         self._ranks.least(0)  # nobody raises a flag before all windows are zeros
         self._is_open = True

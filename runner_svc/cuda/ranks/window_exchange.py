@@ -39,8 +39,8 @@ def exchange_windows(
 ) -> dict[int, Window]:
     """Returns the other ranks' windows, mapped, by rank. All ranks call this at the same time.
 
-    `import_memory` maps the memory of a descriptor, of a number of bytes. Raises RankLost if a rank does not answer, and
-    SharedMemoryError, after which no window is mapped.
+    `import_memory` maps the memory of a descriptor, of a number of bytes. Raises RankLost if a rank does not answer,
+    and SharedMemoryError, after which no window is mapped.
     """
     shard = ranks.shard
     name = secrets.token_bytes(_NAME_BYTES // 2).hex()

@@ -34,7 +34,8 @@ def refuse_ranks(config: ModelConfig | None, shard: Shard, options: RefusedOptio
         )
     if options.draft:
         raise UnusableSettings(
-            f"draft is {options.draft!r}, which several ranks can't do on GPUs: set draft to '', or tensor_parallel to 1"
+            f"draft is {options.draft!r}, which several ranks can't do on GPUs: set draft to '', or tensor_parallel "
+            "to 1"
         )
     if options.shares_cache:
         raise UnusableSettings(
@@ -55,8 +56,8 @@ def _refuse_model(config: ModelConfig, shard: Shard) -> None:
             f"{config.architecture} norms all heads' queries together, which GPUs can't divide among ranks: set "
             "tensor_parallel to 1, or device to 'cpu'."
         )
-    widths = [tuple(layer.mlp.width for layer in local_config(config, Shard(rank, shard.size)).layers) for rank in range(shard.size)]
-    if len(set(widths)) > 1:
+    parts = [local_config(config, Shard(rank, shard.size)) for rank in range(shard.size)]
+    if len({tuple(layer.mlp.width for layer in part.layers) for part in parts}) > 1:
         raise UnsupportedModel(
             f"An MLP of {config.intermediate_size} columns has no {shard.size} equal parts in this format, which GPUs "
             "need: set tensor_parallel to another number of ranks, or device to 'cpu'."

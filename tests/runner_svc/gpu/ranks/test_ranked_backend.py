@@ -55,9 +55,7 @@ def test_ranks_give_the_tokens_of_one(family: str, size: int, on_load: OnLoad, t
     def run(shard: Shard) -> tuple[list[list[int]], int]:
         group = Group(shard, store_in(tmp_path, size))
         device = HostDevice()
-        backend = host_backend(
-            folder, num_blocks=48 + shard.rank, device=device, on_load=on_load, ranks=group, **SIZES
-        )
+        backend = host_backend(folder, num_blocks=48 + shard.rank, device=device, on_load=on_load, ranks=group, **SIZES)
         group.form()
         backend.regroup()
         backend.cache.data.fill_(torch.nan)

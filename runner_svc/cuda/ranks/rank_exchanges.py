@@ -6,10 +6,11 @@ ranks, before the norm that adds it. Embeddings and head are divided by vocabula
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.interface.layer_launchers import EmbedPartLauncher
 from runner_svc.interface.ranks import Communicator, PeerCommunicator, Shard
 from runner_svc.model.rank_parts import vocabulary_part
@@ -36,10 +37,13 @@ class RankExchanges:
         self._embed(stream, tokens, embeddings, self._begin, out)
         self.add_up(out)
 
-    def logits(self, stream: int, states: Tensor, head: CudaLinear, out: Tensor) -> None:
-        """Fills `out`, float32 [L, vocab_size], from `states` [L, hidden_size] and this rank's part of the head."""
-        own = torch.empty(len(states), self._columns, dtype=out.dtype, device=out.device)
-        head.multiply(stream, states, own[:, : head.matrix.size[0]])
+    def logits(self, multiply: Callable[[Tensor], None], columns: int, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size].
+
+        `multiply` fills [L, columns], whose rows have a free stride, with those of this rank's part of the head.
+        """
+        own = torch.empty(len(out), self._columns, dtype=out.dtype, device=out.device)
+        multiply(own[:, :columns])
         if isinstance(self.ranks, PeerCommunicator):
             self.ranks.gather_into(own, out)
         else:
