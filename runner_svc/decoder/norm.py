@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
+from runner_svc.decoder.exchange import TotalSquares
 from runner_svc.model.families.description import NormKind, QkNorm
 
 
@@ -32,9 +33,19 @@ class HeadNorm:
     """The norm of queries or of keys, over what `QkNorm` says."""
 
     def __init__(
-        self, over: QkNorm, kind: NormKind, weights: Tensor, eps: float, arithmetic: Arithmetic = PLAIN
+        self,
+        over: QkNorm,
+        kind: NormKind,
+        weights: Tensor,
+        eps: float,
+        arithmetic: Arithmetic = PLAIN,
+        total: TotalSquares | None = None,
     ) -> None:
-        """`kind` is the layer's; only the norm of each head follows it."""
+        """`kind` is the layer's; only the norm of each head follows it.
+
+        `total` adds up the squares of a norm over all heads, of which this rank has some; None: it has all.
+        """
+        self._total = total
         self._over = over
         self._eps = eps
         self._weights = weights
@@ -46,6 +57,11 @@ class HeadNorm:
         if self._over is QkNorm.HEAD:
             return self._norm(x)
         if self._over is QkNorm.PROJECTION:
-            return self._norm(x.flatten(1)).view_as(x)
+            return (self._norm(x.flatten(1)) if self._total is None else self._by_total(x.flatten(1))).view_as(x)
         normed = self._arithmetic.layer_norm(x, None, None, self._eps)
         return torch.mul(normed, self._weights.view(x.shape[1:]))
+
+    def _by_total(self, x: Tensor) -> Tensor:
+        assert self._total is not None, "the ranks share the norm"
+        root = self._total(self._arithmetic.row_sum(x * x)).div_(self._total.width).add_(self._eps).sqrt_()
+        return (x / root).mul_(self._weights)

@@ -15,9 +15,8 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import LayerDescription, MlpDescription
 from runner_svc.weights.matrix_part import MatrixPart
 
-_VOCABULARY_UNIT = 16
 _WIDTH_UNIT = 16
-"""Of plain widths that the ranks don't divide."""
+"""Of widths that the ranks don't divide, or that have fewer groups than there are ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +51,10 @@ class RankParts:
         return slice(head, head + 1)
 
     @property
-    def counts_keys(self) -> bool:
-        """Whether this rank is the first of those that hold its keys."""
-        return self.whole.num_kv_heads >= self.shard.size or (
-            self.shard.rank * self.whole.num_kv_heads % self.shard.size == 0
-        )
-
-    @property
     def vocabulary(self) -> slice:
-        """Rows of embeddings and head."""
-        return vocabulary_part(self.whole.vocab_size, self.shard)
+        """Rows of embeddings and head, without the zeros that may be behind them; see `ModelConfig.vocabulary`."""
+        padded = replace(self.whole, shard=self.shard).vocabulary
+        return slice(padded.start, min(padded.stop, self.whole.vocab_size))
 
     @property
     def queries(self) -> slice:
@@ -105,7 +98,7 @@ class RankParts:
                 f"{config.num_kv_heads} key-value heads can't be divided among {size} ranks, nor these among the "
                 f"heads: set tensor_parallel to a divisor or a multiple of {config.num_kv_heads}."
             )
-        if vocabulary_part(config.vocab_size, Shard(size - 1, size)).start == config.vocab_size:
+        if replace(config, shard=Shard(size - 1, size)).vocabulary.start >= config.vocab_size:
             raise UnsupportedModel(f"A vocabulary of {config.vocab_size} can't be divided among {size} ranks.")
         return replace(
             config,
@@ -113,6 +106,7 @@ class RankParts:
             num_kv_heads=max(config.num_kv_heads // size, 1),
             layers=tuple(self._layer(layer) for layer in config.layers),
             shard=self.shard,
+            kv_replicas=max(size // config.num_kv_heads, 1),
         )
 
     def _layer(self, layer: LayerDescription) -> LayerDescription:
@@ -128,19 +122,10 @@ def local_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     return RankParts(config, shard).local()
 
 
-def vocabulary_part(vocab_size: int, shard: Shard) -> slice:
-    """Returns a rank's token ids. All ranks have as many, but the last one, which may have fewer."""
-    each = -(-vocab_size // shard.size)
-    rounded = -(-each // _VOCABULARY_UNIT) * _VOCABULARY_UNIT
-    if rounded * (shard.size - 1) < vocab_size:
-        each = rounded
-    return slice(min(shard.rank * each, vocab_size), min((shard.rank + 1) * each, vocab_size))
-
-
 def width_part(width: int, shard: Shard, unit: int) -> slice:
-    """Returns a rank's columns of `width`, whole units if there are enough. Raises UnsupportedModel if there are not."""
+    """Returns a rank's columns of `width`, whole units if there are enough. Raises UnsupportedModel for too few."""
     if width % (unit * shard.size):
-        units = (math.lcm(unit, _WIDTH_UNIT), unit, 1)
+        units = (math.lcm(unit, _WIDTH_UNIT), unit, _WIDTH_UNIT, 1)
         unit = next((each for each in units if width // each >= shard.size), 0)
         if unit == 0:
             raise UnsupportedModel(

@@ -41,7 +41,9 @@ def compact(matrix: Matrix) -> Matrix:
     if isinstance(matrix, JoinedMatrix):
         return JoinedMatrix(tuple(compact(part) for part in matrix.parts))
     tensors = {each.name: getattr(matrix, each.name) for each in fields(matrix)}  # type: ignore[arg-type]
-    own = {name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items() if _is_view(value)}
+    own = {
+        name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items() if _is_view(value)
+    }
     return replace(matrix, **own) if own else matrix  # type: ignore[type-var]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from runner_svc.model.families.description import LayerDescription, MlpDescription, QkNorm
 from runner_svc.model.rank_parts import RankParts
@@ -17,8 +18,10 @@ from runner_svc.weights.cutting import part_of
 from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.matrix import Matrix, joined
 from runner_svc.weights.matrix_part import MatrixPart
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights
+from runner_svc.weights.plain_matrix import PlainMatrix
 
 
 def cut_layer(layer: LayerWeights, described: LayerDescription, parts: RankParts, dtype: torch.dtype) -> LayerWeights:
@@ -36,6 +39,19 @@ def cut_layer(layer: LayerWeights, described: LayerDescription, parts: RankParts
         mlp=cutter.mlp(layer.mlp, described),
         sinks=layer.sinks[parts.heads].clone() if layer.sinks is not None else None,
     )
+
+
+def padded_ends(embeddings: Tensor, head: Matrix, parts: RankParts) -> tuple[Tensor, Matrix]:
+    """Returns a rank's rows of embeddings and head with the zeros that make all ranks have as many."""
+    places = replace(parts.whole, shard=parts.shard).vocabulary
+    missing = places.stop - places.start - len(embeddings)
+    if not missing:
+        return embeddings, head
+    padded = functional.pad(embeddings, (0, 0, 0, missing))
+    if isinstance(head, PlainMatrix):
+        is_tied = head.weight is embeddings
+        return padded, PlainMatrix(padded if is_tied else functional.pad(head.weight, (0, 0, 0, missing)))
+    return padded, joined([head, PlainMatrix(embeddings.new_zeros(missing, embeddings.shape[1]))])
 
 
 class _Cutter:
@@ -66,7 +82,9 @@ class _Cutter:
         """Returns some of the width."""
         if isinstance(weights, ExpertWeights):
             return self._experts(weights, described)
-        assert isinstance(described.mlp, MlpDescription), "the layer's weights are of the kind that its description says"
+        assert isinstance(described.mlp, MlpDescription), (
+            "the layer's weights are of the kind that its description says"
+        )
         (gate_up,) = self._parts.gate_up(described.mlp, modules=1)
         width = self._parts.width(described.mlp.width)
         return MlpWeights(self.divided(weights.gate_up, gate_up), self.summed(weights.down, width))

@@ -16,7 +16,6 @@ from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES
 from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredFormat, StoredTensors
 from runner_svc.model.quantization.stored_mxfp4 import StoredMxfp4
-
 from runner_svc.weights.matrix_part import WHOLE_MATRIX, MatrixPart
 
 if TYPE_CHECKING:

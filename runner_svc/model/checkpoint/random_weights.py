@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.ranks import WHOLE, Shard
-from runner_svc.model.checkpoint.cut_weights import cut_layer
+from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
 from runner_svc.model.checkpoint.weights import check_on_load
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
@@ -59,12 +59,14 @@ def random_weights(
     embeddings = make.matrix(config.vocab_size, config.hidden_size)
     head = embeddings if config.tied_embeddings else make.matrix(config.vocab_size, config.hidden_size)
     if not parts.is_whole:
-        is_tied, embeddings, head = head is embeddings, *(each[parts.vocabulary].clone() for each in (embeddings, head))
-        head = embeddings if is_tied else head
+        own = embeddings[parts.vocabulary].clone()
+        head = own if head is embeddings else head[parts.vocabulary].clone()
+        embeddings = own
+    embeddings, of_head = padded_ends(embeddings, PlainMatrix(head), parts)
     has_positions = config.model.position_offset is not None
     return ModelWeights(
         embeddings=embeddings,
-        head=LinearWeights(on_load.head_matrix(PlainMatrix(head))),
+        head=LinearWeights(on_load.head_matrix(of_head)),
         norm=make.ones(config.hidden_size, config.norm),
         layers=layers(),
         positions=make.matrix(config.context_length, config.hidden_size) if has_positions else None,

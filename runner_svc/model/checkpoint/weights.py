@@ -20,7 +20,7 @@ from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.ranks import WHOLE, Shard
-from runner_svc.model.checkpoint.cut_weights import cut_layer
+from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
@@ -119,7 +119,8 @@ def load_weights(
         reader = LayerReader(
             config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix, of_reader
         )
-        embeddings, head = _ends(checkpoint, parts, read, quantized, reader.name(config.names.embeddings, "weight"))
+        ends = _ends(checkpoint, parts, read, quantized, reader.name(config.names.embeddings, "weight"))
+        embeddings, head = padded_ends(*ends, parts)
         if on_load.head and not isinstance(head, PlainMatrix):
             raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
         used_head = LinearWeights(on_load.head_matrix(head))

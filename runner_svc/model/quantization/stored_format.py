@@ -69,9 +69,7 @@ class StoredFormat(Protocol):
     def units(self, rows: int, columns: int) -> tuple[int, int]:
         """Returns at which multiples of rows and of columns `read` can begin and end in a matrix [rows, columns]."""
 
-    def read(
-        self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL
-    ) -> Matrix:
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
         """Returns a region of the matrix [rows, columns] of a module.
 
         Raises UnsupportedModel, naming the tensor whose values can't be used.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredTensors
-
 from runner_svc.weights.matrix_part import ALL, Region, counted
 
 if TYPE_CHECKING:

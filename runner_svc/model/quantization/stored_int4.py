@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.stored_format import SCALE_TYPES, ExpectedTensor, StoredTensors
-
 from runner_svc.weights.matrix_part import ALL, Region, counted
 
 if TYPE_CHECKING:
