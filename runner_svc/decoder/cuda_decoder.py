@@ -310,8 +310,7 @@ class CudaDecoder:
         if self.exchanges is None:
             self._linear_head.multiply(stream, states, out)
         else:
-            multiply = partial(self._linear_head.multiply, stream, states)
-            self.exchanges.logits(multiply, self._linear_head.matrix.size[0], out)
+            self.exchanges.logits(partial(self._linear_head.multiply, stream, states), out)
         finish_logits(out, self.config.model)
 
     def _embed(self, stream: int, inputs: DeviceInputs, out: Tensor) -> None:
@@ -428,4 +427,4 @@ def _exchanges(ranks: Communicator | None, config: ModelConfig, launchers: Decod
         return None
     if launchers.embed_part is None:
         raise TypeError("the model has no launcher for a part of its embeddings")
-    return RankExchanges(ranks, config.vocab_size, launchers.embed_part)
+    return RankExchanges(ranks, config.vocabulary, launchers.embed_part)

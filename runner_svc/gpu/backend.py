@@ -10,10 +10,7 @@ Buffers of fixed size are allocated first; the KV pool takes the memory that the
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -35,7 +32,6 @@ from runner_svc.gpu.kv_scales import calibrated_scales, stated_scales
 from runner_svc.gpu.masked_rows import CudaMaskedRows
 from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep, result_words
 from runner_svc.gpu.profiling_batch import largest_batch
-from runner_svc.gpu.ranks.agreement import agreed_timings
 from runner_svc.gpu.step_buffers import PackedRows, PackedStep, PlacedRecords, Ring, aligned
 from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.backend import SlotChanges
@@ -43,7 +39,6 @@ from runner_svc.interface.device import Device, Event, SharedTensor
 from runner_svc.interface.kv_cache import FP8, KVCache
 from runner_svc.interface.launchers import Launchers, SamplingLauncher
 from runner_svc.interface.progress import Progress
-from runner_svc.interface.ranks import Communicator, PeerCommunicator, RankLost
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.fingerprints import fingerprints
@@ -100,11 +95,8 @@ class CudaBackend:
         sizes: CudaSizes,
         progress: Progress,
         kept_timings: TimingsFile | None = None,
-        ranks: Communicator | None = None,
     ) -> None:
         """`make_decoder` is called on the device's stream. Times in `kept_timings` are used and not measured again.
-
-        `ranks`: the decoder's; None: it computes the model alone. Before the first step, `regroup` is called then.
 
         Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels do not support.
         """
@@ -114,7 +106,6 @@ class CudaBackend:
         self.num_slots = sizes.num_slots
         self.max_step_tokens = sizes.max_step_tokens
         self.kept_timings = kept_timings
-        self._ranks = ranks
         self._device = device
         self._launchers = launchers
         self._sizes = sizes
@@ -131,14 +122,12 @@ class CudaBackend:
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
-            waits = ranks is not None and self._calibrates  # for all ranks, which compute the keys together
-            scales = self._kv_scales(progress) if sizes.fp8_cache and not waits else None
+            scales = self._kv_scales(progress) if sizes.fp8_cache else None
             self.shared_cache = self._share(config) if sizes.shares_cache else None
             memory = None if self.shared_cache is None else self.shared_cache.tensor
             layout = (config, self.num_blocks, sizes.block_size, self._cache_dtype)
             self.cache = KVCache(*layout, device.device, scales, memory)
             self._steps = self._make_steps(self.cache)
-            self._agreed: StartTimings | None = None  # those that the graphs of several ranks were captured by
             self._graphs, self._mixed_graphs = self._captured_at_start(progress)
         self._ring = self._make_ring()
         self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
@@ -345,81 +334,19 @@ class CudaBackend:
         """The ids as an int64 tensor on the device."""
         return torch.from_numpy(ids.astype(np.int64)).to(self._device.device)
 
-    # ------------------------------------------------------------------ several ranks
-
-    @torch.inference_mode()
-    def regroup(self) -> None:
-        """Does what the ranks must do alike when their group has formed; nothing may be in flight.
-
-        See `runner_svc.interface.ranks.Regrouping`. Raises RankLost, and TypeError for a backend without ranks.
-        """
-        ranks = self._ranks
-        if ranks is None:
-            raise TypeError("this backend computes its model alone")
-        began_at = time.monotonic()
-        with self._device.stream():
-            if isinstance(ranks, PeerCommunicator):
-                ranks.open()
-            self.num_blocks = ranks.least(self.num_blocks)
-            if self._calibrates and self.cache.scales is not None:
-                self.cache.scales.copy_(self._kv_scales(lambda what, share: None))
-            recaptured = self._capture_alike(ranks)
-            self._slots.words.zero_()
-            self._steps.packed.zero_()
-        self._changes = self._last_end = None
-        self._ring = self._make_ring()
-        self._device.synchronize()
-        ranks.least(0)  # all are ready
-        seconds = round(time.monotonic() - began_at, 2)
-        log.info("the ranks agree on their steps", seconds=seconds, captured=recaptured, blocks=self.num_blocks)
-
-    def _capture_alike(self, ranks: Communicator) -> bool:
-        """Captures the graphs that rank 0's times choose, and returns True.
-
-        Does nothing, and returns False, if there are such graphs, and they exchange with whoever is there.
-        """
-        agreed = agreed_timings(ranks, self._timings, self._device.device)
-        if not isinstance(ranks, PeerCommunicator):
-            recording: AbstractContextManager[None] = nullcontext()
-        elif agreed == self._agreed:
-            return False
-        else:
-            recording = ranks.recording()
-        self._graphs, self._mixed_graphs = StepGraphs([]), StepGraphs([])  # whose memory the new ones take
-        with recording:
-            captured = self._captured(lambda what, share: None, copy.deepcopy(agreed), measures=False)
-        self._graphs, self._mixed_graphs = captured
-        self._agreed = agreed
-        return True
-
-    def _check_ranks(self) -> None:
-        """Raises RankLost if the group was given up: a step that has ended may have no right result."""
-        if self._ranks is not None and (why := self._ranks.given_up()):
-            raise RankLost(why)
-
     # ------------------------------------------------------------------ start-up
 
     def _captured_at_start(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
-        """Returns the graphs; none with several ranks, which capture in `regroup` what rank 0 measures here."""
-        if self._ranks is None or self._ranks.shard.rank == 0:
-            captured = self._captured(progress, self._timings)
-            if self._ranks is None:
-                return captured
-        return StepGraphs([]), StepGraphs([])
+        """Returns the graphs of decode and of mixed steps."""
+        return self._captured(progress, self._timings)
 
     @cached_property
     def _timings(self) -> StartTimings:
         """Times of steps, of an earlier start or of this one."""
         return self.kept_timings.timings if self.kept_timings is not None else StartTimings()
 
-    @property
-    def _calibrates(self) -> bool:
-        """Whether the scales of an FP8 cache are computed, and not stated."""
-        stated = isinstance(self._decoder, CudaDecoder) and self._decoder.kv_scales is not None
-        return self._sizes.fp8_cache and not stated
-
-    def _make_ring(self) -> Ring[HostBuffers]:
-        check = self._check_ranks if self._ranks is not None else None
+    def _make_ring(self, check: Callable[[], None] | None = None) -> Ring[HostBuffers]:
+        """`check` raises an exception if a step that has ended may have no right result."""
         arguments = (self._device, self._steps.layout.words, self._most_draws, self.num_slots, check)
         return Ring([HostBuffers(*arguments) for _ in range(MAX_IN_FLIGHT)])
 
@@ -467,7 +394,7 @@ class CudaBackend:
             steps.packed.zero_()
             return StepGraphs([]), StepGraphs([])
 
-    def _kv_scales(self, progress: Progress) -> Tensor:
+    def _kv_scales(self, progress: Progress) -> Tensor | None:
         """Returns the checkpoint's scales of an FP8 cache, or calibrated ones."""
         if isinstance(self._decoder, CudaDecoder) and (stated := self._decoder.kv_scales) is not None:
             return stated_scales(stated, self._decoder.config.num_kv_heads).to(self._device.device)

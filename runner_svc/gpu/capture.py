@@ -8,7 +8,7 @@ any (`runner_svc.timings`): then only what they chose is captured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -55,10 +55,11 @@ def capture_decode_steps(
     _fill(slots, steps, TIMED_CONTEXT)
     variants = partial(steps.decode_variants, device.current_stream)
     names = {size: [variant.name for variant in variants(size)] for size in graphs.sizes}
-    if timings.decode is not None and timings.decode.fits(names, graphs.sizes):
-        graphs.capture_known(timings.decode, variants, device.capture, prepare, progress)
+    known = _fitting(timings.decode, names, graphs.sizes)
+    if known is not None:
+        graphs.capture_known(known, variants, device.capture, prepare, progress)
     elif not measures:
-        raise OtherVariants
+        raise OtherVariants("the times of decode steps are of other variants")
     else:
         graphs.capture(variants, device.capture, prepare, device.seconds, progress)
         graphs.drop_slow(prepare, device.seconds)
@@ -66,6 +67,11 @@ def capture_decode_steps(
     slots.words.zero_()
     steps.packed.zero_()
     return graphs
+
+
+def _fitting(timed: SizeTimings | None, names: Mapping[int, Iterable[str]], sizes: Sequence[int]) -> SizeTimings | None:
+    """Returns times if they are of these variants."""
+    return timed if timed is not None and timed.fits(names, sizes) else None
 
 
 def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
@@ -116,11 +122,9 @@ def capture_mixed_steps(
     sizes = timed_positions(max_step_tokens, steps.has_experts)
     names = {size: {each.name: each for each in steps.mixed_fusions(size)} for size in sizes}
     graphs = StepGraphs(token_sizes(max_step_tokens))
-    known = timings.mixed
-    if known is not None and not known.fits(names, graphs.sizes):
-        known = None
+    known = _fitting(timings.mixed, names, graphs.sizes)
     if known is None and not measures:
-        raise OtherVariants
+        raise OtherVariants("the times of steps with prompts are of other variants")
     timed = (
         known.seconds if known is not None else _timed_fusions(steps, slots, device, context_length, names, progress)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,9 @@ from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
 from runner_svc.gpu.canonical.determinism import numerics, refusal
 from runner_svc.gpu.launchers import CudaLaunchers
+from runner_svc.gpu.ranked_backend import RankedCudaBackend
 from runner_svc.gpu.ranks.placing import gpu_of, over_peer_memory
-from runner_svc.gpu.ranks.refusals import refuse_ranks
+from runner_svc.gpu.ranks.refusals import refuse_on_gpus
 from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.ranks import WHOLE, Communicator, Shard
@@ -28,7 +30,7 @@ from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized, refuse_ranks
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.experts_config import ExpertsConfig
@@ -103,8 +105,11 @@ def load_cuda_backend(
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)
     choice = choose_decoder(raw, options.decoder)
-    if ranks is not None:
-        refuse_ranks(choice.config, ranks.shard, options)
+    shard = ranks.shard if ranks is not None else WHOLE
+    if choice.config is not None:
+        refuse_on_gpus(choice.config, shard, options)
+    else:
+        refuse_ranks(shard, choice.why_not_own)
     if options.deterministic:
         _refuse_undetermined(choice.config, raw, options)
     architecture = choice.config.architecture if choice.config is not None else str(raw.get("architectures"))
@@ -159,8 +164,9 @@ def _own(
         return decoder
 
     timings = _kept_timings(cache_folder, raw, dtype, options, shard)
-    of_ranks = {} if ranks is None else {"ranks": ranks}
-    backend = make(model, config, make_decoder, launchers, device, sizes, progress, timings, **of_ranks)
+    if ranks is not None:
+        make = partial(RankedCudaBackend, ranks=ranks)
+    backend = make(model, config, make_decoder, launchers, device, sizes, progress, timings)
     if isinstance(decoder := backend.decoder, CanonicalDecoder):
         cache, is_random = backend.cache, options.random_weights
         model.numerics = numerics(

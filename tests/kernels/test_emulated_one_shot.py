@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -75,8 +76,9 @@ def run_ranks(
     windows = [MemoryFile(DATA_BYTES + 2 * HALF_BYTES) for _ in range(size)]
     print(f"seed {(seed := random.randrange(2**32))}")
     exchange, _ = exchanging(Shard(0, size), windows)
-    for kernel in kernels:  # compiled once, before they fork
-        assert exchange._kernel(*kernel)._module.library
+    for key in kernels:  # compiled once, before they fork
+        kernel: Any = exchange._kernel(*key)
+        assert kernel._module.library
 
     def run_rank(shard: Shard) -> None:
         EmulatedKernel.orders.seed(seed + shard.rank)

@@ -19,6 +19,7 @@ from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
 from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
 from runner_svc.gpu.drafts.model_backend import ModelDraftingCudaBackend
+from runner_svc.gpu.ranked_backend import RankedCudaBackend
 from runner_svc.interface.ranks import WHOLE, Communicator
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
@@ -84,6 +85,9 @@ def host_backend(
         heads = read_heads(medusa, config.hidden_size, config.vocab_size)
         make = partial(MedusaDraftingCudaBackend, heads=heads, drafts=drafts)
 
+    if ranks is not None:
+        make = partial(RankedCudaBackend, ranks=ranks)
+
     def make_decoder() -> CudaDecoder:
         of_layers = launchers.decoder(fp8_cache)
         if canonical:
@@ -99,5 +103,4 @@ def host_backend(
         CudaSizes(num_slots, block_size, max_step_tokens, config.context_length, num_blocks, fp8_cache=fp8_cache),
         no_progress,
         kept_timings,
-        **({} if ranks is None else {"ranks": ranks}),
     )

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from runner_svc.interface.layer_launchers import EmbedPartLauncher
-from runner_svc.interface.ranks import Communicator, PeerCommunicator, Shard
-from runner_svc.model.rank_parts import vocabulary_part
+from runner_svc.interface.ranks import Communicator, PeerCommunicator
 
 
 class RankExchanges:
     """The exchanges of one rank's passes. Nothing waits for the device, so that they can be captured."""
 
-    def __init__(self, ranks: Communicator, vocab_size: int, embed: EmbedPartLauncher) -> None:
+    def __init__(self, ranks: Communicator, vocabulary: slice, embed: EmbedPartLauncher) -> None:
+        """`vocabulary`: token ids of this rank's rows of embeddings and head; all ranks have as many."""
         self.ranks = ranks
         self._embed = embed
-        first = vocabulary_part(vocab_size, Shard(0, ranks.shard.size))
-        self._begin = vocabulary_part(vocab_size, ranks.shard).start
-        self._columns: int = first.stop  # of all ranks but the last, which may have fewer
+        self._begin: int = vocabulary.start
+        self._columns: int = vocabulary.stop - vocabulary.start
 
     def add_up(self, x: Tensor) -> None:
         """Replaces x by the sum of all ranks' x."""
@@ -37,13 +36,10 @@ class RankExchanges:
         self._embed(stream, tokens, embeddings, self._begin, out)
         self.add_up(out)
 
-    def logits(self, multiply: Callable[[Tensor], None], columns: int, out: Tensor) -> None:
-        """Fills `out`, float32 [L, vocab_size].
-
-        `multiply` fills [L, columns], whose rows have a free stride, with those of this rank's part of the head.
-        """
+    def logits(self, multiply: Callable[[Tensor], None], out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size]. `multiply` fills a tensor with the logits of this rank's rows."""
         own = torch.empty(len(out), self._columns, dtype=out.dtype, device=out.device)
-        multiply(own[:, :columns])
+        multiply(own)
         if isinstance(self.ranks, PeerCommunicator):
             self.ranks.gather_into(own, out)
         else:

@@ -25,13 +25,10 @@ class RefusedOptions(Protocol):
     def deterministic(self) -> bool: ...
 
 
-def refuse_ranks(config: ModelConfig | None, shard: Shard, options: RefusedOptions) -> None:
-    """Raises UnusableSettings or UnsupportedModel for what several ranks can't do. `config` None: not our decoder."""
-    if config is None:
-        raise UnsupportedModel(
-            "Several ranks compute a model with Roster's own decoder alone: set decoder to 'auto' and serve a model of "
-            "it, or set tensor_parallel to 1."
-        )
+def refuse_on_gpus(config: ModelConfig, shard: Shard, options: RefusedOptions) -> None:
+    """Raises UnusableSettings or UnsupportedModel for what several ranks can't do; nothing is refused for one."""
+    if shard.size == 1:
+        return
     if options.draft:
         raise UnusableSettings(
             f"draft is {options.draft!r}, which several ranks can't do on GPUs: set draft to '', or tensor_parallel "

@@ -1,4 +1,4 @@
-"""Ranks that exchange over shared memory: processes on a CPU, with the kernels emulated. One dies, and they form again."""
+"""Ranks that exchange over shared memory: processes on a CPU, kernels emulated. One dies, and they form again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,8 +44,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def compile_for(size: int) -> None:
     """Compiles once, before ranks fork."""
     exchange = OneShot(Shard(0, size), ExchangeState(HostDevice(), 20.0), 4096, threads=32, most_blocks=2)
-    for kernel in (("reduce", "float"), ("gather", 4), ("gather", 1)):
-        assert exchange._kernel(*kernel)._module.library
+    for key in (("reduce", "float"), ("gather", 4), ("gather", 1)):
+        kernel: Any = exchange._kernel(*key)
+        assert kernel._module.library
 
 
 def peers_of(group: Group) -> PeerRanks:
@@ -168,7 +170,7 @@ def test_a_window_that_can_not_be_mapped_is_said(tmp_path: Path) -> None:
         group = Group(shard, store_in(tmp_path, 2))
         peers = PeerRanks(group, HostDevice(), refused, half_bytes=4096)
         group.form()
-        with pytest.raises(SharedMemoryError, match=f"rank {1 - shard.rank} .* set all_reduce to 'nccl'"):
+        with pytest.raises(SharedMemoryError, match=rf"rank {1 - shard.rank} .* set all_reduce to 'nccl'"):
             peers.open()
 
     forked(2, run)
@@ -190,5 +192,5 @@ def test_a_rank_that_never_shares_its_window_is_lost(tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_flags_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at most 8 ranks .*, not 9"):
+    with pytest.raises(ValueError, match=r"at most 8 ranks .*, not 9"):
         peers_of(Group(Shard(0, 9), store_in(tmp_path, 9)))

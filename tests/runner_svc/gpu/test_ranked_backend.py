@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.ranked_backend import RankedCudaBackend
 from runner_svc.group.forming import Group, store_in
 from runner_svc.interface.ranks import RankLost, Shard
 from runner_svc.weights.on_load import OnLoad
@@ -57,6 +58,7 @@ def test_ranks_give_the_tokens_of_one(family: str, size: int, on_load: OnLoad, t
         device = HostDevice()
         backend = host_backend(folder, num_blocks=48 + shard.rank, device=device, on_load=on_load, ranks=group, **SIZES)
         group.form()
+        assert isinstance(backend, RankedCudaBackend)
         backend.regroup()
         backend.cache.data.fill_(torch.nan)
         assert backend.num_blocks == 48
@@ -88,6 +90,7 @@ def test_ranks_take_the_graphs_that_rank_0_measured_and_form_again(tmp_path: Pat
     def run(shard: Shard) -> tuple[object, ...]:
         group, device = Group(shard, store_in(tmp_path, 2)), Timed(shard.rank)
         backend = host_backend(folder, num_blocks=48, device=device, ranks=group, **SIZES)
+        assert isinstance(backend, RankedCudaBackend)
         found: list[object] = []
         for epoch in (1, 2):
             group.form(epoch)
@@ -115,6 +118,7 @@ def test_a_step_of_a_group_that_was_given_up_has_no_result(tmp_path: Path) -> No
         group = Group(shard, store_in(tmp_path, 2), given_up=lambda: why)
         backend = host_backend(folder, num_blocks=48, ranks=group, **SIZES)
         group.form()
+        assert isinstance(backend, RankedCudaBackend)
         backend.regroup()
         driver = RandomDriver(backend, random.Random(1))
         driver.generate([[1, 2, 3]], 2, 12)
