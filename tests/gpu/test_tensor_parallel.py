@@ -30,6 +30,8 @@ TOKENS, SIZES = 6, {"num_slots": 4, "max_step_tokens": 64, "num_blocks": 60}
 # Largest gap between the likeliest tokens where two may differ, as a share of the standard deviation of a position's
 # log-probabilities: 16-bit sums in another order, and rows that each rank rounds to FP8 by its own largest.
 GAP, FP8_GAP = 0.15, 0.6
+SPLIT = {"intermediate_size": 512}
+"""A width that the kernels support also in two parts."""
 Asked = dict[str, Any]
 
 
@@ -107,27 +109,26 @@ def test_ranks_exchange_over_shared_memory_and_in_replayed_graphs(
 @pytest.mark.parametrize(
     ("family", "asked", "allowed"),
     [
-        ("llama", {}, GAP),
-        ("llama-biases", {"dtype": "float16"}, GAP),
-        ("gemma3", {}, GAP),
-        ("qwen3-moe", {}, 2 * GAP),
-        ("llama", {"fp8_cache": True}, FP8_GAP),
-        ("llama", {"on_load": "fp8"}, FP8_GAP),
-        ("llama", {"on_load": "int4"}, GAP),
+        pytest.param("llama", {}, GAP, id="plain"),
+        pytest.param("llama", {"fp8_cache": True}, FP8_GAP, id="fp8 cache"),
+        pytest.param("llama", {"on_load": "fp8"}, FP8_GAP, id="fp8 weights"),
+        pytest.param("llama", {"on_load": "int4"}, GAP, id="int4 weights"),
+        pytest.param("llama-biases", {"dtype": "float16"}, GAP, id="biases"),
+        pytest.param("gemma3", {}, GAP, id="gemma3"),
+        pytest.param("qwen3-moe", {}, 2 * GAP, id="experts"),
     ],
-    ids=str,
 )
 def test_two_ranks_give_the_tokens_of_one(
     family: str, asked: Asked, allowed: float, ranks: GpuRanks, epochs: Iterator[int], seed: int, tmp_path: Path
 ) -> None:
-    sizes = {**FAMILIES[family], "intermediate_size": 512}
+    sizes = {**FAMILIES[family], **SPLIT}
     if family == "qwen3-moe":  # all experts, as a near tie between two may fall either way
         sizes |= {"moe_intermediate_size": 128, "num_experts_per_tok": 8}
     folder = make_tiny_model(family, tmp_path / "tiny", seed % 1000, torch.bfloat16, **sizes)
     compare(ranks, next(epochs), folder, seed, NUM_TOKENS, allowed, **asked)
 
 
-@pytest.mark.parametrize("asked", [{}, {"on_load": "fp8", "fp8_cache": True}], ids=str)
+@pytest.mark.parametrize("asked", [{}, {"on_load": "fp8", "fp8_cache": True}], ids=["bf16", "fp8"])
 def test_four_layers_of_an_8b_shape(
     asked: Asked, ranks: GpuRanks, epochs: Iterator[int], seed: int, tmp_path: Path
 ) -> None:
@@ -142,7 +143,7 @@ def test_four_layers_of_an_8b_shape(
 def test_a_rank_is_killed_and_the_other_forms_again_with_a_new_process(
     epochs: Iterator[int], seed: int, tmp_path: Path
 ) -> None:
-    folder = make_tiny_model("llama", tmp_path / "tiny", seed % 1000, torch.bfloat16, **FAMILIES["llama"])
+    folder = make_tiny_model("llama", tmp_path / "tiny", seed % 1000, torch.bfloat16, **FAMILIES["llama"], **SPLIT)
     (tmp_path / "ranks").mkdir()
     both, prompts = GpuRanks(2, tmp_path / "ranks"), prompts_of(seed, NUM_TOKENS)
     try:

@@ -6,6 +6,7 @@ two contexts of one GPU take turns of about 2 ms, so an exchange takes as long.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -101,9 +102,11 @@ class Rank:
     """What a rank's process does, by the names that `GpuRanks.all` takes."""
 
     def __init__(self, rank: int, size: int, folder: Path) -> None:
+        from runner_svc.gpu.ranks import placing
         from runner_svc.group.forming import Group, store_in
         from runner_svc.interface.ranks import Shard
 
+        placing.LIMIT_S = 8.0  # a test ends sooner
         self._folder, self._epoch = folder, 0
         self.group = Group(Shard(rank, size), store_in(folder, size), given_up=self._why)
         self._backend: Any = None
@@ -192,11 +195,13 @@ def main(arguments: Sequence[str]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         do: Callable[..., Any] = getattr(rank, request.pop("do"))
+        faulthandler.dump_traceback_later(30)
         try:
             answer = {"is": do(**request)}
         except BaseException as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
+        faulthandler.cancel_dump_traceback_later()
         print(_MARK + json.dumps(answer), flush=True)
 
 

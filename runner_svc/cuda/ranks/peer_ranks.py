@@ -27,8 +27,6 @@ from runner_svc.interface.ranks import Communicator, RankLost, Shard
 
 HALF_BYTES = 8 << 20
 """Most bytes of one launch."""
-LIMIT_S = 60.0
-"""Longest wait for another rank on the device. The group finds a lost one much earlier."""
 _WATCH_S = 0.01
 
 log = structlog.get_logger()
@@ -43,8 +41,8 @@ class PeerRanks:
         device: Device,
         import_memory: Callable[[int, int], Window],
         *,
+        limit_s: float,
         half_bytes: int = HALF_BYTES,
-        limit_s: float = LIMIT_S,
         is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
         one_shot: Callable[[Shard, ExchangeState, int], OneShot] = OneShot,
     ) -> None:

@@ -14,6 +14,8 @@ from runner_svc.cuda.ranks.peer_ranks import PeerRanks
 from runner_svc.interface.device import Device
 from runner_svc.interface.ranks import Communicator, Shard
 
+LIMIT_S = 60.0
+"""Longest wait for another rank on the device. The group finds a lost one much earlier."""
 SHARING = "ROSTER_TEST_RANKS_SHARE_A_GPU"
 """Set by tests: ranks may share a GPU, with all_reduce one-shot."""
 
@@ -32,6 +34,7 @@ def gpu_of(shard: Shard) -> GpuDevice:
 
 def over_peer_memory(ranks: Communicator, device: Device, dtype: torch.dtype) -> PeerRanks:
     """Returns what exchanges GPU tensors over memory that the ranks of this host share, with its kernels compiled."""
-    peers = PeerRanks(ranks, device, partial(SharedMemory.imported, device=device.device.index or 0))
+    import_memory = partial(SharedMemory.imported, device=device.device.index or 0)
+    peers = PeerRanks(ranks, device, import_memory, limit_s=LIMIT_S)
     peers.compile(dtype)
     return peers

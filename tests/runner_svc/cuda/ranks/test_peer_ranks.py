@@ -168,7 +168,7 @@ def test_a_window_that_can_not_be_mapped_is_said(tmp_path: Path) -> None:
 
     def run(shard: Shard) -> None:
         group = Group(shard, store_in(tmp_path, 2))
-        peers = PeerRanks(group, HostDevice(), refused, half_bytes=4096)
+        peers = PeerRanks(group, HostDevice(), refused, half_bytes=4096, limit_s=20.0)
         group.form()
         with pytest.raises(SharedMemoryError, match=rf"rank {1 - shard.rank} .* set all_reduce to 'nccl'"):
             peers.open()
