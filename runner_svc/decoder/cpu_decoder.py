@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
-from runner_svc.decoder.exchange import Exchange, TotalSquares
 from runner_svc.decoder.linear import Linear
 from runner_svc.decoder.mlp import DenseMlp, ExpertMlp, Mlp
 from runner_svc.decoder.norm import HeadNorm, Norm
@@ -25,6 +24,7 @@ from runner_svc.interface.ranks import Communicator
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription, MlpDescription
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.rank_exchange import Exchange, TotalSquares
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights

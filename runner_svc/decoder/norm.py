@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
-from runner_svc.decoder.exchange import TotalSquares
 from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.model.rank_exchange import TotalSquares
 
 
 class Norm:

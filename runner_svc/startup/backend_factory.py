@@ -181,6 +181,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress, ranks: Communicat
         make_drafter=cpu_drafter(settings, progress),
         max_drafts=settings.max_drafts,
         deterministic=settings.deterministic,
+        ranks=ranks,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)

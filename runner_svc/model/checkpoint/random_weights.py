@@ -39,8 +39,8 @@ def random_weights(
     """Returns normally distributed matrices, norms of one and biases of zero; layers are created on iteration.
 
     `on_load` quantizes them, a layer at a time. A rank of several makes each layer as a whole and keeps its part, so
-    that the group has the numbers of a single one. Raises UnsupportedModel for a model that is quantized already, and as
-    `check_on_load`.
+    that the group has the numbers of a single one. Raises UnsupportedModel for a model that is quantized already, or
+    that can't be divided, and as `check_on_load`.
     """
     if config.quantization is not None:
         raise UnsupportedModel(

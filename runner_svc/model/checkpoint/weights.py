@@ -90,19 +90,16 @@ def load_weights(
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
 
-    `config` is the whole model's; a rank reads the part that `RankParts` says. `on_load` quantizes plain matrices, each when it has been read, so that a plain copy of the whole never exists. On a
-    GPU, layers are complete for the stream that is current on iteration and, after it, for all. Raises UnsupportedModel
-    for a checkpoint that is not the configuration's, or that can't be quantized.
+    `config` is the whole model's; a rank reads the part that `RankParts` says. `on_load` quantizes plain matrices, each
+    when it has been read, so that a plain copy of the whole never exists. On a GPU, layers are complete for the stream
+    that is current on iteration and, after it, for all. Raises UnsupportedModel for a checkpoint that is not the
+    configuration's, or that can't be quantized or divided.
     """
     check_on_load(config, on_load)
-    if config.why_shorter is not None:
-        log.warning(
-            f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
-        )
-    checkpoint = Checkpoint(folder)
+    parts, checkpoint = RankParts(config, shard), Checkpoint(folder)
+    parts.local()  # a model that can't be divided is refused before anything is read
     matrices = check_tensors(checkpoint.tensors, config)
-    _log_formats(config, matrices)
-
+    _log(config, matrices)
     with ExitStack() as opening:
         read_exact = opening.enter_context(checkpoint.on(device))
 
@@ -111,8 +108,6 @@ def load_weights(
 
         progress("loading weights", 0.0)
         quantized = matrix_reader(matrices, checkpoint.tensors, read_exact, dtype)
-        parts = RankParts(config, shard)
-        parts.local()  # a model that can't be divided is refused before its layers are read
         base = config.names.start(checkpoint.__contains__)
         # What is quantized on load is quantized as a whole, so that a group of ranks has the numbers of one.
         of_reader = WHOLE if on_load.layers != "none" else shard
@@ -149,7 +144,12 @@ def check_on_load(config: ModelConfig, on_load: OnLoad) -> None:
         )
 
 
-def _log_formats(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
+def _log(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
+    """Logs how long the context is, if that is not the model's, and in which formats matrices are."""
+    if config.why_shorter is not None:
+        log.warning(
+            f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
+        )
     if config.quantization is None:
         return
     counts = Counter(matrix.format.name for matrix in matrices.values())
