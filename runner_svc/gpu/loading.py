@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
 from runner_svc.gpu.canonical.determinism import numerics, refusal
 from runner_svc.gpu.launchers import CudaLaunchers
-from runner_svc.gpu.ranked_backend import RankedCudaBackend
 from runner_svc.gpu.ranks.placing import gpu_of, over_peer_memory
 from runner_svc.gpu.ranks.refusals import refuse_on_gpus
 from runner_svc.gpu.transformers_loading import load_on_gpu
@@ -98,9 +96,9 @@ def load_cuda_backend(
 ) -> CudaBackend:
     """Loads the model `name` (see `model_folder`) onto the first GPU and captures its graphs.
 
-    Another `make` than the default makes a backend that drafts. `ranks`: which compute the model together; this
-    process then loads its part, onto its GPU. Raises ModelNotFound, UnsupportedModel if a GPU can't serve the model,
-    OutOfMemory, and UnusableSettings if it can't be `deterministic`, or not by these ranks.
+    Another `make` than the default makes a backend that drafts, or that is one of several `ranks`: which compute the
+    model together, so that this process loads its part, onto its GPU. Raises ModelNotFound, UnsupportedModel if a GPU
+    can't serve the model, OutOfMemory, and UnusableSettings if it can't be `deterministic`, or not by these ranks.
     """
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)
@@ -164,8 +162,6 @@ def _own(
         return decoder
 
     timings = _kept_timings(cache_folder, raw, dtype, options, shard)
-    if ranks is not None:
-        make = partial(RankedCudaBackend, ranks=ranks)
     backend = make(model, config, make_decoder, launchers, device, sizes, progress, timings)
     if isinstance(decoder := backend.decoder, CanonicalDecoder):
         cache, is_random = backend.cache, options.random_weights

@@ -12,6 +12,7 @@ from runner_svc.gpu.drafts.draft_loading import drafting_with, drafting_with_hea
 from runner_svc.gpu.drafts.draft_options import DraftOptions
 from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.gpu.loading import GpuOptions, MakeBackend, load_cuda_backend
+from runner_svc.gpu.ranked.backend import RankedCudaBackend
 from runner_svc.interface.ranks import Communicator
 from runner_svc.model.decoder_choice import DecoderSetting
 from runner_svc.weights.on_load import NOTHING, OnLoad
@@ -63,6 +64,8 @@ def load(
         one_shot=ranks is not None,
     )
     make: MakeBackend = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
+    if ranks is not None:
+        make = RankedCudaBackend
     if draft_folder is not None and drafts is not None:
         make = drafting_with(str(draft_folder), draft_folder, dtype, folder / "unused", no_progress, drafts)
     if medusa is not None and drafts is not None:

@@ -19,7 +19,7 @@ from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
 from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
 from runner_svc.gpu.drafts.model_backend import ModelDraftingCudaBackend
-from runner_svc.gpu.ranked_backend import RankedCudaBackend
+from runner_svc.gpu.ranked.backend import RankedCudaBackend
 from runner_svc.interface.ranks import WHOLE, Communicator
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
@@ -86,7 +86,7 @@ def host_backend(
         make = partial(MedusaDraftingCudaBackend, heads=heads, drafts=drafts)
 
     if ranks is not None:
-        make = partial(RankedCudaBackend, ranks=ranks)
+        make = RankedCudaBackend
 
     def make_decoder() -> CudaDecoder:
         of_layers = launchers.decoder(fp8_cache)

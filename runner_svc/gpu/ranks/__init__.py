@@ -1,1 +1,1 @@
-"""A GPU backend that is one rank of several: what the ranks agree on, and what is refused."""
+"""Where the ranks of a group compute, what they exchange over, and what is refused."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.graphs import StepGraphs
-from runner_svc.gpu.ranks.agreement import agreed_timings
+from runner_svc.gpu.ranked.agreement import agreed_timings
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.ranks import Communicator, PeerCommunicator, RankLost
 from runner_svc.timings.start_timings import StartTimings
@@ -33,14 +33,13 @@ def _no_progress(what: str, share: float) -> None:
 class RankedCudaBackend(CudaBackend):
     """Implements `runner_svc.interface.backend.OverlappingBackend` and `runner_svc.interface.ranks.Regrouping`."""
 
-    def __init__(self, *arguments: Any, ranks: Communicator) -> None:
-        """`arguments` are those of `CudaBackend`; `ranks` is the decoder's. `regroup` comes before the first step."""
-        self._ranks = ranks
+    def __init__(self, *arguments: Any) -> None:
+        """`arguments` are those of `CudaBackend`, with a decoder of ranks. `regroup` comes before the first step."""
         self._agreed: StartTimings | None = None  # those by which the graphs were captured
         self._has_grouped = False
         super().__init__(*arguments)
-        if ranks.shard.size > 1:
-            self.fingerprints["numerics"] += f" on {ranks.shard.size} ranks"
+        if self._ranks.shard.size > 1:
+            self.fingerprints["numerics"] += f" on {self._ranks.shard.size} ranks"
         self._ring = self._make_ring(self._check_ranks)
 
     @torch.inference_mode()
@@ -92,6 +91,13 @@ class RankedCudaBackend(CudaBackend):
         if self._ranks.shard.rank == 0:
             self._captured(progress, self._timings)
         return StepGraphs([]), StepGraphs([])
+
+    @property
+    def _ranks(self) -> Communicator:
+        """Those of the decoder. Raises TypeError for one that computes its model alone."""
+        if not isinstance(self._decoder, CudaDecoder) or self._decoder.exchanges is None:
+            raise TypeError("the decoder has no other ranks")
+        return self._decoder.exchanges.ranks
 
     @property
     def _states_scales(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runner_svc.gpu.backend import CudaBackend
-from runner_svc.gpu.ranked_backend import RankedCudaBackend
+from runner_svc.gpu.ranked.backend import RankedCudaBackend
 from runner_svc.group.forming import Group, store_in
 from runner_svc.interface.ranks import RankLost, Shard
 from runner_svc.weights.on_load import OnLoad
