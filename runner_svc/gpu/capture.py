@@ -55,11 +55,9 @@ def capture_decode_steps(
     _fill(slots, steps, TIMED_CONTEXT)
     variants = partial(steps.decode_variants, device.current_stream)
     names = {size: [variant.name for variant in variants(size)] for size in graphs.sizes}
-    known = _fitting(timings.decode, names, graphs.sizes)
+    known = _fitting(timings.decode, names, graphs.sizes, measures)
     if known is not None:
         graphs.capture_known(known, variants, device.capture, prepare, progress)
-    elif not measures:
-        raise OtherVariants("the times of decode steps are of other variants")
     else:
         graphs.capture(variants, device.capture, prepare, device.seconds, progress)
         graphs.drop_slow(prepare, device.seconds)
@@ -69,9 +67,15 @@ def capture_decode_steps(
     return graphs
 
 
-def _fitting(timed: SizeTimings | None, names: Mapping[int, Iterable[str]], sizes: Sequence[int]) -> SizeTimings | None:
-    """Returns times if they are of these variants."""
-    return timed if timed is not None and timed.fits(names, sizes) else None
+def _fitting(
+    timed: SizeTimings | None, names: Mapping[int, Iterable[str]], sizes: Sequence[int], measures: bool
+) -> SizeTimings | None:
+    """Returns times if they are of these variants, otherwise None. Raises OtherVariants if nothing is measured then."""
+    if timed is not None and timed.fits(names, sizes):
+        return timed
+    if not measures:
+        raise OtherVariants("there are no times of this decoder's variants of steps, and none may be taken now")
+    return None
 
 
 def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
@@ -122,9 +126,7 @@ def capture_mixed_steps(
     sizes = timed_positions(max_step_tokens, steps.has_experts)
     names = {size: {each.name: each for each in steps.mixed_fusions(size)} for size in sizes}
     graphs = StepGraphs(token_sizes(max_step_tokens))
-    known = _fitting(timings.mixed, names, graphs.sizes)
-    if known is None and not measures:
-        raise OtherVariants("the times of steps with prompts are of other variants")
+    known = _fitting(timings.mixed, names, graphs.sizes, measures)
     timed = (
         known.seconds if known is not None else _timed_fusions(steps, slots, device, context_length, names, progress)
     )
