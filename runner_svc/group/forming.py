@@ -6,7 +6,7 @@ raise RankLost and give the group up, which closes theirs, and so on until every
 kernels stay: only the group is new.
 
 CPUs use gloo, GPUs NCCL. NCCL's part was not run on several GPUs. Its watchdog must leave errors to the ranks, so
-`prepare_environment` is called before torch is imported.
+`runner_svc.group.member.prepare_environment` is called before torch is imported.
 
 The objects of `torch._C._distributed_c10d` are used directly, without the one default group of a process: so tests form
 a group of threads, and no collective is at hand that pickles.
@@ -14,7 +14,6 @@ a group of threads, and no collective is at hand that pickles.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,13 +30,6 @@ _LOOPBACK = "127.0.0.1"
 
 FindStore = Callable[[int], "dist.Store"]
 """Returns the store of an epoch, which all ranks reach."""
-
-
-def prepare_environment(on_gpu: bool) -> None:
-    """Sets what NCCL reads when torch is imported and when it starts, unless the operator has set it."""
-    if on_gpu:
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # the ranks abort, not torch's watchdog
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast over NVLink
 
 
 def store_in(folder: Path, size: int) -> FindStore:
@@ -61,19 +53,20 @@ class Group:
         shard: Shard,
         find_store: FindStore,
         *,
-        on_gpu: bool = False,
         one_host: bool = True,
         timeout_s: float = 30.0,
+        forming_s: float = 10.0,
         given_up: Callable[[], str] = str,
     ) -> None:
-        """`timeout_s`: seconds that forming may take. `one_host`: listens on loopback alone.
+        """`one_host`: listens on loopback alone. `timeout_s`: seconds that an exchange may take. `forming_s`: seconds
+        in which the ranks must find one another.
 
         `given_up`: returns why the epoch was given up by another process, or '' while it was not.
         """
         self._shard = shard
         self._find_store = find_store
-        self._on_gpu, self._one_host = on_gpu, one_host
-        self._timeout = timedelta(seconds=timeout_s)
+        self._on_gpu, self._one_host = False, one_host
+        self._timeout, self._forming = timedelta(seconds=timeout_s), timedelta(seconds=forming_s)
         self._given_up = given_up
         self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
         self._store: dist.Store | None = None
@@ -82,6 +75,10 @@ class Group:
     @property
     def shard(self) -> Shard:
         return self._shard
+
+    def use(self, on_gpu: bool) -> None:
+        """Sets what exchanges: NCCL or gloo. Called before the group forms."""
+        self._on_gpu = on_gpu
 
     @property
     def is_formed(self) -> bool:
@@ -93,7 +90,7 @@ class Group:
         self.abort()
         with self._losing():
             store = self._find_store(epoch)
-            store.set_timeout(self._timeout)
+            store.set_timeout(self._forming)
             prefixed = dist.PrefixStore(f"roster-{epoch}", store)
             make = self._nccl if self._on_gpu else self._gloo
             self._processes, self._store = make(prefixed), store

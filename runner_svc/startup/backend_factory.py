@@ -98,7 +98,11 @@ def _test_backend(settings: RunnerSettings, device: str, ranks: Communicator | N
         from runner_svc.backends.hash_backend import HashBackend, Poison
         from runner_svc.backends.hash_drafter import OracleDrafter
 
-        oracle = OracleDrafter(random.Random(), given.draft_wrong) if given.draft_wrong is not None else None
+        oracle = (
+            OracleDrafter(random.Random(0 if ranks else None), given.draft_wrong)
+            if given.draft_wrong is not None
+            else None
+        )
         backend = HashBackend(
             num_slots=sizes.slots,
             block_size=settings.block_size,
@@ -111,6 +115,7 @@ def _test_backend(settings: RunnerSettings, device: str, ranks: Communicator | N
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
             drafter=oracle,
             max_drafts=settings.max_drafts,
+            ranks=ranks,
         )
         if oracle is not None:
             oracle.backend = backend
