@@ -276,6 +276,7 @@ def _gpu_options(settings: RunnerSettings) -> GpuOptions:
         draft=settings.draft,
         max_drafts=settings.max_drafts if settings.draft else 0,
         deterministic=settings.deterministic,
+        one_shot=settings.all_reduce == "one-shot",
     )
 
 

@@ -10,16 +10,15 @@ nothing and touch no window. Windows of lost ranks stay mapped, and so remain me
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import structlog
 import torch
 from torch import Tensor
 
 from runner_svc.cuda.module import DTYPE_DEFINES
 from runner_svc.cuda.ranks.exchange_state import ExchangeState
+from runner_svc.cuda.ranks.lost_watch import LostWatch
 from runner_svc.cuda.ranks.one_shot import OneShot
 from runner_svc.cuda.ranks.window_exchange import Window, close_all, exchange_windows
 from runner_svc.interface.device import Device, SharedTensor
@@ -27,9 +26,6 @@ from runner_svc.interface.ranks import Communicator, RankLost, Shard
 
 HALF_BYTES = 8 << 20
 """Most bytes of one launch."""
-_WATCH_S = 0.01
-
-log = structlog.get_logger()
 
 
 class PeerRanks:
@@ -57,7 +53,7 @@ class PeerRanks:
         self._own: SharedTensor | None = None
         self._others: dict[int, Window] = {}
         self._is_open = self._records = False
-        self._watch: threading.Event | None = None
+        self._watch: LostWatch | None = None
 
     @property
     def shard(self) -> Shard:
@@ -76,8 +72,7 @@ class PeerRanks:
         self._device.synchronize()
         self._ranks.least(0)  # nobody raises a flag before all windows are zeros
         self._is_open = True
-        self._watch = threading.Event()
-        threading.Thread(target=self._watching, args=(self._watch,), name="ranks-watch", daemon=True).start()
+        self._watch = LostWatch(self._ranks.given_up, self._state.raise_abort)
 
     def close(self) -> None:
         """Gives the windows back, once no launch uses them. Launches under way end without sums."""
@@ -95,7 +90,7 @@ class PeerRanks:
         """Ends the waiting of launches, now and until the windows are opened again. For any thread."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.set()
+            watch.stop()
         self._state.raise_abort()
 
     def given_up(self) -> str:
@@ -160,10 +155,3 @@ class PeerRanks:
         if why := self.given_up():
             raise RankLost(why)
         return True
-
-    def _watching(self, ended: threading.Event) -> None:
-        while not ended.wait(_WATCH_S):
-            if why := self._ranks.given_up():
-                log.warning("exchanges on the GPU end", reason=why)
-                self._state.raise_abort()
-                return
