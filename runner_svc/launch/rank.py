@@ -68,7 +68,7 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
 
     Why settings can't be used is on the board: the launcher prints it once for all ranks.
     """
-    _end_with(place.launcher)
+    end_with(place.launcher)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave_at_once)
@@ -88,7 +88,7 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
     return UNUSABLE
 
 
-def _end_with(launcher: int) -> None:
+def end_with(launcher: int) -> None:
     """Has the system end this process when the launcher ends, by whatever cause."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it ended before

@@ -8,12 +8,18 @@ from typing import Protocol
 class RankSettings(Protocol):
     """The settings that matter to a group."""
 
-    tensor_parallel: int
-    nnodes: int
-    rdzv_endpoint: str
-    device: str
-    decoder: str
-    move_listen: str
+    @property
+    def tensor_parallel(self) -> int: ...
+    @property
+    def nnodes(self) -> int: ...
+    @property
+    def rdzv_endpoint(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def decoder(self) -> str: ...
+    @property
+    def move_listen(self) -> str: ...
 
 
 def check_ranks(settings: RankSettings) -> None:

@@ -102,7 +102,8 @@ def report(outcome: Outcome, events: list[str], starts: dict[float, float], seco
 
     Streams wait longer than the service if the scheduler isolates them as suspects.
     """
-    streams = [(at_s, next_s - at_s - starts[at_s]) for at_s, next_s in outcome.pauses if at_s in starts]
+    paused = [(at_s, next_s - at_s - starts[at_s]) for at_s, next_s in outcome.pauses if at_s in starts]
+    streams = [(at_s, pause) for at_s, pause in paused if pause > 0]  # other tokens were on their way
     service = [min(pause for begun, pause in streams if begun == at_s) for at_s in {at_s for at_s, _ in streams}]
     result = {
         "ranks": RANKS,

@@ -33,7 +33,7 @@ class RankLog:
         found = []
         for text in _COLOURS.sub("", self._path.read_text(errors="replace")).splitlines():
             when, _, rest = text.partition(" ")
-            told = re.match(r"\[\w+\s*\] (.*?)(?:\s{2,}|$)", rest.strip())
+            told = re.match(r"\[\w+\s*\] (.*?)\s*(?:\s\w+=|$)", rest.strip())
             if told is None or told[1] != event:
                 continue
             at_s = datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,13 @@ def test_streams_equal_their_solo_output(size: int, host_blocks: int, number: in
     serve(size, seed, host_blocks=host_blocks)
 
 
-SIZES = {"num_slots": 2, "block_size": 4, "num_blocks": 12, "context_length": 64, "eos_probability": 0.0}
+SIZES: dict[str, Any] = {
+    "num_slots": 2,
+    "block_size": 4,
+    "num_blocks": 12,
+    "context_length": 64,
+    "eos_probability": 0.0,
+}
 
 
 def generated(runner: Runner) -> list[int]:
