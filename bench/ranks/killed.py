@@ -3,15 +3,16 @@
     python -m bench.ranks.killed --ranks 2 --shape llama-3.1-8b --kills 3
 
 Serves the model with `roster-runner --tensor-parallel`, sends requests at a rate, and kills a random rank every few
-seconds with SIGKILL. A pause is the longest time around a kill in which no stream got a token. Every request must get as
-many tokens as it asked for. The survivors' processes must stay: they load nothing. `--device hash` tries the command on
-a CPU.
+seconds with SIGKILL. A pause is the longest time around a kill in which no stream got a token. Every request must get
+as many tokens as it asked for. The survivors' processes must stay: they load nothing. `--device hash` tries the command
+on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
@@ -50,8 +51,6 @@ def rank_processes(launcher: int) -> dict[int, int]:
 
 
 def _rank_of(text: str) -> int:
-    import json
-
     rank: int = Place(**json.loads(text)).rank
     return rank
 
@@ -64,20 +63,31 @@ def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
     return float(np.diff(window).max()) / 1e9 if len(window) > 1 else float("nan")
 
 
-async def killed_one(launcher: int, size: int, rng: random.Random) -> dict[str, Any]:
-    """Kills a rank and waits until all are there again; returns what happened."""
-    before = rank_processes(launcher)
+class RunnerLines:
+    """Prints the services' lines, and counts how often the group has formed."""
+
+    def __init__(self) -> None:
+        self.formed = 0
+
+    def __call__(self, name: str, line: str) -> None:
+        self.formed += name == RUNNER and " ready " in line
+        print(f"{name:>9} | {line[:200]}", flush=True)
+
+
+async def killed_one(launcher: int, size: int, lines: RunnerLines, rng: random.Random) -> dict[str, Any]:
+    """Kills a rank and waits until the group has formed again; returns what happened."""
+    before, formed = rank_processes(launcher), lines.formed
     rank = rng.randrange(size)
     at_ns = time.monotonic_ns()
     os.kill(before[rank], signal.SIGKILL)
     until_s = time.monotonic() + _AGAIN_S
     while time.monotonic() < until_s:
-        await asyncio.sleep(0.2)
-        after = await asyncio.to_thread(rank_processes, launcher)
-        if len(after) == size and after[rank] != before[rank]:
+        await asyncio.sleep(0.05)
+        if lines.formed > formed:
+            after = await asyncio.to_thread(rank_processes, launcher)
             stay = all(after[each] == before[each] for each in after if each != rank)
             return {"rank": rank, "at_ns": at_ns, "survivors_stayed": stay}
-    raise RuntimeError(f"rank {rank} did not come back within {_AGAIN_S:.0f} s")
+    raise RuntimeError(f"the group did not form again within {_AGAIN_S:.0f} s")
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -87,9 +97,9 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         write_folder(arguments.shape, folder)
         runner = {"device": "cuda", "model": folder, "weights": "random", "all_reduce": arguments.all_reduce}
     runner["tensor_parallel"] = arguments.ranks
-    rng, count = random.Random(arguments.seed), round(arguments.rate * arguments.seconds)
+    rng, count, lines = random.Random(arguments.seed), round(arguments.rate * arguments.seconds), RunnerLines()
     began_at = time.monotonic()
-    async with Stack(Endpoints.free(), scheduler={}, runner=runner, on_line=_print) as stack:
+    async with Stack(Endpoints.free(), scheduler={}, runner=runner, on_line=lines) as stack:
         model = await stack.wait_ready(READY_S)
         print(f"ready in {time.monotonic() - began_at:.1f} s", flush=True)
         lengths = [(PROMPT, arguments.tokens)] * count
@@ -98,7 +108,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         kills = []
         for _ in range(arguments.kills):
             await asyncio.sleep(arguments.every)
-            kills.append(await killed_one(stack.pid(RUNNER), arguments.ranks, rng))
+            kills.append(await killed_one(stack.pid(RUNNER), arguments.ranks, lines, rng))
         record = await load  # raises an exception if a request got fewer tokens
     return {
         "ranks": arguments.ranks,
@@ -108,10 +118,6 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "lost": count * arguments.tokens - int(record.delta_tokens.sum()),
         "kills": [{**kill, "pause_s": pause_at(record, kill.pop("at_ns"))} for kill in kills],
     }
-
-
-def _print(name: str, line: str) -> None:
-    print(f"{name:>9} | {line[:200]}", flush=True)
 
 
 def main() -> None:
@@ -132,7 +138,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         numbers = asyncio.run(run(arguments, Path(folder)))
     for kill in numbers["kills"]:
-        print(f"rank {kill['rank']} killed: streams paused {kill['pause_s']:.2f} s, survivors stayed: {kill['survivors_stayed']}")
+        stayed = "stayed" if kill["survivors_stayed"] else "DID NOT STAY"
+        print(f"rank {kill['rank']} killed: streams paused {kill['pause_s']:.2f} s, the others {stayed}")
     print(f"{numbers['requests']} requests, {numbers['tokens']} tokens, {numbers['lost']} lost")
     if arguments.output:
         card = card_of(arguments.device)

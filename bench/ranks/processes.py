@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.group.forming import Group, store_in
-from runner_svc.group.member import prepare_environment
+from runner_svc.group.member import own_gpu_first, prepare_environment
 from runner_svc.interface.ranks import Shard
 
 SHARED_GPU = "ROSTER_TEST_RANKS_SHARE_A_GPU"
@@ -65,12 +65,18 @@ def _collected(processes: list[Any], results: Any, size: int, until_s: float) ->
 
 def _run(rank: int, size: int, folder: str, run: Callable[..., Any], arguments: tuple[Any, ...], results: Any) -> None:
     prepare_environment()
+    os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu_first(rank, size, _visible())
     try:
         group = Group(Shard(rank, size), store_in(Path(folder), size), forming_s=_FOUND_S, timeout_s=_FOUND_S)
         results.put((rank, "", run(group, *arguments)))
     except BaseException:
         results.put((rank, traceback.format_exc(), None))
         raise
+
+
+def _visible() -> str | None:
+    """Returns the GPUs that the ranks divide among themselves; None: the first ones."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") or ("0" if shares_gpu() else None)
 
 
 def shares_gpu() -> bool:

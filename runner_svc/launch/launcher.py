@@ -24,7 +24,7 @@ from types import FrameType
 import structlog
 
 from runner_svc.group.board import Board
-from runner_svc.group.member import VARIABLE, Place
+from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain
 from runner_svc.settings.runner_settings import RunnerSettings
@@ -143,12 +143,11 @@ class Launcher:
         return {**os.environ, **own}
 
     def _own_gpu(self, rank: int) -> dict[str, str]:
-        """Returns the variable that shows a rank its GPU alone, the one of its number among the visible ones."""
+        """Returns the variable that makes a rank's GPU its first."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if self._settings.device in ("cpu", "hash") or visible == "":
             return {}
-        gpus = visible.split(",") if visible else [str(number) for number in range(self._size)]
-        return {"CUDA_VISIBLE_DEVICES": gpus[rank % len(gpus)]}
+        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank, self._size, visible)}
 
     def _ended(self, rank: int, status: int) -> int | None:
         """Handles the end of a rank's process; returns the exit status if all end with it."""

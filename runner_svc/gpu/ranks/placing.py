@@ -21,7 +21,7 @@ SHARING = "ROSTER_TEST_RANKS_SHARE_A_GPU"
 
 
 def gpu_of(shard: Shard) -> GpuDevice:
-    """Returns the rank's GPU: on each host, ranks take the GPUs in turns. Raises UnusableSettings for too few GPUs."""
+    """Returns the rank's GPU, the first that it sees. Raises UnusableSettings for fewer GPUs than ranks."""
     count = torch.cuda.device_count()
     if shard.size > count and not os.environ.get(SHARING):
         raise UnusableSettings(
@@ -29,7 +29,7 @@ def gpu_of(shard: Shard) -> GpuDevice:
             f"to {count} or less, or nnodes to the number of hosts"
         )
     # Threads besides this one call the driver while steps are captured: NCCL's watchdog.
-    return GpuDevice(shard.rank % count, capture_mode="thread_local" if shard.size > 1 else "global")
+    return GpuDevice(capture_mode="thread_local" if shard.size > 1 else "global")
 
 
 def over_peer_memory(ranks: Communicator, device: Device, dtype: torch.dtype) -> PeerRanks:
