@@ -97,6 +97,8 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         write_folder(arguments.shape, folder)
         runner = {"device": "cuda", "model": folder, "weights": "random", "all_reduce": arguments.all_reduce}
     runner["tensor_parallel"] = arguments.ranks
+    if arguments.kv_tokens:
+        runner["kv_tokens"] = arguments.kv_tokens
     rng, count, lines = random.Random(arguments.seed), round(arguments.rate * arguments.seconds), RunnerLines()
     began_at = time.monotonic()
     async with Stack(Endpoints.free(), scheduler={}, runner=runner, on_line=lines) as stack:
@@ -126,6 +128,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--all-reduce", choices=(ONE_SHOT, NCCL), default=NCCL)
     parser.add_argument("--device", choices=("cuda", "hash"), default="cuda", help="hash: to try the command on a CPU")
+    parser.add_argument("--kv-tokens", type=int, help="of each rank's pool (default: all that fit)")
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second (default: 4)")
     parser.add_argument("--seconds", type=float, default=90.0, help="of arrivals (default: 90)")
     parser.add_argument("--tokens", type=int, default=256, help="of each answer (default: 256)")
