@@ -9,16 +9,17 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import queue
 import random
-import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 SHARING = "ROSTER_TEST_RANKS_SHARE_A_GPU"
 _MARK = "@answer "
@@ -30,6 +31,7 @@ class GpuRanks:
     def __init__(self, size: int, folder: Path) -> None:
         """`folder`: an empty one, in which the ranks find one another."""
         self.size, self._folder = size, folder
+        self._lines: list[queue.Queue[str]] = [queue.Queue() for _ in range(size)]
         self._processes = [self._started(rank) for rank in range(size)]
 
     @property
@@ -51,20 +53,18 @@ class GpuRanks:
 
     def answer(self, rank: int, timeout_s: float = 60.0) -> Any:
         """Waits for a rank's answer. Raises AssertionError if there is none in time, or it is an error."""
-        pipe, deadline = self._processes[rank].stdout, time.monotonic() + timeout_s
-        assert pipe is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while selector.select(max(0.0, deadline - time.monotonic())):
-                line = pipe.readline()
-                if line.startswith(_MARK):
-                    answer = json.loads(line.removeprefix(_MARK))
-                    assert "error" not in answer, f"rank {rank}: {answer['error']}"
-                    return answer["is"]
-                if not line:
-                    raise AssertionError(f"rank {rank} has ended")
-                print(f"rank {rank}: {line}", end="")
-        raise AssertionError(f"rank {rank} does not answer")
+        lines, deadline = self._lines[rank], time.monotonic() + timeout_s
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"rank {rank} does not answer") from None
+            if line.startswith(_MARK):
+                answer = json.loads(line.removeprefix(_MARK))
+                assert "error" not in answer, f"rank {rank}: {answer['error']}"
+                return answer["is"]
+            assert line, f"rank {rank} has ended"
+            print(f"rank {rank}: {line}", end="")
 
     def kill(self, rank: int) -> None:
         """Kills a rank's process."""
@@ -92,7 +92,17 @@ class GpuRanks:
         environment = {**os.environ, "PYTHONPATH": paths, SHARING: "1"}
         command = [sys.executable, "-m", "tests.support.gpu_ranks", str(rank), str(self.size), str(self._folder)]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, bufsize=1)
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, bufsize=1)
+        self._lines[rank] = queue.Queue()
+        threading.Thread(target=_read, args=(process.stdout, self._lines[rank]), daemon=True).start()
+        return process
+
+
+def _read(pipe: IO[str], lines: queue.Queue[str]) -> None:
+    """Passes lines on, and an empty one at the end."""
+    for line in pipe:
+        lines.put(line)
+    lines.put("")
 
 
 # ---------------------------------------------------------------------- in a rank's process
