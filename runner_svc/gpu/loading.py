@@ -109,7 +109,7 @@ def load_cuda_backend(
     else:
         refuse_ranks(shard, choice.why_not_own)
     if options.deterministic:
-        _refuse_undetermined(choice.config, raw, options)
+        _refuse_undetermined(local_config(choice.config, shard) if choice.config is not None else None, raw, options)
     architecture = choice.config.architecture if choice.config is not None else str(raw.get("architectures"))
     try:
         if choice.config is not None:
@@ -157,7 +157,7 @@ def _own(
             made = CudaDecoder(config, weights, of_layers, most, ranks)
             _say_plain(launchers, model)
             return made
-        decoder = CanonicalDecoder(config, weights, of_layers, launchers.canonical(most), most)
+        decoder = CanonicalDecoder(config, weights, of_layers, launchers.canonical(most), most, ranks)
         products = decoder.check(most)
         return decoder
 

@@ -91,7 +91,7 @@ def host_backend(
     def make_decoder() -> CudaDecoder:
         of_layers = launchers.decoder(fp8_cache)
         if canonical:
-            return CanonicalDecoder(config, weights, of_layers, HostCanonical(config), max_step_tokens)
+            return CanonicalDecoder(config, weights, of_layers, HostCanonical(config), max_step_tokens, ranks)
         return CudaDecoder(config, weights, of_layers, max_step_tokens, ranks)
 
     return make(

@@ -24,6 +24,9 @@ class RefusedOptions(Protocol):
     @property
     def deterministic(self) -> bool: ...
 
+    @property
+    def one_shot(self) -> bool: ...
+
 
 def refuse_on_gpus(config: ModelConfig, shard: Shard, options: RefusedOptions) -> None:
     """Raises UnusableSettings or UnsupportedModel for what several ranks can't do; nothing is refused for one."""
@@ -39,10 +42,10 @@ def refuse_on_gpus(config: ModelConfig, shard: Shard, options: RefusedOptions) -
             "move_listen is set, but KV that several ranks hold can't be moved: set move_listen to '', or "
             "tensor_parallel to 1"
         )
-    if options.deterministic:
+    if options.deterministic and not options.one_shot:
         raise UnusableSettings(
-            "deterministic is true, which several ranks can't be on GPUs: set deterministic to false, or "
-            "tensor_parallel to 1"
+            "deterministic is true, but NCCL adds up in an order that depends on the batch: set all_reduce to "
+            "'one-shot', or deterministic to false"
         )
     _refuse_model(config, shard)
 

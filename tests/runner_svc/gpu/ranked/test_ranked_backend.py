@@ -129,3 +129,22 @@ def test_a_step_of_a_group_that_was_given_up_has_no_result(tmp_path: Path) -> No
         return why
 
     together(2, run)
+
+
+@pytest.mark.parametrize("family", choice(["llama", "qwen3-moe", "llama-biases"], in_ci=["llama-biases"]))
+def test_a_deterministic_pass_of_ranks_does_not_depend_on_the_plans(family: str, tmp_path: Path) -> None:
+    print(f"seed {(seed := random.randrange(2**32))}")
+    rng = random.Random(seed)
+    folder = make_tiny_model(family, tmp_path / "tiny")
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 30))] for _ in range(4)]
+    expected = tokens_of(host_backend(folder, num_blocks=48, canonical=True, **SIZES), seed, prompts)
+
+    def run(shard: Shard) -> list[list[list[int]]]:
+        group = Group(shard, store_in(tmp_path, 2))
+        backend = host_backend(folder, num_blocks=48, canonical=True, ranks=group, **SIZES)
+        group.form()
+        assert isinstance(backend, RankedCudaBackend)
+        backend.regroup()
+        return [tokens_of(backend, seed + other, prompts) for other in range(2)]
+
+    assert together(2, run) == [[expected, expected]] * 2
