@@ -140,6 +140,22 @@ def test_four_layers_of_an_8b_shape(
     compare(ranks, next(epochs), folder, seed, shape["vocab_size"], allowed, random_weights=True, **asked)
 
 
+@pytest.mark.parametrize("asked", [{}, {"on_load": "fp8", "fp8_cache": True}], ids=["bf16", "fp8"])
+def test_deterministic_ranks_do_not_depend_on_the_plans(
+    asked: Asked, ranks: GpuRanks, epochs: Iterator[int], seed: int, tmp_path: Path
+) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny", seed % 1000, torch.bfloat16, **FAMILIES["llama"], **SPLIT)
+    prompts = prompts_of(seed, NUM_TOKENS)
+    ranks.all("load", folder=str(folder), deterministic=True, **SIZES, **asked)
+    ranks.all("form", epoch=next(epochs))
+    given = [
+        each
+        for other in range(3)
+        for each in ranks.all("generate", prompts=prompts, seed=seed + other, max_tokens=2 * TOKENS)
+    ]
+    assert given == [given[0]] * 6
+
+
 def test_a_rank_is_killed_and_the_other_forms_again_with_a_new_process(
     epochs: Iterator[int], seed: int, tmp_path: Path
 ) -> None:

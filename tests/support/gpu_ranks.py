@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         do: Callable[..., Any] = getattr(rank, request.pop("do"))
-        faulthandler.dump_traceback_later(30)
+        faulthandler.dump_traceback_later(20)
         try:
             answer = {"is": do(**request)}
         except BaseException as error:
