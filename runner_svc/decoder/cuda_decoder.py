@@ -139,6 +139,11 @@ class CudaDecoder:
             ],
         )
 
+    def linears_of(self, launcher: LinearLauncher) -> LayerLinears:
+        """Returns linear layers whose QKV and output products are the launcher's."""
+        qkv = [CudaLinear(layer.qkv, launcher) for layer in self.layers]
+        return replace(self._linears, qkv=qkv, output=[CudaLinear(layer.output, launcher) for layer in self.layers])
+
     @property
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
@@ -211,10 +216,11 @@ class CudaDecoder:
         attention: StepAttention,
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
+        linears: LayerLinears | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass.
 
-        `fusions` is one of `self.fusions`. `mlps` replace the layers' own.
+        `fusions` is one of `self.fusions`. `mlps` and `linears` replace the layers' own.
         """
         num_tokens = inputs.tokens.shape[0]
         space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
@@ -222,7 +228,7 @@ class CudaDecoder:
         self._embed(stream, inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
-        linears = self._split_linears if fusions.splitting else self._linears
+        linears = linears or (self._split_linears if fusions.splitting else self._linears)
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or linears.mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = linears.qkv[index].takes(num_tokens) if not parallel else None

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, LayerLinears, StepAttention
 from runner_svc.decoder.cuda_experts import CudaExpertMlp
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Adding, Fusions
@@ -102,6 +102,7 @@ class CanonicalDecoder(CudaDecoder):
         attention: StepAttention,
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
+        linears: LayerLinears | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass."""
         products, space, num_tokens = self._products, self.workspace, inputs.tokens.shape[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.capture import prepare_decode
 from runner_svc.gpu.ranked.backend import RankedCudaBackend
 from runner_svc.group.forming import Group, store_in
 from runner_svc.interface.ranks import RankLost, Shard
@@ -148,3 +149,34 @@ def test_a_deterministic_pass_of_ranks_does_not_depend_on_the_plans(family: str,
         return [tokens_of(backend, seed + other, prompts) for other in range(2)]
 
     assert together(2, run) == [[expected, expected]] * 2
+
+
+@pytest.mark.parametrize(("family", "num_variants"), [("llama", 4), ("qwen3-moe", 1), ("gemma3", 3)])
+def test_all_variants_of_a_ranks_decode_step_give_the_same_logits(
+    family: str, num_variants: int, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(family, tmp_path / "tiny")
+
+    def run(shard: Shard) -> list[torch.Tensor]:
+        group = Group(shard, store_in(tmp_path, 2))
+        backend = host_backend(folder, num_blocks=60, ranks=group, **SIZES)
+        group.form()
+        assert isinstance(backend, RankedCudaBackend)
+        backend.regroup()
+        steps, slots = backend._steps, backend._slots
+        backend.cache.data.copy_(torch.randn(backend.cache.data.shape, generator=torch.Generator().manual_seed(1)))
+        slots.tokens.copy_(torch.randint(NUM_TOKENS, slots.tokens.shape, generator=torch.Generator().manual_seed(2)))
+        slots.spread(64, backend.cache)
+        prepare_decode(steps, 64, 4, 4)
+        logits = []
+        for variant in steps.decode_variants(lambda: 0, 4):
+            steps.logits.fill_(torch.nan)
+            variant.launch()
+            logits.append(steps.logits[:4].clone())
+        return logits
+
+    first, second = together(2, run)
+    assert len(first) == num_variants
+    for own, other in zip(first, second, strict=True):
+        assert torch.equal(own, other)
+        torch.testing.assert_close(own, first[0], rtol=1e-4, atol=1e-5)
