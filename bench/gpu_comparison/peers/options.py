@@ -59,7 +59,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     if options.ranks > 1 and any(part.system == ROSTER and part.kind in DECODE_ROWS for part in options.parts):
-        parser.error("bench.ranks.steps times decode steps of Roster's ranks: leave them out of --loads")
+        parser.error("bench.tensor_parallel.steps times decode steps of Roster's ranks: leave them out of --loads")
     if options.device != "cuda":
         for part in options.parts:
             if part.system == TRANSFORMERS or (part.system == ROSTER and part.kind in DECODE_ROWS):

@@ -1,6 +1,6 @@
 """Kills ranks of a group under load: how long streams pause, and whether a token is lost.
 
-    python -m bench.ranks.killed --ranks 2 --shape llama-3.1-8b --kills 3
+    python -m bench.tensor_parallel.killed --ranks 2 --shape llama-3.1-8b --kills 3
 
 Serves the model with `roster-runner --tensor-parallel`, sends requests at a rate, and kills a random rank every few
 seconds with SIGKILL. A pause is the longest time around a kill in which no stream got a token. Every request must get
@@ -29,7 +29,7 @@ from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving.client import ClientRecord, Clients
 from bench.gpu_serving.service import card_of
-from bench.ranks.exchanges import NCCL, ONE_SHOT
+from bench.tensor_parallel.exchanges import NCCL, ONE_SHOT
 from roster_client.serve.stack import RUNNER, Endpoints, Stack
 from runner_svc.group.member import VARIABLE, Place
 
@@ -146,7 +146,9 @@ def main() -> None:
     print(f"{numbers['requests']} requests, {numbers['tokens']} tokens, {numbers['lost']} lost")
     if arguments.output:
         card = card_of(arguments.device)
-        write_results(arguments.output, provenance("bench.ranks.killed", ["torch", "cupy", "numpy"], card), numbers)
+        write_results(
+            arguments.output, provenance("bench.tensor_parallel.killed", ["torch", "cupy", "numpy"], card), numbers
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Times decode steps and prompts of a model that several GPUs compute together, with their floors.
 
-    python -m bench.ranks.steps --ranks 2 --shapes llama-3.1-8b llama-3.1-70b --all-reduce one-shot nccl
+    python -m bench.tensor_parallel.steps --ranks 2 --shapes llama-3.1-8b llama-3.1-70b --all-reduce one-shot nccl
 
 As `bench.steps`: prompts of 512 tokens, then decode steps with a second plan in flight; the mean over output tokens 128
 to 256, on rank 0. Every rank's process sends itself the same plans. The floor is a GPU's share of the weights' and the
@@ -27,11 +27,11 @@ from bench.common.gpu_timing import card, copy_bandwidth
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
-from bench.ranks.exchanges import NCCL, ONE_SHOT, peer_bandwidth
-from bench.ranks.processes import in_ranks
 from bench.steps.backend import BLOCK_SIZE, no_progress
 from bench.steps.decoding import Decoding
 from bench.steps.times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT
+from bench.tensor_parallel.exchanges import NCCL, ONE_SHOT, peer_bandwidth
+from bench.tensor_parallel.processes import in_ranks
 from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
@@ -161,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu()
     until_s = time.monotonic() + arguments.budget
-    source = provenance("bench.ranks.steps", ["torch", "cupy", "numpy"], card())
+    source = provenance("bench.tensor_parallel.steps", ["torch", "cupy", "numpy"], card())
     bandwidth, between = copy_bandwidth(), peer_bandwidth()
     lines: list[dict[str, Any]] = []
     for shape in arguments.shapes:

@@ -1,6 +1,6 @@
 """Times all-reduces of ranks by size: one launch over shared memory against NCCL, in CUDA graphs.
 
-    python -m bench.ranks.exchanges --ranks 2 --output exchanges.json
+    python -m bench.tensor_parallel.exchanges --ranks 2 --output exchanges.json
 
 For each size, a graph of 20 all-reduces in bfloat16 is replayed; the time of one is the median over replays, of the
 slowest rank. Beside it is the bandwidth of a copy from one GPU's memory to another's, and the time that a ring's bytes,
@@ -21,7 +21,7 @@ import torch
 from bench.common.gpu_timing import card, median_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
-from bench.ranks.processes import in_ranks, shares_gpu
+from bench.tensor_parallel.processes import in_ranks, shares_gpu
 from runner_svc.cuda.memory.shared_memory import SharedMemory
 from runner_svc.cuda.ranks.peer_ranks import PeerRanks
 from runner_svc.gpu.ranks.placing import gpu_of
@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu()
     ways = [way for way in arguments.ways if not (shares_gpu() and way == NCCL)]
-    source = provenance("bench.ranks.exchanges", ["torch", "cupy", "numpy"], card())
+    source = provenance("bench.tensor_parallel.exchanges", ["torch", "cupy", "numpy"], card())
     bandwidth = peer_bandwidth()
     lines = measured(arguments.ranks, ways, arguments.hidden, arguments.rows, arguments.launches)
     ring = 2 * (arguments.ranks - 1) / arguments.ranks
