@@ -119,6 +119,13 @@ class GpuDevice:
         self._taken = free - torch.cuda.mem_get_info(self.device)[0]
         return graph.replay
 
+    def drop_graphs(self) -> None:
+        """Lets later captures share no memory with earlier ones, whose replays are no longer used.
+
+        torch frees the memory of captures with the last of them, and takes no more captures into it then.
+        """
+        self._graph_pool = torch.cuda.graph_pool_handle()
+
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:
         """Returns the mean time of one replay, in seconds."""
         replay()

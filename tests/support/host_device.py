@@ -78,6 +78,8 @@ class HostDevice:
 
     def __init__(self, profile: MemoryProfile | None = None, mixed_graphs: bool = False) -> None:
         self.replays = 0
+        self.captured = 0
+        """Captures since the graphs were last dropped."""
         self._mixed_graphs = mixed_graphs
         self._profile = profile
 
@@ -110,11 +112,16 @@ class HostDevice:
         """Unlocks nothing."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+
         def replay() -> None:
             self.replays += 1
             function()
 
         return replay
+
+    def drop_graphs(self) -> None:
+        self.captured = 0
 
     def seconds(self, replay: Callable[[], None]) -> float:
         return 0.0

@@ -93,7 +93,8 @@ class RankedCudaBackend(CudaBackend):
             if agreed == self._agreed:
                 return False
             recording = self._ranks.recording()
-        self._graphs, self._mixed_graphs = StepGraphs([]), StepGraphs([])  # whose memory the new ones take
+        self._graphs, self._mixed_graphs = StepGraphs([]), StepGraphs([])
+        self._device.drop_graphs()
         with recording:
             captured = self._captured(_no_progress, copy.deepcopy(agreed), measures=False)
         self._graphs, self._mixed_graphs = captured

@@ -97,6 +97,7 @@ def test_ranks_take_the_graphs_that_rank_0_measured_and_form_again(tmp_path: Pat
             group.form(epoch)
             backend.regroup()
             sizes = backend._graphs.sizes
+            assert device.captured == len(sizes) + len(backend._mixed_graphs.sizes)
             found += [sizes, {size: backend._graphs.variant(size) for size in sizes}, backend._mixed_graphs.sizes]
             found.append(tokens_of(backend, 1, prompts))
         timed = device.timed
