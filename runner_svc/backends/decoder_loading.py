@@ -44,16 +44,16 @@ def load_decoder(
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
     """
-    shard = ranks.shard if ranks is not None else WHOLE
-    raw = read_config(folder)
+    raw, shard = read_config(folder), ranks.shard if ranks is not None else WHOLE
     choice = choose_decoder(raw, asked)
     if choice.config is not None:
+        config = local_config(choice.config, shard)
         weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, on_load, shard)
         formats = weight_formats(choice.config, on_load)
-        if formats and choice.config.num_layer_weights > MAX_PLAIN_WEIGHTS:
+        if formats and config.num_layer_weights > MAX_PLAIN_WEIGHTS:
             held = "FP8 is held and multiplied in bfloat16, int4 is multiplied as it is stored"
             log.info(f"quantized weights on the CPU: {held}", formats=formats)
-        return Decoder(local_config(choice.config, shard), weights, arithmetic, ranks)
+        return Decoder(config, weights, arithmetic, ranks)
     refuse_ranks(shard, choice.why_not_own)
     if on_load.name:
         raise UnsupportedModel(not_quantized(choice.why_not_own))

@@ -80,4 +80,6 @@ class Exchange:
         """Returns the whole vocabulary's logits, [L, vocab_size], of the ranks' parts."""
         if self._ranks is None:
             return logits
+        if not len(logits):  # which all ranks know
+            return logits.new_zeros(0, vocab_size)
         return self._ranks.all_gather(logits)[:, :vocab_size].contiguous()

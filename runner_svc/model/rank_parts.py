@@ -1,7 +1,8 @@
 """Which part of a model each rank of a group holds, after Megatron; needs no torch.
 
 Heads are divided evenly. Keys' heads fewer than ranks are held by several ranks each. Widths of MLPs and experts are
-divided at groups of a quantization where there are enough of them, so that parts may differ by one group.
+divided at groups of a quantization where there are enough of them. All ranks have the same width: where that of the
+whole has no equal parts, zeros are behind those of the last ranks.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ class RankParts:
 
     def width(self, whole: int) -> slice:
         """Returns the part of an MLP or expert of that width. Raises UnsupportedModel for too narrow ones."""
-        return width_part(whole, self.shard, _unit(self.whole))
+        return width_part(whole, self.shard, _unit(self.whole))[0]
+
+    def padded_width(self, whole: int) -> int:
+        """Returns the width that each rank has of an MLP or expert of that width, with zeros behind its own part."""
+        return width_part(whole, self.shard, _unit(self.whole))[1]
 
     def qkv(self, modules: int) -> tuple[MatrixPart, ...]:
         """Returns the part of each module: of three, or of the one that is all of them."""
@@ -111,9 +116,9 @@ class RankParts:
 
     def _layer(self, layer: LayerDescription) -> LayerDescription:
         if isinstance(layer.mlp, MlpDescription):
-            return replace(layer, mlp=replace(layer.mlp, width=_length(self.width(layer.mlp.width))))
-        width, shared = _length(self.width(layer.mlp.width)), layer.mlp.shared_width
-        own = _length(self.width(shared)) if shared is not None else None
+            return replace(layer, mlp=replace(layer.mlp, width=self.padded_width(layer.mlp.width)))
+        width, shared = self.padded_width(layer.mlp.width), layer.mlp.shared_width
+        own = self.padded_width(shared) if shared is not None else None
         return replace(layer, mlp=replace(layer.mlp, width=width, shared_width=own))
 
 
@@ -122,19 +127,24 @@ def local_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     return RankParts(config, shard).local()
 
 
-def width_part(width: int, shard: Shard, unit: int) -> slice:
-    """Returns a rank's columns of `width`, whole units if there are enough. Raises UnsupportedModel for too few."""
+def width_part(width: int, shard: Shard, unit: int) -> tuple[slice, int]:
+    """Returns a rank's columns of `width`, and how many each rank has with zeros behind its own.
+
+    They are whole units if there are enough. Raises UnsupportedModel for fewer columns than all ranks need.
+    """
     if width % (unit * shard.size):
         units = (math.lcm(unit, _WIDTH_UNIT), unit, _WIDTH_UNIT, 1)
-        unit = next((each for each in units if width // each >= shard.size), 0)
+        unit = next((each for each in units if _each(width, shard.size, each) * (shard.size - 1) < width), 0)
         if unit == 0:
             raise UnsupportedModel(
-                f"An MLP of {width} columns can't be divided among {shard.size} ranks: set tensor_parallel to {width} "
-                "or less."
+                f"An MLP of {width} columns can't be divided among {shard.size} ranks: set tensor_parallel to less."
             )
-    count = -(-width // unit)
-    first, last = (rank * count // shard.size for rank in (shard.rank, shard.rank + 1))
-    return slice(first * unit, min(last * unit, width))
+    each = _each(width, shard.size, unit)
+    return slice(shard.rank * each, min((shard.rank + 1) * each, width)), each
+
+
+def _each(width: int, size: int, unit: int) -> int:
+    return -(-width // (unit * size)) * unit
 
 
 def _unit(config: ModelConfig) -> int:
@@ -153,8 +163,3 @@ def _of_modules(own: tuple[slice, ...], whole: tuple[int, ...], modules: int) ->
 
 def _times(places: slice, factor: int) -> slice:
     return slice(places.start * factor, places.stop * factor)
-
-
-def _length(places: slice) -> int:
-    length: int = places.stop - places.start
-    return length

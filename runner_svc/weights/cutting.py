@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from runner_svc.weights.matrix import JoinedMatrix, Matrix, joined
 from runner_svc.weights.matrix_part import MatrixPart, Region
@@ -34,6 +35,17 @@ def region_of(matrix: Matrix, region: Region, dtype: torch.dtype) -> Matrix:
     assert outer.rows is not None and outer.columns is not None, "both are given"
     inner = Region(rows, columns).within(outer)
     return PlainMatrix(matrix.cut(outer.rows, outer.columns).dequantized()[inner.rows, inner.columns].to(dtype))
+
+
+def padded(matrix: Matrix, rows: int, columns: int, dtype: torch.dtype) -> Matrix:
+    """Returns the matrix with zeros beneath its rows and behind its columns. `dtype`: see `part_of`."""
+    if matrix.size == (rows, columns):
+        return matrix
+    whole = matrix.with_zeros(rows, columns)
+    if whole is not None:
+        return whole
+    missing = columns - matrix.size[1], rows - matrix.size[0]
+    return PlainMatrix(functional.pad(matrix.dequantized().to(dtype), (0, missing[0], 0, missing[1])))
 
 
 def compact(matrix: Matrix) -> Matrix:

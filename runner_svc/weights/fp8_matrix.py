@@ -21,7 +21,7 @@ from runner_svc.weights.activation_rounding import (
     to_e4m3,
 )
 from runner_svc.weights.cpu_products import TILE_ROWS, bfloat16_product
-from runner_svc.weights.matrix import Cuts, Matrix, Product
+from runner_svc.weights.matrix import Cuts, Matrix, Product, extended
 from runner_svc.weights.matrix_part import common_unit
 
 LEAST_BLOCK = 16
@@ -82,6 +82,12 @@ class Fp8Matrix(Matrix):
         scales = scales.repeat_interleave(self.block[1] // wide, dim=1)[:, : -(-self.size[1] // wide)]
         rounding = GroupRounding(wide) if isinstance(self.rounding, GroupRounding) else self.rounding
         return replace(self, scales=scales.contiguous(), block=(high, wide), rounding=rounding)
+
+    def with_zeros(self, rows: int, columns: int) -> Fp8Matrix:
+        codes = extended(_bytes(self.codes), rows, columns).view(E4M3)
+        high, wide = self.block or (1, columns)
+        scales = extended(self.scales, -(-rows // high), -(-columns // wide))
+        return replace(self, codes=codes, scales=scales)
 
     def reordered(self, order: Tensor) -> Fp8Matrix:
         if self.block is not None and self.block[0] != 1:

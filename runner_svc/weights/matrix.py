@@ -74,6 +74,10 @@ class Matrix(ABC):
         ]
         return self if all(fits) else None
 
+    def with_zeros(self, rows: int, columns: int) -> Self | None:
+        """Returns the matrix with zeros up to that size; None if its format has no such matrix."""
+        return None
+
     @abstractmethod
     def reordered(self, order: Tensor) -> Self:
         """Returns the rows in that order, int64 [out]. Raises ValueError where rows can't be moved one by one."""
@@ -131,6 +135,13 @@ class Matrix(ABC):
         return tile[begin - first : end - first]
 
 
+def extended(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns the tensor [rows, columns] with zeros behind what it has, as bits."""
+    whole = torch.zeros(rows, columns, dtype=tensor.dtype, device=tensor.device)
+    whole[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return whole
+
+
 def joined(matrices: list[Matrix]) -> Matrix:
     """Returns one matrix with the rows of all, in this order. Neighbours that are not alike stay apart within it."""
     if len(matrices) == 1:
@@ -184,6 +195,15 @@ class JoinedMatrix(Matrix):
             parts.append(part.reordered(own))
             begin = end
         return JoinedMatrix(tuple(parts))
+
+    def with_zeros(self, rows: int, columns: int) -> JoinedMatrix | None:
+        first, *others = (
+            part.with_zeros(part.size[0] + (rows - self.size[0] if part is self.parts[-1] else 0), columns)
+            for part in self.parts
+        )
+        if first is None or any(other is None for other in others):
+            return None
+        return JoinedMatrix((first, *(other for other in others if other is not None)))
 
     def beneath(self, others: list[Matrix]) -> None:
         return None

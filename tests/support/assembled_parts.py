@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
@@ -17,8 +18,13 @@ from runner_svc.weights.model_weights import LayerWeights
 Numbers = dict[str, Tensor]
 
 
-def numbers_of(layers: Sequence[LayerWeights], configs: Sequence[ModelConfig], index: int) -> Numbers:
-    """Returns all numbers of the layer `index`, of which `layers` are the ranks' parts and `configs` the ranks'."""
+def numbers_of(
+    layers: Sequence[LayerWeights], configs: Sequence[ModelConfig], whole: ModelConfig, index: int
+) -> Numbers:
+    """Returns all numbers of the layer `index`, of which `layers` are the ranks' parts and `configs` the ranks'.
+
+    Fails unless what is behind the `whole` model's widths is zero.
+    """
     found: Numbers = {}
     for name in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"):
         _same(found, name, [getattr(layer, name) for layer in layers])
@@ -30,11 +36,11 @@ def numbers_of(layers: Sequence[LayerWeights], configs: Sequence[ModelConfig], i
         found["sinks"] = torch.cat([layer.sinks for layer in layers if layer.sinks is not None])
     experts = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertWeights)]
     if experts:
-        _experts(found, experts)
+        _experts(found, experts, whole.layers[index].mlp)  # type: ignore[arg-type]
     else:
-        gated = configs[0].layers[index].mlp.gated
-        _in_pieces(found, "gate_up", [layer.mlp.gate_up for layer in layers], 1 + gated)  # type: ignore[union-attr]
-        _summed(found, "down", [layer.mlp.down for layer in layers])  # type: ignore[union-attr]
+        gated, width = whole.layers[index].mlp.gated, whole.layers[index].mlp.width
+        _in_pieces(found, "gate_up", [layer.mlp.gate_up for layer in layers], 1 + gated, width)  # type: ignore[union-attr]
+        _summed(found, "down", [layer.mlp.down for layer in layers], width)  # type: ignore[union-attr]
     return found
 
 
@@ -78,41 +84,52 @@ def _rows(linear: LinearWeights, kind: str) -> Tensor | None:
     return linear.matrix.dequantized().float() if kind == "weight" else linear.bias
 
 
-def _in_pieces(found: Numbers, name: str, linears: Sequence[LinearWeights], count: int) -> None:
+def _in_pieces(found: Numbers, name: str, linears: Sequence[LinearWeights], count: int, width: int) -> None:
     """Adds rows of `count` kinds, each of which the ranks divide."""
     for kind in ("weight", "bias"):
         rows = [rows for linear in linears if (rows := _rows(linear, kind)) is not None]
         if rows:
             pieces = [each.chunk(count) for each in rows]
-            found[f"{name}.{kind}"] = torch.cat([piece[place] for place in range(count) for piece in pieces])
+            kinds = [torch.cat([piece[place] for piece in pieces]) for place in range(count)]
+            found[f"{name}.{kind}"] = torch.cat([_without_zeros(each, 0, width) for each in kinds])
 
 
-def _summed(found: Numbers, name: str, linears: Sequence[LinearWeights]) -> None:
-    found[f"{name}.weight"] = torch.cat([linear.matrix.dequantized().float() for linear in linears], dim=1)
+def _without_zeros(numbers: Tensor, dim: int, width: int) -> Tensor:
+    own, zeros = numbers.split([width, numbers.shape[dim] - width], dim=dim)
+    assert not zeros.any()
+    return own
+
+
+def _summed(found: Numbers, name: str, linears: Sequence[LinearWeights], width: int | None = None) -> None:
+    numbers = torch.cat([linear.matrix.dequantized().float() for linear in linears], dim=1)
+    found[f"{name}.weight"] = numbers if width is None else _without_zeros(numbers, 1, width)
     first, *others = linears
     assert all(other.bias is None for other in others)
     if first.bias is not None:
         found[f"{name}.bias"] = first.bias
 
 
-def _experts(found: Numbers, parts: Sequence[ExpertWeights]) -> None:
-    first = parts[0]
+def _experts(found: Numbers, parts: Sequence[ExpertWeights], whole: ExpertsConfig) -> None:
+    first, width = parts[0], whole.width
     _same(found, "router", [part.router.weight for part in parts])
     _same(found, "router.bias", [part.router.bias for part in parts])
     _same(found, "corrections", [part.corrections for part in parts])
     gate_up = [_stack(part.gate_up).chunk(2, dim=1) for part in parts]
-    found["gate_up"] = torch.cat([piece[place] for place in (0, 1) for piece in gate_up], dim=1)
-    found["down"] = torch.cat([_stack(part.down) for part in parts], dim=2)
+    kinds = [torch.cat([piece[place] for piece in gate_up], dim=1) for place in (0, 1)]
+    found["gate_up"] = torch.cat([_without_zeros(each, 1, width) for each in kinds], dim=1)
+    found["down"] = _without_zeros(torch.cat([_stack(part.down) for part in parts], dim=2), 2, width)
     if first.gate_up_bias is not None:
         biases = [part.gate_up_bias.chunk(2, dim=1) for part in parts if part.gate_up_bias is not None]
-        found["gate_up.bias"] = torch.cat([piece[place] for place in (0, 1) for piece in biases], dim=1)
+        kinds = [torch.cat([piece[place] for piece in biases], dim=1) for place in (0, 1)]
+        found["gate_up.bias"] = torch.cat([_without_zeros(each, 1, width) for each in kinds], dim=1)
     assert all(part.down_bias is None for part in parts[1:])
     if first.down_bias is not None:
         found["down.bias"] = first.down_bias
     shared = [part.shared for part in parts if part.shared is not None]
     if shared:
-        _in_pieces(found, "shared.gate_up", [each.gate_up for each in shared], 2)
-        _summed(found, "shared.down", [each.down for each in shared])
+        assert whole.shared_width is not None
+        _in_pieces(found, "shared.gate_up", [each.gate_up for each in shared], 2, whole.shared_width)
+        _summed(found, "shared.down", [each.down for each in shared], whole.shared_width)
         _same(found, "shared.gate", [each.gate for each in shared])
 
 

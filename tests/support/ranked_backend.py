@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.group.forming import Group, store_in
 from runner_svc.interface.backend import SlotChanges
-from runner_svc.interface.ranks import Communicator
+from runner_svc.interface.ranks import Communicator, Shard
 from runner_svc.interface.step import MaskedDraw, MaskedRows, StepBatch, StepOutput
 from tests.support.host_backend import no_progress
 from tests.support.thread_ranks import ThreadCommunicator, ThreadGroup
@@ -22,13 +23,12 @@ from tests.support.thread_ranks import ThreadCommunicator, ThreadGroup
 class RankedBackend:
     """Implements `runner_svc.interface.backend.SlotBackend`. What it does not have is that of the first rank."""
 
-    def __init__(self, size: int, make: Callable[[Communicator], TorchBackend]) -> None:
-        """`make` makes a rank's backend."""
+    def __init__(self, size: int, make: Callable[[Communicator], TorchBackend], store: Path | None = None) -> None:
+        """`make` makes a rank's backend. `store`: a new folder, for exchanges over gloo in place of a list."""
         self.group = ThreadGroup(size)
-        self.communicators = [ThreadCommunicator(self.group, rank) for rank in range(size)]
+        self.communicators: list[Any] = [self._communicator(rank, store) for rank in range(size)]
         self.ranks = self.group.each(lambda rank: make(self.communicators[rank]))
-        for communicator in self.communicators:
-            communicator.is_forming = False
+        self.group.each(lambda rank: self.communicators[rank].form())
         first = self.ranks[0]
         self.model, self.device, self.tile_tokens = first.model, first.device, first.tile_tokens
         self.block_size, self.num_blocks, self.num_slots = first.block_size, first.num_blocks, first.num_slots
@@ -39,11 +39,17 @@ class RankedBackend:
         )
         self.fingerprints = first.fingerprints
 
+    def _communicator(self, rank: int, store: Path | None) -> ThreadCommunicator | Group:
+        if store is None:
+            return ThreadCommunicator(self.group, rank)
+        store.mkdir(exist_ok=True, parents=True)
+        return Group(Shard(rank, self.group.size), store_in(store, self.group.size))
+
     @classmethod
-    def load(cls, folder: Path, size: int, **arguments: Any) -> RankedBackend:
+    def load(cls, folder: Path, size: int, *, store: Path | None = None, **arguments: Any) -> RankedBackend:
         """Returns the model of a folder divided among ranks; `arguments` are those of `TorchBackend.load`."""
         of_all = {"cache_folder": folder / "unused", "progress": no_progress, **arguments}
-        return cls(size, lambda ranks: TorchBackend.load(str(folder), ranks=ranks, **of_all))
+        return cls(size, lambda ranks: TorchBackend.load(str(folder), ranks=ranks, **of_all), store)
 
     @property
     def cache_regions(self) -> list[NDArray[np.uint8]]:

@@ -64,6 +64,10 @@ class ThreadCommunicator:
         """Whether nothing is exchanged yet, as while weights are loaded."""
         self.sums = 0
 
+    def form(self) -> None:
+        """Begins to exchange."""
+        self.is_forming = False
+
     def all_reduce(self, x: Tensor) -> Tensor:
         self.sums += 1
         if self.is_forming:

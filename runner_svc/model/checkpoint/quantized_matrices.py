@@ -158,16 +158,29 @@ class MatrixReader(Protocol):
         """Returns a part of a module's matrix; None if that is plain."""
 
 
-def matrix_reader(
-    matrices: Mapping[str, Quantized], tensors: Container[str], read: Callable[..., Tensor], dtype: torch.dtype
-) -> MatrixReader:
-    """Returns what reads quantized matrices. `read`: tensors as stored; `dtype`: of parts that become plain."""
-    stored = StoredTensors(tensors, read)
+class QuantizedReader:
+    """Implements `MatrixReader` for the quantized matrices of a checkpoint."""
 
-    def quantized(module: str, part: MatrixPart = WHOLE_MATRIX, /) -> Matrix | None:
-        return matrices[module].read(stored, part, dtype) if module in matrices else None
+    def __init__(
+        self,
+        matrices: Mapping[str, Quantized],
+        tensors: Container[str],
+        read: Callable[..., Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        """`read`: tensors as stored; `dtype`: of parts that become plain."""
+        self.made_plain: list[str] = []
+        """Modules whose format has no such part, so that it was made plain."""
+        self._matrices, self._stored, self._dtype = matrices, StoredTensors(tensors, read), dtype
 
-    return quantized
+    def __call__(self, module: str, part: MatrixPart = WHOLE_MATRIX, /) -> Matrix | None:
+        """See `MatrixReader`."""
+        if module not in self._matrices:
+            return None
+        matrix = self._matrices[module].read(self._stored, part, self._dtype)
+        if matrix.format == str(self._dtype).removeprefix("torch."):
+            self.made_plain.append(module)
+        return matrix
 
 
 def _tables(config: ModelConfig, base: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.ranks import WHOLE, Shard
 from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
+from runner_svc.model.checkpoint.padded_widths import padded_mlp
 from runner_svc.model.checkpoint.weights import check_on_load
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
@@ -53,7 +55,8 @@ def random_weights(
 
     def layers() -> Iterator[LayerWeights]:
         for index, described in enumerate(config.layers):
-            yield cut_layer(make.layer(described).mapped(on_load.layer_matrix), described, parts, dtype)
+            own = cut_layer(make.layer(described).mapped(on_load.layer_matrix), described, parts, dtype)
+            yield replace(own, mlp=padded_mlp(own.mlp, described.mlp, parts, dtype))
             progress("making weights up", (index + 1) / config.num_layers)
 
     embeddings = make.matrix(config.vocab_size, config.hidden_size)

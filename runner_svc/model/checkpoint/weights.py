@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
-from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, matrix_reader
+from runner_svc.model.checkpoint.padded_widths import padded_mlp
+from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, QuantizedReader
 from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
@@ -107,7 +109,7 @@ def load_weights(
             return read_exact(name, *places).to(dtype)
 
         progress("loading weights", 0.0)
-        quantized = matrix_reader(matrices, checkpoint.tensors, read_exact, dtype)
+        quantized = QuantizedReader(matrices, checkpoint.tensors, read_exact, dtype)
         base = config.names.start(checkpoint.__contains__)
         # What is quantized on load is quantized as a whole, so that a group of ranks has the numbers of one.
         of_reader = WHOLE if on_load.layers != "none" else shard
@@ -124,7 +126,8 @@ def load_weights(
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
         opened = opening.pop_all()
-    layers = _layers(reader, progress, opened, RankParts(config, WHOLE) if of_reader == shard else parts, dtype)
+        opened.callback(_log_plain, quantized.made_plain)
+    layers = _layers(reader, progress, opened, parts, is_cut=of_reader == shard, dtype=dtype)
     return ModelWeights(embeddings, used_head, norm, layers=layers, positions=positions, kv_scales=scales)
 
 
@@ -160,6 +163,16 @@ def _log(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
         log.warning(f"activations are quantized otherwise: {note}")
 
 
+def _log_plain(modules: Sequence[str]) -> None:
+    """Logs which of a rank's parts lost their format."""
+    if modules:
+        log.warning(
+            "matrices became plain numbers, as this rank's part of them begins within their groups of columns",
+            matrices=len(modules),
+            first=modules[0],
+        )
+
+
 def _ends(
     checkpoint: Checkpoint, parts: RankParts, read_any: Callable[..., Tensor], quantized: MatrixReader, first: str
 ) -> tuple[Tensor, Matrix]:
@@ -192,13 +205,15 @@ def _ends(
 
 
 def _layers(
-    reader: LayerReader, progress: Progress, opened: ExitStack, parts: RankParts, dtype: torch.dtype
+    reader: LayerReader, progress: Progress, opened: ExitStack, parts: RankParts, *, is_cut: bool, dtype: torch.dtype
 ) -> Iterator[LayerWeights]:
-    """Yields what the reader reads, cut to `parts`."""
+    """Yields what the reader reads, which `is_cut` to the parts already, or is cut to them, and padded."""
     num_layers = reader.config.num_layers
     with opened:
         for index, described in enumerate(reader.config.layers):
-            yield cut_layer(reader.layer(index), described, parts, dtype)
+            layer = reader.layer(index)
+            own = layer if is_cut else cut_layer(layer, described, parts, dtype)
+            yield replace(own, mlp=padded_mlp(own.mlp, described.mlp, parts, dtype))
             progress("loading weights", (index + 1) / num_layers)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.checkpoint.weights import Checkpoint, load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.rank_parts import RankParts, local_config, width_part
 from runner_svc.weights.model_weights import ModelWeights
@@ -75,7 +77,9 @@ def check_parts(config: ModelConfig, make: Callable[[Shard], ModelWeights], size
     assert torch.equal(torch.stack([part.norm for part in parts]), whole.norm.expand(size, *whole.norm.shape))
     layers = zip(whole.layers, *(part.layers for part in parts), strict=True)
     for index, (wanted_layer, *layer) in enumerate(layers):
-        assert_same(numbers_of(layer, configs, index), numbers_of([wanted_layer], [config], index))
+        found = numbers_of(layer, configs, config, index)
+        assert_same(found, numbers_of([wanted_layer], [config], config, index))
+        assert len({each.layers[index].mlp for each in configs}) == 1, "ranks differ in their sizes"
 
 
 def loader(folder: Path, config: ModelConfig, on_load: OnLoad | None = None) -> Callable[[Shard], ModelWeights]:
@@ -100,6 +104,18 @@ def test_quantized_matrices(kind: str, tmp_path: Path) -> None:
     config = config_of(folder)
     for size in (2, 4):
         check_parts(config, loader(folder, config), size)
+
+
+def test_what_becomes_plain_is_logged(tmp_path: Path) -> None:
+    """Reordered columns are in no rank's part as groups; those of rows are."""
+    folder, _ = make_tiny_quantized("gptq-reordered", "llama", tmp_path, 1)
+    config = config_of(folder)
+    with structlog.testing.capture_logs() as logs:
+        part = load_weights(folder, config, torch.float32, CPU, no_progress, shard=Shard(1, 2))
+        formats = [(layer.qkv.matrix.format, layer.output.matrix.format) for layer in part.layers]
+    assert all("columns reordered" in rows and columns == "float32" for rows, columns in formats)
+    (told,) = [log for log in logs if log["log_level"] == "warning"]
+    assert told["matrices"] == 2 * config.num_layers and told["first"].endswith("o_proj")
 
 
 @pytest.mark.parametrize(
@@ -130,9 +146,12 @@ def test_random_weights_are_those_of_one_rank(family: str, tmp_path: Path) -> No
     check_parts(config, lambda shard: random_weights(config, torch.float32, CPU, no_progress, shard=shard), 2)
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt-oss", "awq", "gptq", "packed", "fp8-blocks"])
 def test_a_rank_reads_its_part_alone(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_tiny_model(family, tmp_path)
+    if family in KINDS:
+        folder, _ = make_tiny_quantized(family, "llama", tmp_path, 1, head_dim=128, intermediate_size=512)
+    else:
+        folder = make_tiny_model(family, tmp_path)
     config = config_of(folder)
     read: list[int] = []
     original = Checkpoint.read
@@ -187,18 +206,57 @@ def test_runs_of_random_slices() -> None:
 
 
 def test_widths_are_divided_at_units_where_there_are_enough() -> None:
-    for width, size, unit, lengths in (
-        (96, 2, 1, [48, 48]),
-        (11008, 8, 128, [1280, 1408, 1408, 1408, 1280, 1408, 1408, 1408]),
-        (96, 4, 32, [16, 16, 32, 32]),
-        (100, 3, 1, [32, 32, 36]),
-        (7, 4, 1, [1, 2, 2, 2]),
+    for width, size, unit, each in (
+        (96, 2, 1, 48),
+        (11008, 8, 128, 1408),  # 86 groups
+        (29568, 2, 128, 14848),  # 231 groups
+        (96, 4, 32, 24),  # 3 groups are fewer than ranks
+        (48, 4, 32, 12),
+        (100, 3, 1, 48),
+        (10, 4, 1, 3),
     ):
         parts = [width_part(width, Shard(rank, size), unit) for rank in range(size)]
-        assert_disjoint(parts, width)
-        assert sorted(part.stop - part.start for part in parts) == sorted(lengths), (width, size)
-    with pytest.raises(UnsupportedModel, match="An MLP of 3 columns can't be divided among 4 ranks"):
-        width_part(3, Shard(0, 4), 1)
+        assert_disjoint([part for part, _ in parts], width)
+        assert {padded for _, padded in parts} == {each} and parts[0][0] == slice(0, each), (width, size)
+    with pytest.raises(UnsupportedModel, match="An MLP of 5 columns can't be divided among 4 ranks"):
+        width_part(5, Shard(0, 4), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("plain", "llama-biases"),
+        ("plain", "gpt2"),
+        ("plain", "qwen2-moe"),
+        ("plain", "gpt-oss"),
+        ("fp8-blocks", "llama"),
+        ("awq", "qwen2"),
+        ("packed-channel", "llama"),
+        ("gptq-reordered", "llama"),
+        ("packed", "qwen3-moe"),
+    ],
+)
+def test_zeros_behind_widths_without_equal_parts(kind: str, family: str, tmp_path: Path) -> None:
+    odd = {"gpt2": {"n_inner": 110}, "qwen2-moe": {"shared_expert_intermediate_size": 106}}
+    sizes = {"intermediate_size": {"plain": 206, "awq": 352, "packed-channel": 360}.get(kind, 200)} | odd.get(
+        family, {}
+    )
+    if "moe" in family:
+        sizes["moe_intermediate_size"] = 96 if kind != "plain" else 70
+    if kind == "plain":
+        folder = make_tiny_model(family, tmp_path, **sizes)
+    else:
+        folder, _ = make_tiny_quantized(kind, family, tmp_path, 1, **sizes)
+    config = config_of(folder)
+    for size in (2, 4):
+        own = local_config(config, Shard(0, size)).layers[1].mlp
+        whole = config.layers[1].mlp
+        padded = own.width * size - whole.width
+        if isinstance(own, ExpertsConfig) and isinstance(whole, ExpertsConfig) and own.shared_width is not None:
+            padded += own.shared_width * size - (whole.shared_width or 0)
+        print(f"{padded} columns of zeros on {size} ranks")
+        assert padded or size == 2
+        check_parts(config, loader(folder, config), size)
 
 
 @pytest.mark.parametrize(
