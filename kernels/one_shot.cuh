@@ -1,12 +1,12 @@
 // Exchanges of one launch among the GPUs of a group, over memory that each rank shares with all (a window).
 //
-// A rank copies its part into its own window, tells the others so, waits until all have told it, and reads theirs. The
+// A rank copies its part into its own window, raises a flag in the others, waits for theirs, and reads their parts. The
 // blocks of a launch meet the blocks of the same number on other ranks alone: all ranks launch equal grids in one order.
 //
 // A window: flags [MOST_BLOCKS][MOST_RANKS], where rank p writes the turn that its block has begun into column p; from
-// DATA_BYTES on, two halves of `half_bytes`, used in turns. When a rank begins turn t + 2, all ranks have told it that
-// they began turn t + 1, hence finished turn t, and its half is free. Turns are counted on the device, so that graphs
-// can be replayed; they are compared by their difference, as they wrap after a few days.
+// DATA_BYTES on, two halves of `half_bytes`, used in turns. When a rank begins turn t + 2, all ranks have raised their
+// flags of turn t + 1, hence finished turn t, and its half is free. Turns are counted on the device, so that graphs can
+// be replayed; they are compared by their difference, as they wrap after a few days.
 //
 // Waiting ends when the host raises `abort` (page-locked memory of the host), or after `limit_ns`. Then, and from then
 // on, no launch waits, reads or writes any window any more: `broken` says so to later launches and `fault` to the host.

@@ -176,7 +176,7 @@ def test_a_launch_whose_peer_is_gone_ends_and_later_ones_touch_nothing(aborted: 
         exchange.reduce(0, x, out)
         took[0] = time.monotonic() - begun_at
         assert state.has_failed and state.wait_for_fault(0)
-        assert (out == 7.0).all()  # nobody's sum
+        assert (out == 7.0).all()  # no sum
         state.windows.zero_()  # a launch that touched a window would crash
         begun_at = time.monotonic()
         for _ in range(5):

@@ -72,7 +72,7 @@ class GpuRanks:
         self._processes[rank].wait()
 
     def give_up(self, epoch: int, why: str) -> None:
-        """Tells all ranks that the forming of that number is over."""
+        """Lets all ranks know that the forming of that number is over."""
         scratch = self._folder / "why"
         scratch.write_text(why)
         scratch.rename(self._folder / f"over-{epoch}")

@@ -46,7 +46,7 @@ class ExchangeState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a launch gave up, or was told to."""
+        """Whether a launch has given up waiting, or the host has raised `abort`."""
         return bool(self._words[_LINE] or self._words[0])
 
     def raise_abort(self) -> None:

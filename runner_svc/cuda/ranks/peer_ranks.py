@@ -70,7 +70,7 @@ class PeerRanks:
         windows = {**self._others, self.shard.rank: own}
         self._state.begin([windows[rank].address for rank in range(self.shard.size)])
         self._device.synchronize()
-        self._ranks.least(0)  # nobody raises a flag before all windows are zeros
+        self._ranks.least(0)  # all windows are zeros before a flag is raised
         self._is_open = True
         self._watch = LostWatch(self._ranks.given_up, self._state.raise_abort)
 

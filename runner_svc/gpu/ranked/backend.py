@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 def _no_progress(what: str, share: float) -> None:
-    """Reports nothing: the group serves nobody until all ranks are ready."""
+    """Reports nothing: the group serves no request until all ranks are ready."""
 
 
 class RankedCudaBackend(CudaBackend):
@@ -52,7 +52,7 @@ class RankedCudaBackend(CudaBackend):
             self._stop_watch()
             if isinstance(ranks, PeerCommunicator):
                 ranks.open()
-            else:  # NCCL's kernels wait for a lost rank until they are told not to
+            else:  # NCCL's kernels wait for a lost rank until an abort
                 self._watch = LostWatch(ranks.given_up, ranks.abort)
             self._has_grouped = True
             self.num_blocks = ranks.least(self.num_blocks)
@@ -85,7 +85,7 @@ class RankedCudaBackend(CudaBackend):
     def _capture_alike(self) -> bool:
         """Captures the graphs that rank 0's times choose, and returns True.
 
-        Does nothing, and returns False, if there are such graphs, and they exchange with whoever is there.
+        Does nothing, and returns False, if there are such graphs, and they exchange with the ranks of any forming.
         """
         agreed = agreed_timings(self._ranks, self._timings, self._device.device)
         recording: AbstractContextManager[None] = nullcontext()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from roster_common.setting_sources import UnusableSettings
+from runner_svc.cuda.experts.expert_variant import STEP
 from runner_svc.interface.ranks import Shard
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
@@ -56,9 +57,10 @@ def _refuse_model(config: ModelConfig, shard: Shard) -> None:
             f"{config.architecture} norms all heads' queries together, which GPUs can't divide among ranks: set "
             "tensor_parallel to 1, or device to 'cpu'."
         )
-    parts = [local_config(config, Shard(rank, shard.size)) for rank in range(shard.size)]
-    if len({tuple(layer.mlp.width for layer in part.layers) for part in parts}) > 1:
+    experts = local_config(config, shard).experts
+    if experts is not None and experts.width % STEP:
+        whole = config.experts.width if config.experts is not None else 0
         raise UnsupportedModel(
-            f"An MLP of {config.intermediate_size} columns has no {shard.size} equal parts in this format, which GPUs "
-            "need: set tensor_parallel to another number of ranks, or device to 'cpu'."
+            f"Experts of {whole} columns have parts of {experts.width} on {shard.size} ranks, and GPUs need multiples "
+            f"of {STEP}: set tensor_parallel to less."
         )

@@ -50,8 +50,9 @@ def test_settings(options: Options, says: str, tmp_path: Path) -> None:
 def test_models(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"norms all heads' queries together, .*set tensor_parallel to 1"):
         refuse_on_gpus(config_of("olmo2", tmp_path), Shard(1, 2), Options())
-    with pytest.raises(UnsupportedModel, match="no 2 equal parts"):
-        refuse_on_gpus(config_of("llama", tmp_path, intermediate_size=91), Shard(0, 2), Options())
+    with pytest.raises(UnsupportedModel, match=r"Experts of 64 columns have parts of 32 on 2 ranks.*multiples of 64"):
+        refuse_on_gpus(config_of("qwen3-moe", tmp_path), Shard(0, 2), Options())
+    refuse_on_gpus(config_of("qwen3-moe", tmp_path, moe_intermediate_size=128), Shard(0, 2), Options())
 
 
 def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
