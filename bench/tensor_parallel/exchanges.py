@@ -35,13 +35,13 @@ REPLAYS = 15
 ONE_SHOT, NCCL = "one-shot", "nccl"
 
 
-def times_of(group: Group, way: str, hidden: int, rows: list[int], launches: int) -> dict[int, float]:
-    """Returns microseconds of an all-reduce by rows, on one rank."""
+def times_of(group: Group, way: str, hidden: int, rows: list[int], launches: int) -> list[float]:
+    """Returns microseconds of an all-reduce of each number of rows, on one rank."""
     device = gpu_of(group.shard)
     group.use(on_gpu=way == NCCL)
     group.form()
     ranks: Communicator = group
-    found: dict[int, float] = {}
+    found = []
     with device.stream():
         if way == ONE_SHOT:
             peers = PeerRanks(group, device, partial(SharedMemory.imported, device=device.device.index), limit_s=20.0)
@@ -63,9 +63,8 @@ def times_of(group: Group, way: str, hidden: int, rows: list[int], launches: int
                 replay = device.capture(launch)
             ranks.least(0)
             copies = device.capture(partial(_copy_all, x, sums))  # what else is in the graph
-            found[count] = (
-                max(0.0, median_microseconds(replay, REPLAYS) - median_microseconds(copies, REPLAYS)) / launches
-            )
+            both, alone = median_microseconds(replay, REPLAYS), median_microseconds(copies, REPLAYS)
+            found.append(max(0.0, both - alone) / launches)
             ranks.least(0)
     return found
 
@@ -91,9 +90,9 @@ def measured(size: int, ways: list[str], hidden: int, rows: list[int], launches:
         {
             "rows": count,
             "bytes": count * hidden * 2,
-            **{way: max(times[count] for times in ranks) for way, ranks in by_way.items()},
+            **{way: max(times[place] for times in ranks) for way, ranks in by_way.items()},
         }
-        for count in rows
+        for place, count in enumerate(rows)
     ]
 
 

@@ -1,13 +1,17 @@
-"""Runs a function in one process for each rank of a group, as `roster-runner --tensor-parallel` starts them."""
+"""Runs a function in one process for each rank of a group, as `roster-runner --tensor-parallel` starts them.
+
+Arguments and results are JSON. Output of the processes is this one's.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import importlib
+import json
 import os
-import queue
+import subprocess
+import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,66 +23,56 @@ from runner_svc.interface.ranks import Shard
 SHARED_GPU = "ROSTER_TEST_RANKS_SHARE_A_GPU"
 _FOUND_S = 120.0
 """Ranks import torch and load their weights before they form."""
+_POLL_S = 0.1
 
 
 class RankFailed(RuntimeError):
-    """A rank raised an exception, or did not end in time."""
+    """A rank's process failed, or did not end in time."""
 
 
 def in_ranks(size: int, run: Callable[..., Any], *arguments: Any, timeout_s: float = 540.0) -> list[Any]:
     """Returns what `run(group, *arguments)` returns in each rank's process; the group has not formed.
 
-    `run` is a function of a module. Raises RankFailed, and ends all processes then.
+    `run` is a function of a module. Raises RankFailed. All processes have ended then.
     """
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="roster-ranks-") as folder:
-        processes = [
-            context.Process(target=_run, args=(rank, size, folder, run, arguments, results), daemon=True)
-            for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
+    named = {"module": run.__module__, "function": run.__name__, "arguments": arguments}
+    with tempfile.TemporaryDirectory(prefix="roster-ranks-") as name:
+        folder = Path(name)
+        processes = [_started(rank, size, folder, json.dumps(named)) for rank in range(size)]
         try:
-            return _collected(processes, results, size, time.monotonic() + timeout_s)
+            _wait(processes, time.monotonic() + timeout_s)
         finally:
             for process in processes:
                 process.kill()
-                process.join()
+                process.wait()
+        return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
 
 
-def _collected(processes: list[Any], results: Any, size: int, until_s: float) -> list[Any]:
-    found: dict[int, Any] = {}
-    while len(found) < size:
-        try:
-            rank, error, returned = results.get(timeout=0.5)
-        except queue.Empty:
-            dead = [rank for rank, process in enumerate(processes) if rank not in found and process.exitcode]
-            if dead or time.monotonic() > until_s:
-                raise RankFailed(f"ranks {dead} ended" if dead else "the ranks did not end in time") from None
-            continue
-        if error:
-            raise RankFailed(f"rank {rank} failed:\n{error}")
-        found[rank] = returned
-    return [found[rank] for rank in range(size)]
+def _started(rank: int, size: int, folder: Path, named: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bench.tensor_parallel.processes", str(rank), str(size), str(folder), named]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ("0" if shares_gpu() else None)
+    return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": own_gpu_first(rank, size, visible)})
 
 
-def _run(rank: int, size: int, folder: str, run: Callable[..., Any], arguments: tuple[Any, ...], results: Any) -> None:
-    prepare_environment()
-    os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu_first(rank, size, _visible())
-    try:
-        group = Group(Shard(rank, size), store_in(Path(folder), size), forming_s=_FOUND_S, timeout_s=_FOUND_S)
-        results.put((rank, "", run(group, *arguments)))
-    except BaseException:
-        results.put((rank, traceback.format_exc(), None))
-        raise
-
-
-def _visible() -> str | None:
-    """Returns the GPUs that the ranks divide among themselves; None: the first ones."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") or ("0" if shares_gpu() else None)
+def _wait(processes: list[subprocess.Popen[bytes]], until_s: float) -> None:
+    while any(codes := [process.poll() for process in processes]) or None in codes:
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed or time.monotonic() > until_s:
+            raise RankFailed(f"ranks {failed} failed" if failed else "the ranks did not end in time")
+        time.sleep(_POLL_S)
 
 
 def shares_gpu() -> bool:
     """Returns whether ranks may share a GPU, to try a command on one: its times say nothing then."""
     return bool(os.environ.get(SHARED_GPU))
+
+
+def _run(rank: int, size: int, folder: Path, named: dict[str, Any]) -> None:
+    prepare_environment()
+    group = Group(Shard(rank, size), store_in(folder, size), forming_s=_FOUND_S, timeout_s=_FOUND_S)
+    run = getattr(importlib.import_module(named["module"]), named["function"])
+    (folder / f"result-{rank}").write_text(json.dumps(run(group, *named["arguments"])))
+
+
+if __name__ == "__main__":
+    _run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
