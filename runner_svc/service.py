@@ -18,6 +18,7 @@ import structlog
 import zmq
 
 from roster_common.curve_keys import UnusableKey
+from roster_common.extras import lacks
 from roster_common.logs import configure_logs, warn_unknown
 from roster_common.service_command import read_command_line
 from roster_common.setting_sources import UnusableSettings
@@ -26,6 +27,7 @@ from runner_svc.execution.runner import Runner
 from runner_svc.group.member import Place
 from runner_svc.launch.launcher import Launcher
 from runner_svc.launch.rank import serve_rank
+from runner_svc.launch.ray_launcher import PARENT_VARIABLE, RayLauncher, Resources
 from runner_svc.launch.starting import (
     BROKEN,
     complain,
@@ -37,6 +39,7 @@ from runner_svc.launch.starting import (
     read_curve,
     run_link,
 )
+from runner_svc.launch.with_parent import end_with
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.health import RunnerHealth
 from runner_svc.link.plan_socket import PlanSocket
@@ -74,12 +77,36 @@ def run() -> NoReturn:
             status = serve_rank(settings, place)
         else:
             warn_unknown()
-            status = Launcher(settings).run() if settings.tensor_parallel > 1 else serve(settings)
+            status = _launch(settings)
     except SystemExit:
         _exit_now(0)  # an ordinary exit would wait for a download
     if status == BROKEN:
         _exit_now(status)  # an ordinary exit would wait for the device
     sys.exit(status)
+
+
+def _launch(settings: RunnerSettings) -> int:
+    """Serves with as many processes as the settings say; returns the exit status."""
+    if settings.launcher == "ray":
+        return _launch_with_ray(settings)
+    if os.environ.pop(PARENT_VARIABLE, None) is not None:
+        end_with(None, signal.SIGTERM)
+    return Launcher(settings).run() if settings.tensor_parallel > 1 else serve(settings)
+
+
+def _launch_with_ray(settings: RunnerSettings) -> int:
+    if reason := lacks("ray"):
+        return complain(reason)
+    from runner_svc.launch.ray_cluster import RayCluster
+
+    try:
+        cluster = RayCluster(settings.groups, Resources.of(settings))
+    except UnusableSettings as error:
+        return complain(str(error))
+    try:
+        return RayLauncher(settings, cluster).run()
+    finally:
+        cluster.close()
 
 
 def _exit_now(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell one another and their launcher: who is ready, which epoch was given up, and why.
+"""What the ranks of a group tell one another and their launcher: which are ready, which epoch was given up, and why.
 
 An epoch is one forming of the group. It begins when every rank is ready for it, and ends when any rank or the launcher
 gives it up; the next one is the number after. Each value has one writer at a time and is one aligned machine word, so
@@ -140,7 +140,7 @@ class Board:
         return kept & 0xFFFFFFFF if kept >> 32 == number else None
 
     def count_tickets(self, rank: int, direction: Direction, count: int) -> None:
-        """Notes how many tickets of a direction the rank has done in this epoch, and wakes who waits for it."""
+        """Notes how many tickets of a direction the rank has done in this epoch, and wakes what waits for it."""
         self._ranks[_COLUMNS[direction]][rank] = count
         self._news.bump()
 

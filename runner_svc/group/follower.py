@@ -1,4 +1,4 @@
-"""What ranks other than 0 do: each call that rank 0 tells of, with the same runner, whose results go nowhere."""
+"""What ranks other than 0 do: each call of rank 0, with the same runner, whose results go nowhere."""
 
 from __future__ import annotations
 

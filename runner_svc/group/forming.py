@@ -81,9 +81,9 @@ class Group:
         self._on_gpu = on_gpu
 
     @property
-    def is_formed(self) -> bool:
-        """Whether tensors are exchanged."""
-        return self._processes is not None
+    def needs_abort(self) -> bool:
+        """Whether only `abort` ends an exchange whose other ranks are gone, so that a thread must watch for that."""
+        return self._on_gpu
 
     def form(self, epoch: int = 1) -> None:
         """Forms the group of `epoch` with the other ranks, which call this too. Raises RankLost if one doesn't come."""
@@ -98,7 +98,11 @@ class Group:
             self.barrier()
 
     def abort(self) -> None:
-        """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost."""
+        """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.
+
+        Any thread may call it. An exchange of gloo that another thread waits for keeps the connections until it ends;
+        one of NCCL is cut short.
+        """
         processes, self._processes, self._store = self._processes, None, None
         if processes is not None and self._on_gpu:
             processes.abort()
@@ -120,28 +124,31 @@ class Group:
     # ------------------------------------------------------------------ exchanges
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if not self._exchanges():
+        processes = self._formed()
+        if processes is None:
             return x
         x = x.contiguous()
-        self._wait(lambda: self._processes.allreduce([x]))
+        self._wait(lambda: processes.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        if not self._exchanges():
+        processes = self._formed()
+        if processes is None:
             return torch.cat([x] * self._shard.size, 1)
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]
-        self._wait(lambda: self._processes.allgather([parts], [x]))
+        self._wait(lambda: processes.allgather([parts], [x]))
         return torch.cat(parts, 1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Returns rank 0's `x` on every rank; overwrites and returns `x`."""
-        if not self._exchanges():
+        processes = self._formed()
+        if processes is None:
             return x
         x = x.contiguous()
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._wait(lambda: self._processes.broadcast([x], options))
+        self._wait(lambda: processes.broadcast([x], options))
         return x
 
     def least(self, value: int) -> int:
@@ -158,13 +165,12 @@ class Group:
         """Waits until every rank has come here."""
         self.least(0)
 
-    def _exchanges(self) -> bool:
-        """Returns whether to exchange. Raises RankLost after the group was given up."""
-        if self._processes is None:
-            if self._has_formed:
-                raise RankLost(self._given_up() or "the group was given up")
-            return False
-        return True
+    def _formed(self) -> Any:
+        """Returns the group; None before the first one. Raises RankLost after the group was given up."""
+        processes = self._processes
+        if processes is None and self._has_formed:
+            raise RankLost(self._given_up() or "the group was given up")
+        return processes
 
     def _wait(self, begin: Callable[[], Any]) -> None:
         with self._losing():

@@ -15,7 +15,7 @@ _NUMBERS = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1  # without the flag for words that only one process uses
 _ALL = 2**31 - 1
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 class _Timespec(ctypes.Structure):
@@ -37,24 +37,22 @@ class Word:
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         """`offset`: where the word begins in `memory`, in bytes; a multiple of 4."""
         self._word = ctypes.c_uint32.from_buffer(memory, offset)
-        self._address = ctypes.addressof(self._word)
-        self._number = _NUMBERS[platform.machine()]
+        self._call = ctypes.c_long(_NUMBERS[platform.machine()])
+        self._address = ctypes.c_void_p(ctypes.addressof(self._word))
 
     @property
     def value(self) -> int:
         return self._word.value
 
     def bump(self) -> None:
-        """Changes the word and wakes everyone who sleeps on it."""
+        """Changes the word and wakes all that sleep on it."""
         self._word.value = (self._word.value + 1) & 0xFFFFFFFF
-        _libc.syscall(self._number, ctypes.c_void_p(self._address), _WAKE, _ALL, None, None, 0)
+        _syscall(self._call, self._address, _WAKE, _ALL, None, None, 0)
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Sleeps until the word is bumped, at most for `seconds`; returns at once if it is no longer `seen`."""
         whole, rest = divmod(seconds, 1)
         limit = _Timespec(int(whole), int(rest * 1e9))
-        failed = _libc.syscall(
-            self._number, ctypes.c_void_p(self._address), _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, 0
-        )
+        failed = _syscall(self._call, self._address, _WAIT, ctypes.c_uint32(seen), ctypes.byref(limit), None, 0)
         if failed and (number := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
             raise OSError(number, os.strerror(number))

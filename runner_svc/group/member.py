@@ -14,14 +14,15 @@ from runner_svc.group.shared_page import attach
 from runner_svc.interface.ranks import Shard
 
 VARIABLE = "_ROSTER_RANK"
-"""Variable in which the launcher tells a rank its place."""
-_POLL_S = 0.0005
+"""Variable in which the launcher passes a rank its place."""
+_POLL_S = 0.02
+"""More than a step of decoding takes: while plans come, ranks do not sleep."""
 _VERDICT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the launcher tells a rank's process."""
+    """What a rank's process has from its launcher."""
 
     rank: int
     size: int

@@ -107,7 +107,7 @@ class RankCopier:
             self._collect()
 
     def _watch(self) -> None:
-        """Tells of tickets that have become done on all ranks."""
+        """Reports tickets that have become done on all ranks."""
         self._told = [0, 0]
         while not self._ends.is_set():
             self._member.board.wait(lambda: self._counts() != self._told or self._ends.is_set())

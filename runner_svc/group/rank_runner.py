@@ -1,4 +1,4 @@
-"""The runner of one rank: rank 0 tells the others each call that changes its state; all compare what they computed.
+"""The runner of one rank: rank 0 passes the others each call that changes its state; all compare what they computed.
 
 A rank whose backend fails gives the epoch up, and so does one whose slots refuse a plan, as another may not have: the
 others would wait for it in their next exchange.
@@ -34,6 +34,8 @@ class RankRunner(Runner):
         return self._member.lost
 
     def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
+        if self.lost:
+            raise PlanFault(self.lost)
         if self._tier is not None and self._rank:
             with self._faulting(number):
                 self._tier.has_news()  # rank 0 may have named tickets that all have done since the last look

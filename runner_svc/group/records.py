@@ -1,11 +1,10 @@
-"""What rank 0 tells the other ranks: each call that changes a runner's state, in order."""
+"""What rank 0 passes on to the other ranks: each call that changes a runner's state, in order."""
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 _HEAD = struct.Struct("<BQ")
 
@@ -27,8 +26,10 @@ class Kind(IntEnum):
     """Rank 0 has drained and ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+class Record(NamedTuple):
     """One call. `number`: that of its plan, or 0."""
 
     kind: Kind
@@ -43,4 +44,4 @@ class Record:
     def read(cls, packed: bytes) -> Self:
         """Returns the record of `packed`."""
         kind, number = _HEAD.unpack_from(packed)
-        return cls(Kind(kind), number, packed[_HEAD.size :])
+        return cls(_KINDS[kind], number, packed[_HEAD.size :])

@@ -73,9 +73,6 @@ class Communicator(Protocol):
     def least(self, value: int) -> int:
         """Returns the least of all ranks' values, for example of the numbers of KV blocks that fit. The host waits."""
 
-    def abort(self) -> None:
-        """Gives the group up: what exchanges in it ends. For any thread."""
-
     def given_up(self) -> str:
         """Returns why this forming of the group is over, or '' while it is not; for any thread.
 

@@ -6,9 +6,7 @@ kernels and measured choices, drops its KV, and comes for the next epoch.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import signal
 import sys
 import threading
@@ -41,6 +39,7 @@ from runner_svc.launch.starting import (
     read_curve,
     run_link,
 )
+from runner_svc.launch.with_parent import end_with
 from runner_svc.link.health import RunnerHealth
 from runner_svc.link.plan_socket import PlanSocket
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -58,7 +57,6 @@ _GC_THRESHOLD = 20_000
 _BEATS = 20
 """Heartbeats in the time after which a silent rank is ended."""
 _FORMING_S = 10.0
-_PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger()
 
@@ -68,7 +66,7 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
 
     Why settings can't be used is on the board: the launcher prints it once for all ranks.
     """
-    end_with(place.launcher)
+    end_with(place.launcher, signal.SIGKILL)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave_at_once)
@@ -86,13 +84,6 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
         return BROKEN
     member.board.explain(place.rank, why)
     return UNUSABLE
-
-
-def end_with(launcher: int) -> None:
-    """Has the system end this process when the launcher ends, by whatever cause."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it ended before
-        os._exit(0)
 
 
 class _Heart(threading.Thread):
@@ -126,6 +117,8 @@ class RankProcess:
             pin()  # before torch is imported
         self._group = _group(settings, member, folder)
         self._choice = choose_device(settings)
+        if self._choice.device != "cuda" or settings.profile == "quiet":
+            member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
         if self._leads:
             self._choice.tell()
         self._group.use(on_gpu=self._choice.device == "cuda" and settings.all_reduce == "nccl")
@@ -158,9 +151,17 @@ class RankProcess:
                 if copier is not None:
                     copier.close()
 
+    def _abort_when_given_up(self, epoch: int) -> None:
+        """Ends the exchanges of an epoch once any process has given it up."""
+        self._member.board.wait(lambda: self._member.board.given_up >= epoch)
+        if self._member.epoch == epoch:
+            self._group.abort()
+
     def _form(self, epoch: int) -> None:
         """Forms the group, and has the backend begin with it. Raises RankLost."""
         backend = self._backend
+        if self._group.needs_abort:
+            threading.Thread(target=self._abort_when_given_up, args=(epoch,), name="abort", daemon=True).start()
         self._group.form(epoch)
         if self._leads:
             for path in self._folder.glob("epoch-*"):

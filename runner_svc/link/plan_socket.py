@@ -150,7 +150,7 @@ class PlanSocket:
 
         Raises Rejected if the scheduler rejects the runner, BrokenBackend if the backend can no longer compute. After
         HungBackend the process must exit without waiting for its threads: the computing thread is stuck. Raises
-        RankLost, after the scheduler was told, if the runner's group is given up.
+        RankLost, after a fault was reported, if the runner's group is given up.
         """
         self._compute.start()
         try:
@@ -177,7 +177,7 @@ class PlanSocket:
                 self._context.term()
 
     def _leave_group(self) -> None:
-        """Ends the computing thread, whose exchanges fail by now, and tells the scheduler. Raises RankLost."""
+        """Ends the computing thread, whose exchanges fail by now, and reports a fault. Raises RankLost."""
         self._compute.submit(Stop())
         while self._compute.is_alive() or self._compute.finished:
             self._turn()

@@ -20,11 +20,18 @@ class RankSettings(Protocol):
     def decoder(self) -> str: ...
     @property
     def move_listen(self) -> str: ...
+    @property
+    def launcher(self) -> str: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def health_listen(self) -> str: ...
 
 
 def check_ranks(settings: RankSettings) -> None:
     """Raises ValueError, with one sentence, for settings that don't go together."""
     size = settings.tensor_parallel
+    _check_launcher(settings)
     if settings.nnodes > 1 and size == 1:
         raise ValueError(f"nnodes is {settings.nnodes}, but tensor_parallel is 1: set it to the number of all ranks")
     if settings.nnodes > 1 and not settings.rdzv_endpoint:
@@ -54,3 +61,19 @@ def check_ranks(settings: RankSettings) -> None:
             f"tensor_parallel is {size}, but move_listen is {settings.move_listen!r}: the KV of a sequence lies on all "
             "ranks and can't move, so leave move_listen out"
         )
+
+
+def _check_launcher(settings: RankSettings) -> None:
+    if settings.launcher == "local" and settings.groups > 1:
+        raise ValueError(
+            f"groups is {settings.groups}, but launcher is 'local', which starts one: set groups to 1, or launcher to "
+            "'ray'"
+        )
+    if settings.launcher == "ray" and settings.nnodes > 1:
+        raise ValueError(f"nnodes is {settings.nnodes}, but launcher is 'ray', which finds the hosts: leave nnodes out")
+    for name in ("move_listen", "health_listen"):
+        if settings.groups > 1 and getattr(settings, name):
+            raise ValueError(
+                f"groups is {settings.groups}, but {name} is {getattr(settings, name)!r}, which can't be the address "
+                f"of several runners: leave {name} out"
+            )

@@ -240,6 +240,18 @@ class RunnerSettings(ServiceSettings):
         "nnodes > 1.",
         json_schema_extra=tuning("the ranks are on several hosts"),
     )
+    launcher: Literal["local", "ray"] = Field(
+        "local",
+        description="What starts the ranks. local: this command, on this host. ray: a Ray cluster, which places groups "
+        "of ranks on its nodes, a GPU for each rank (docs/parallel.md).",
+        json_schema_extra=tuning("a Ray cluster has the GPUs"),
+    )
+    groups: int = Field(
+        1,
+        ge=1,
+        description="Number of runners that launcher 'ray' starts, each with tensor_parallel ranks on one node.",
+        json_schema_extra=tuning("one command is to start several runners on a Ray cluster"),
+    )
     silence_s: float = Field(
         3.0,
         gt=0,

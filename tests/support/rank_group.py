@@ -78,7 +78,7 @@ class _Shard:
 
 
 class RankGroup:
-    """The group lasts as long as someone keeps its `runner`."""
+    """The group lasts as long as its `runner` is kept."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The ranks of a runner as its log tells: which process each one is, when it loaded, and when the group formed."""
+"""The ranks of a runner as its log shows them: which process each one is, when it loaded, and when the group formed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.ranks.lost_watch import LostWatch
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.graphs import StepGraphs
@@ -38,7 +37,6 @@ class RankedCudaBackend(CudaBackend):
         """`arguments` are those of `CudaBackend`, with a decoder of ranks. `regroup` comes before the first step."""
         self._agreed: StartTimings | None = None  # those by which the graphs were captured
         self._has_grouped = False
-        self._watch: LostWatch | None = None
         super().__init__(*arguments)
         if self._ranks.shard.size > 1:
             self.fingerprints["numerics"] += f" on {self._ranks.shard.size} ranks"
@@ -49,11 +47,8 @@ class RankedCudaBackend(CudaBackend):
         """Does what the ranks must do alike when their group has formed; nothing may be in flight. Raises RankLost."""
         ranks, began_at = self._ranks, time.monotonic()
         with self._device.stream():
-            self._stop_watch()
             if isinstance(ranks, PeerCommunicator):
                 ranks.open()
-            else:  # NCCL's kernels wait for a lost rank until an abort
-                self._watch = LostWatch(ranks.given_up, ranks.abort)
             self._has_grouped = True
             self.num_blocks = ranks.least(self.num_blocks)
             if self._sizes.fp8_cache and not self._states_scales:
@@ -71,11 +66,6 @@ class RankedCudaBackend(CudaBackend):
     def is_broken_by(self, error: Exception) -> bool:
         """Returns whether this process can no longer compute; the end of another rank is none of that."""
         return not isinstance(error, RankLost) and super().is_broken_by(error)
-
-    def _stop_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.stop()
 
     def _calibrate(self) -> None:
         scales = self._kv_scales(_no_progress)
