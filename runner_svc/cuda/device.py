@@ -120,10 +120,12 @@ class GpuDevice:
         return graph.replay
 
     def drop_graphs(self) -> None:
-        """Lets later captures share no memory with earlier ones, whose replays are no longer used.
+        """Frees the memory of earlier captures, whose replays are gone; later ones share other memory.
 
-        torch frees the memory of captures with the last of them, and takes no more captures into it then.
+        torch takes no more captures into a pool whose last one is gone.
         """
+        self.synchronize()
+        torch.cuda.empty_cache()
         self._graph_pool = torch.cuda.graph_pool_handle()
 
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:
