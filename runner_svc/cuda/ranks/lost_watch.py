@@ -19,11 +19,13 @@ class LostWatch:
         """`given_up` returns why the forming is over, or ''. `end` is called from the thread."""
         self._given_up, self._end = given_up, end
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="ranks-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="ranks-watch", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread soon; `end` is not called any more after it has noticed."""
+        """Ends the thread; `end`, which must not call this, is not called any more."""
         self._stopped.set()
+        self._thread.join()
 
     def _run(self) -> None:
         while not self._stopped.wait(_INTERVAL_S):
