@@ -181,3 +181,25 @@ def test_all_variants_of_a_ranks_decode_step_give_the_same_logits(
     for own, other in zip(first, second, strict=True):
         assert torch.equal(own, other)
         torch.testing.assert_close(own, first[0], rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_compute_the_scales_of_an_fp8_cache_together(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny")
+    prompts, seed = [[3, 5, 7], [11] * 20, list(range(20, 45))], 1  # a code of e4m3 may be a near tie
+    alone = host_backend(folder, num_blocks=48, fp8_cache=True, **SIZES)
+    expected = tokens_of(alone, seed, prompts)
+
+    def run(shard: Shard) -> tuple[torch.Tensor, list[list[int]]]:
+        group = Group(shard, store_in(tmp_path, 2))
+        backend = host_backend(folder, num_blocks=48, fp8_cache=True, ranks=group, **SIZES)
+        assert backend.cache.scales is not None and (backend.cache.scales == 1).all()
+        for epoch in (1, 2):
+            group.form(epoch)
+            assert isinstance(backend, RankedCudaBackend)
+            backend.regroup()
+        return backend.cache.scales, tokens_of(backend, seed, prompts)
+
+    (first, tokens), (second, others) = together(2, run)
+    assert alone.cache.scales is not None
+    assert torch.equal(torch.cat([first, second], 2), alone.cache.scales)
+    assert tokens == others == expected
