@@ -163,15 +163,17 @@ class Launcher:
             state.is_drained = True  # rank 0 has told it to end, and ends too
             return None
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        why = board.explanation(rank)
+        explained = board.explanation(rank)
+        why = f"rank {rank} (pid {pid}) {how}{': ' if explained else ''}{explained}"
         ready = board.ready(rank)
         if ready > board.given_up:
-            why = f"rank {rank} (pid {pid}) {how}"
             board.give_up(ready, why)
         board.come(rank, 0)
         if self._stopping:
             state.is_drained = True
             return 0 if rank == 0 else None
+        for other in self._ranks:
+            other.is_drained = False  # rank 0 was lost after it had ended the others
         state.failures = 0 if ready else state.failures + 1
         delay_s = min(_LONGEST_DELAY_S, 2.0 ** (state.failures - 2)) if state.failures else 0.0
         state.start_at = time.monotonic() + delay_s

@@ -22,6 +22,7 @@ from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.arithmetic.instruction_set import pin
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.runner import told
 from runner_svc.group.follower import Follower
 from runner_svc.group.member import Member, Place, prepare_environment
 from runner_svc.group.rank_copier import RankCopier
@@ -82,6 +83,10 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
     except BrokenGpu as error:
         member.board.explain(place.rank, str(error))
         return BROKEN
+    except Exception as error:  # its status must not be that of a runner that the scheduler rejects
+        log.exception("a rank failed", rank=place.rank)
+        member.board.explain(place.rank, told(error))
+        return BROKEN
     member.board.explain(place.rank, why)
     return UNUSABLE
 
@@ -125,7 +130,7 @@ class RankProcess:
         self._backend: Backend = load_backend(settings, self._choice.device, times, self._group)
         self._copier: KVCopier | None = build_copier(settings, self._backend, times)
         self._step_costs: list[plan_pb2.StepCost] | None = None
-        self._term = (0, 0)
+        self._heard = plan_pb2.Hello()
         if self._choice.device != "hash" and self._leads:
             log.info("started", **times.fields())
 
@@ -146,7 +151,8 @@ class RankProcess:
                 why = self._member.learn_why(str(error))
                 if runner is not None and runner.broken:
                     return BROKEN
-                log.warning("the group is given up, and forms again", epoch=epoch, reason=why)
+                if self._leads:
+                    log.warning("the group is given up, and forms again", epoch=epoch, reason=why)
             finally:
                 if copier is not None:
                     copier.close()
@@ -180,7 +186,7 @@ class RankProcess:
         settings = self._settings
         self._measure(runner)
         link = PlanSocket(runner, settings.link, settings.silence_s, self._curve, settings.plan_timeout_s)
-        link.term = self._term
+        link.remember(self._heard)
         equip(link, settings, self._health, None)
 
         def finish(number: int, frame: FrameType | None) -> None:
@@ -196,19 +202,22 @@ class RankProcess:
             epoch=self._member.epoch,
             link=settings.link,
         )
+        gc.unfreeze()  # what belonged to the epoch before
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD, 20, 20)
         try:
             status = run_link(link, settings.plan_timeout_s)
-            runner.stop()
+            if status == 0:
+                runner.stop()
             return status
         except (RankLost, PlanFault):
             if link.is_stopping:
                 return 0
             raise RankLost(self._member.lost) from None
         finally:
-            self._term = link.term
+            self._health.tell(False)
+            self._heard = link.heard
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, leave_at_once)
 

@@ -193,13 +193,15 @@ class PlanSocket:
         return self._stopping
 
     @property
-    def term(self) -> tuple[int, int]:
-        """The greatest term that a scheduler has had, and its id."""
-        return self._hello.term, self._hello.term_id
+    def heard(self) -> plan_pb2.Hello:
+        """The part of Hello that schedulers have reported, for the next socket of this runner."""
+        own = self._hello
+        return plan_pb2.Hello(term=own.term, term_id=own.term_id, longest_context=own.longest_context)
 
-    @term.setter
-    def term(self, term: tuple[int, int]) -> None:
-        self._know(*term)
+    def remember(self, heard: plan_pb2.Hello) -> None:
+        """Adds what a former socket has `heard` to Hello. Called before `run`."""
+        self._know(heard.term, heard.term_id)
+        self._hello.longest_context = max(self._hello.longest_context, heard.longest_context)
 
     def _await_dismissal(self) -> None:
         """Goes on executing plans while the scheduler moves the sequences to other runners, for a limited time."""

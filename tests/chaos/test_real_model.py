@@ -33,6 +33,7 @@ from roster_client.client.events import Choice, Delta, FinishReason
 from tests.support.chaos import settled
 from tests.support.deterministic_cpu import refusal
 from tests.support.processes import RosterProcesses
+from tests.support.rank_log import RankLog
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE, PROCESS_DTYPE
 from tests.support.thoroughness import count
 from tests.support.ties import BFLOAT16_TIE_GAP, FLOAT16_TIE_GAP, TIE_GAP, Parting, parting
@@ -40,6 +41,8 @@ from tests.support.ties import BFLOAT16_TIE_GAP, FLOAT16_TIE_GAP, TIE_GAP, Parti
 MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
 NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(12, in_ci=5)))
 RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
+RANKS = [int(ranks) for ranks in os.environ.get("ROSTER_CHAOS_RANKS", "1,2").split(",")]
+"""Numbers of ranks of the runner; with several, one of them is killed as often as the whole runner ends."""
 SCHEDULER_ENDS = max(1, RUNNER_KILLS // 3)
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else count(160, in_ci=96)))
@@ -86,6 +89,8 @@ class Trouble:
 
     roster: RosterProcesses
     plan: list[tuple[int, str]]
+    log: RankLog
+    rng: random.Random
     tokens: int = 0
     done: list[str] = field(default_factory=list)
     cut_short: int = 0
@@ -102,7 +107,9 @@ class Trouble:
 
     async def _cause(self, what: str) -> None:
         name, _, event = what.partition(" ")
-        if name == "policy":
+        if name == "rank":
+            await asyncio.to_thread(self._kill_rank)
+        elif name == "policy":
             await self._set_policy(POLICIES[len(self.done) % len(POLICIES)])
         else:
             await asyncio.to_thread(self._restart, name, signal.SIGKILL if event == "killed" else signal.SIGTERM)
@@ -110,6 +117,11 @@ class Trouble:
     def _restart(self, name: str, number: signal.Signals) -> None:
         self.roster.end(name, number)
         self.roster.start_one(name)
+
+    def _kill_rank(self) -> None:
+        """Kills a rank once its group has formed; the launcher starts it again."""
+        self.log.await_epoch(1, READY_S)
+        os.kill(self.rng.choice(list(self.log.pids().values())), signal.SIGKILL)
 
     async def _set_policy(self, policy: str) -> None:
         async with AdminClient(self.roster.admin_address) as admin:
@@ -125,7 +137,7 @@ class Trouble:
         await asyncio.gather(*self._running)
 
 
-def trouble(roster: RosterProcesses, total: int, rng: random.Random) -> Trouble:
+def trouble(roster: RosterProcesses, total: int, rng: random.Random, log: RankLog, ranks: int) -> Trouble:
     """Returns evenly spread ends of the runner and of the scheduler, by turns kills and drains, and policy changes."""
     ends = ["killed", "drained"] if rng.random() < 0.5 else ["drained", "killed"]
     events = [f"runner {ends[index % 2]}" for index in range(RUNNER_KILLS)]
@@ -133,7 +145,10 @@ def trouble(roster: RosterProcesses, total: int, rng: random.Random) -> Trouble:
         events.insert((2 * index + 1) * len(events) // (2 * SCHEDULER_ENDS), f"scheduler {ends[1 - index % 2]}")
     for index in range(SCHEDULER_ENDS):
         events.insert((2 * index + 1) * len(events) // (2 * SCHEDULER_ENDS) + 1, "policy changed")
-    return Trouble(roster, [(total * (place + 1) // (len(events) + 1), what) for place, what in enumerate(events)])
+    for index in range(RUNNER_KILLS if ranks > 1 else 0):
+        events.insert(0 if index == 0 else rng.randrange(len(events)), "rank killed")
+    plan = [(total * (place + 1) // (len(events) + 1), what) for place, what in enumerate(events)]
+    return Trouble(roster, plan, log, rng)
 
 
 def is_deterministic() -> bool:
@@ -170,20 +185,22 @@ async def answer_in_trouble(
 
 
 @pytest.mark.timeout(3600)
-async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize("ranks", RANKS if ON_CPU else [1])
+async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model: str, ranks: int) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(2, 14))) for _ in range(NUM_REQUESTS)]
     deterministic = is_deterministic()
     runner = {"model": model, **RUNNER, **({"deterministic": True, "draft": "ngram"} if deterministic else {})}
+    runner["tensor_parallel"] = ranks
     with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=runner, ready_s=READY_S) as roster:
         async with RosterClient(roster.address, reconnect_s=READY_S) as client:
             tokenized = [await client.tokenize(prompt) for prompt in prompts]
             solo = [
                 await answer(client, index, prompt, deterministic=deterministic) for index, prompt in enumerate(prompts)
             ]
-            watch = trouble(roster, NUM_REQUESTS * MAX_TOKENS, rng)
+            watch = trouble(roster, NUM_REQUESTS * MAX_TOKENS, rng, RankLog(tmp_path / "runner.log"), ranks)
             gate = asyncio.Semaphore(CONCURRENCY)
 
             async def one(index: int, prompt: str) -> Choice:
@@ -193,7 +210,8 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
             answers = await asyncio.gather(*(one(*each) for each in enumerate(prompts)))
             await watch.over()
         status = await settled(roster, 1, within_s=READY_S)
-    assert len(watch.done) == RUNNER_KILLS + 2 * SCHEDULER_ENDS, "the load ended before all failures"
+    ends = RUNNER_KILLS * (1 if ranks == 1 else 2)
+    assert len(watch.done) == ends + 2 * SCHEDULER_ENDS, "the load ended before all failures"
     partings = []
     for prompt, alone, other in zip(prompts, solo, answers, strict=True):
         parted = parting(alone.token_ids, alone.logprobs, other.token_ids)
@@ -203,7 +221,7 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
         else:
             assert not deterministic and parted.is_tie(GAP), (prompt, parted)
             partings.append(parted)
-    report(partings, watch, status.totals.preemptions, deterministic=deterministic)
+    report(partings, watch, status.totals.preemptions, ranks, deterministic=deterministic)
     if not MODEL and DTYPE != "bfloat16":
         greedy = [index for index in range(NUM_REQUESTS) if not (deterministic and index % 2)]
         texts = [answers[index].token_ids for index in greedy]
@@ -219,8 +237,9 @@ def compare_with_transformers(folder: Path, prompts: Sequence[Sequence[int]], an
     parity.assert_few_ties()
 
 
-def report(partings: list[Parting], watch: Trouble, preemptions: int, *, deterministic: bool) -> None:
+def report(partings: list[Parting], watch: Trouble, preemptions: int, ranks: int, *, deterministic: bool) -> None:
     result = {
+        "ranks": ranks,
         "model": MODEL or "tiny random llama",
         "device": PROCESS_DEVICE,
         "deterministic": deterministic,

@@ -129,6 +129,7 @@ ELSEWHERE = [
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),
     Elsewhere(r"roster-runner --device cuda", "tests/gpu/test_cuda_backend.py"),
     Elsewhere(r"roster-runner --model MODEL --tensor-parallel 2", "tests/e2e/test_ranks.py"),
+    Elsewhere(r"(RAY_ADDRESS=\S+ )?roster-runner --launcher ray.*", "tests/runner_svc/launch/test_ray_cluster.py"),
     Elsewhere(r"python -m bench\..*", "tests/bench/test_modules.py"),
     Elsewhere(r"(ROSTER_\w+=\w+ )*pytest( -s| -o timeout=0)*( tests/\S+)+", "tests/docs/test_commands.py"),
     Elsewhere(

@@ -19,7 +19,7 @@ from roster_common.logs import configure_logs
 from runner_svc.group.member import Member, Place
 from runner_svc.interface.ranks import Shard
 from runner_svc.launch.launcher import Launcher
-from runner_svc.launch.rank import end_with
+from runner_svc.launch.with_parent import end_with
 from runner_svc.settings.runner_settings import RunnerSettings
 
 _BEAT_S = 0.02
@@ -37,7 +37,7 @@ def main(folder: Path, arguments: list[str]) -> int:
 
 
 def _rank(folder: Path, place: Place) -> int:
-    end_with(place.launcher)
+    end_with(place.launcher, signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     member = Member(Shard(place.rank, place.size), place.page)
     threading.Thread(target=_beat, args=(member,), daemon=True).start()

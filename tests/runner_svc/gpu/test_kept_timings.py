@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc import service
 from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
+from runner_svc.launch.starting import measure
 from runner_svc.startup import step_costs
 from runner_svc.startup.step_costs import Step
 from runner_svc.timings.timings_file import TimingsFile
@@ -72,7 +72,7 @@ def test_a_second_start_times_nothing(folder: Path, tmp_path: Path, monkeypatch:
         backend, device = started(folder, kept)
         runners.append(Runner(backend))
         with capture_logs() as lines:
-            service._measure(runners[-1], "cuda", kept)
+            measure(runners[-1], "cuda", kept)
         graphs.append((backend.decode_graphs.sizes, backend._mixed_graphs.sizes, backend._steps.fusions.seconds))
         devices.append(device)
         assert set(shares.values()) == {1.0}, shares

@@ -126,6 +126,16 @@ def test_settings_that_a_rank_refuses_end_all_with_one_sentence(launched: Launch
     assert all(map(gone, pids))
 
 
+def test_ranks_that_ended_with_rank_0_start_again_with_it(launched: Launched) -> None:
+    pids = launched.await_epoch(1)
+    for rank in (1, 2):
+        (launched.folder / f"exit-{rank}").write_text("0")
+    launched.wait(lambda: all(map(gone, pids[1:])))
+    (launched.folder / "exit-0").write_text("3")
+    new = launched.await_epoch(2)
+    assert not set(pids) & set(new)
+
+
 def test_rank_0s_rejection_ends_all(launched: Launched) -> None:
     pids = launched.await_epoch(1)
     (launched.folder / "exit-0").write_text("1")

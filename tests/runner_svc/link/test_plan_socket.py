@@ -13,6 +13,7 @@ import zmq
 from roster_common.link_protocol import EARLY, OURS, TERMS
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import Runner
+from runner_svc.interface.ranks import RankLost
 from runner_svc.link import plan_socket
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
@@ -28,12 +29,23 @@ def decode(position: int) -> plan_pb2.Plan:
     return plan(extents=[(0, position, 1, SAMPLE)])
 
 
+class GroupedRunner(Runner):
+    """A runner whose group a test gives up."""
+
+    why = ""
+
+    @property
+    def lost(self) -> str:
+        return self.why
+
+
 class RunnerUnderTest:
     """A runner whose link runs in a thread."""
 
     def __init__(self, endpoint: str, silence_s: float, plan_timeout_s: float = 60.0) -> None:
         self.backend = SpyBackend()
-        self.link = PlanSocket(Runner(self.backend, "spy"), endpoint, silence_s, plan_timeout_s=plan_timeout_s)
+        self.runner = GroupedRunner(self.backend, "spy")
+        self.link = PlanSocket(self.runner, endpoint, silence_s, plan_timeout_s=plan_timeout_s)
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -55,7 +67,7 @@ class RunnerUnderTest:
     def _run(self) -> None:
         try:
             self.link.run()
-        except (Rejected, BrokenBackend) as error:
+        except (Rejected, BrokenBackend, RankLost) as error:
             self.error = error
 
 
@@ -388,6 +400,59 @@ def test_a_broken_backend_is_reported_and_ends_the_process(scheduler: FakeSchedu
     runner.join()
     assert isinstance(runner.error, BrokenBackend)
     assert scheduler.receive(0.5) is None, "it can't execute plans, so it must not send Hello"
+
+
+def test_a_runner_whose_group_is_given_up_says_why_and_no_hello(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+    runner.runner.why = "rank 2 (pid 7) was ended by signal 9"
+    assert scheduler.expect("event").event.fault == runner.runner.why
+    runner.join()
+    assert isinstance(runner.error, RankLost) and str(runner.error) == runner.runner.why
+    assert scheduler.receive(0.5) is None, "it serves again once the group has formed"
+
+
+def test_a_plan_under_way_when_the_group_is_given_up_is_one_fault(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+
+    def lose(batch: object) -> None:
+        runner.runner.why = "rank 1 is gone"
+        raise RankLost("the connection broke")
+
+    runner.backend.on_step = lose
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=2, plan=decode(3))
+    assert scheduler.expect("event").event.fault == "rank 1 is gone"
+    runner.join()
+    assert isinstance(runner.error, RankLost)
+    while (message := scheduler.receive(0.5)) is not None:
+        assert message.WhichOneof("body") == "event", "no Hello follows"
+
+
+def test_the_next_socket_reports_what_a_former_one_has_heard(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.expect("hello")
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=4, term_id=5, features=sorted(OURS)))
+    scheduler.send(session=1, number=1, ping=plan_pb2.Ping(longest_context=700))
+    scheduler.expect("pong")
+    runner.link.stop()
+    runner.join()
+    link = PlanSocket(Runner(SpyBackend(), "spy"), scheduler.endpoint)
+    link.remember(runner.link.heard)
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    try:
+        message = scheduler.receive()
+        while message is not None and message.WhichOneof("body") != "hello":
+            message = scheduler.receive()
+        assert message is not None
+        assert (message.hello.term, message.hello.term_id, message.hello.longest_context) == (4, 5, 700)
+    finally:
+        link.stop()
+        thread.join()
 
 
 def test_a_runner_without_a_scheduler_sends_hello_only_when_idle(scheduler: FakeScheduler, start: Start) -> None:

@@ -70,6 +70,7 @@ OWN: dict[str, Change] = {
     "kv_format": lambda h: setattr(h, "kv_format", "block 16"),
     "move_memory": lambda h: setattr(h, "move_memory", "a host"),
     "role": lambda h: setattr(h, "role", "decode"),
+    "ranks": lambda h: setattr(h, "ranks", 4),
     "device": lambda h: setattr(h, "device", "cuda:1"),
     "runner_id": lambda h: setattr(h, "runner_id", "second"),
     "eos in another order": lambda h: h.model.eos_token_ids.extend(h.model.eos_token_ids),
