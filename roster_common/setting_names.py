@@ -6,6 +6,7 @@ SETTINGS = frozenset(
     {
         "admin_listen",
         "admin_tokens",
+        "all_reduce",
         "attach_s",
         "block_size",
         "busy_poll_us",

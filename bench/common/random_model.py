@@ -80,7 +80,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 """Those of mixtures of experts."""
-ALL_SHAPES = SHAPES | MIXTURES
+LARGE: dict[str, dict[str, Any]] = {
+    "llama-3.1-70b": SHAPES["llama-3.1-8b"]
+    | {
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "intermediate_size": 28_672,
+    },
+}
+"""Those that take several GPUs."""
+ALL_SHAPES = SHAPES | MIXTURES | LARGE
 
 
 def write_folder(shape: str, folder: Path) -> None:

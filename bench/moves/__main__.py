@@ -1,7 +1,8 @@
 """Drains one of two runners: `python -m bench.moves --shape llama-3.1-8b --sequences 16 --prompt 4096`.
 
 Both runners are processes of this machine, on one GPU with half of its memory each, where they take turns of some 2 ms:
-pauses are measured, step times are not. The sequences decode on one runner; it receives SIGTERM; they go on at the
+pauses are measured, step times are not. With `--gpus 2` each has its own, and KV moves from one to the other. The
+sequences decode on one runner; it receives SIGTERM; they go on at the
 other one. `pause` is a stream's longest gap between tokens from then on, beside its usual gap. No position may be
 computed again: the prefill tokens of both runners are those of the prompts, and one for each sequence that moved.
 `--again` computes the same answers a second time, on the second runner alone, and counts those that are equal, and the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from roster_client.client.events import Delta
 from roster_client.serve.child_process import ChildProcess
 from roster_client.serve.stack import Endpoints
 from roster_common.setting_options import as_arguments
+from runner_svc.group.member import own_gpu_first
 
 READY_S = 90.0
 
@@ -45,7 +48,8 @@ def runner_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, ob
     }
     if arguments.device == "cuda":
         write_folder(arguments.shape, folder / arguments.shape)
-        settings |= {"model": folder / arguments.shape, "weights": "random", "gpu_memory": 0.45}
+        memory = 0.45 if arguments.gpus == 1 else 0.9
+        settings |= {"model": folder / arguments.shape, "weights": "random", "gpu_memory": memory}
     else:
         settings["test_backend"] = {"step_ms": 5, "eos_probability": 0}
     return settings
@@ -54,9 +58,11 @@ def runner_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, ob
 class Fleet:
     """A scheduler and runners "a", "b", ... as child processes."""
 
-    def __init__(self, settings: dict[str, object]) -> None:
+    def __init__(self, settings: dict[str, object], *, gpus: int = 1, decoding: str = "b") -> None:
+        """`gpus`: among how many the runners are divided, by name. `decoding`: names of those that take no prompts."""
         self.endpoints = Endpoints.free()
         self._settings = settings
+        self._gpus, self._decoding = gpus, decoding
         self._children: dict[str, ChildProcess] = {}
         self.lines: list[str] = []
 
@@ -67,10 +73,14 @@ class Fleet:
             flags = [f"--listen={ends.listen}", f"--link={ends.link}", f"--admin-listen={ends.admin_listen}"]
             command = [sys.executable, "-m", "scheduler_svc.main", *flags, "--metrics-listen=", "--flush-ms=1"]
         else:
-            role = {} if name == "a" else {"role": "decode"}  # so that all prompts go to the first one
+            role = {"role": "decode"} if name in self._decoding else {}  # so that all prompts go to the first one
             flags = as_arguments({"link": ends.link, "runner_id": name, **self._settings, **role})
-            command = [sys.executable, "-m", "runner_svc.main", *flags]
+            seen = [] if self._gpus == 1 else ["env", f"CUDA_VISIBLE_DEVICES={self._visible(name)}"]
+            command = [*seen, sys.executable, "-m", "runner_svc.main", *flags]
         self._children[name] = await ChildProcess.start(name, command, self._line)
+
+    def _visible(self, name: str) -> str:
+        return own_gpu_first(ord(name) - ord("a"), self._gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     async def ready(self, admin: AdminClient, count: int) -> None:
         """Waits until `count` runners serve. Raises RuntimeError."""
@@ -114,7 +124,7 @@ async def stream(client: RosterClient, prompt: list[int], num_tokens: int, arriv
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Runs the drain once and returns the figures."""
-    fleet = Fleet(runner_settings(arguments, folder))
+    fleet = Fleet(runner_settings(arguments, folder), gpus=arguments.gpus)
     rng = np.random.default_rng(0)
     vocabulary = ALL_SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else 256
     prompts = [rng.integers(0, vocabulary, arguments.prompt).tolist() for _ in range(arguments.sequences)]
@@ -187,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "hash"), default="cuda")
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=400, help="tokens of each answer")

@@ -52,6 +52,12 @@ GROUPS = {
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "blocks": Group(("move_blocks",), ("test_blocks",), but_not="timed"),
     "shared memory": Group(("move_blocks",), ("test_shared_memory",)),
+    "ranks": Group(
+        ("one_shot_reduce", "one_shot_gather", "embed_part"),
+        ("test_tensor_parallel",),
+        not_raced="8b_shape",
+        captures=True,
+    ),
     "copied steps": Group(("move_blocks",), ("test_copied_steps",), captures=True),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
     "split": Group(("split_product",), ("test_split_product",)),

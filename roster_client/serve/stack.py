@@ -136,6 +136,10 @@ class Stack:
         self._flags[SCHEDULER] |= flags
         await self._start(SCHEDULER)
 
+    def pid(self, name: str) -> int:
+        """Returns the process of a service that was started. Raises KeyError for another."""
+        return self._children[name].pid
+
     async def wait_ready(self, timeout_s: float) -> pb.GetModelResponse:
         """Waits until requests are accepted and returns the model. Raises ServiceDiedError or NotReadyError.
 

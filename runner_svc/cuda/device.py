@@ -39,7 +39,9 @@ class GpuSideStream:
 class GpuDevice:
     """One GPU and the stream that all steps are launched on."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, capture_mode: str = "global") -> None:
+        """`capture_mode`: torch's; "thread_local" where other threads call the driver while this one captures."""
+        self._capture_mode = capture_mode
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self._stream = torch.cuda.Stream(self.device)
@@ -109,13 +111,22 @@ class GpuDevice:
         free, _ = torch.cuda.mem_get_info(self.device)
         # Not `torch.cuda.graph`, which frees all cached memory before each capture.
         with _without_collection(), torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._graph_pool)
+            graph.capture_begin(pool=self._graph_pool, capture_error_mode=self._capture_mode)
             try:
                 function()
             finally:
                 graph.capture_end()
         self._taken = free - torch.cuda.mem_get_info(self.device)[0]
         return graph.replay
+
+    def drop_graphs(self) -> None:
+        """Frees the memory of earlier captures, whose replays are gone; later ones share other memory.
+
+        torch takes no more captures into a pool whose last one is gone.
+        """
+        self.synchronize()
+        torch.cuda.empty_cache()
+        self._graph_pool = torch.cuda.graph_pool_handle()
 
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:
         """Returns the mean time of one replay, in seconds."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from runner_svc.cuda.ranks.rank_exchanges import RankExchanges
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace, with_plain_experts
 from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
@@ -28,6 +30,7 @@ from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepR
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
 from runner_svc.interface.products.linear_launchers import LinearLauncher, QuantizedRows, Rows, Sums
+from runner_svc.interface.ranks import Communicator
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.activation_rounding import Rounding
@@ -88,9 +91,17 @@ class CudaDecoder:
     may_not_be_captured = False
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        launchers: DecoderLaunchers,
+        max_tokens: int,
+        ranks: Communicator | None = None,
     ) -> None:
-        """`max_tokens` is the maximum number of positions of a forward pass."""
+        """`max_tokens` is the maximum number of positions of a forward pass.
+
+        `ranks`: which compute the model together; `config`, weights and launchers are then of this rank's part.
+        """
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
         self.embeddings = weights.embeddings
@@ -102,6 +113,8 @@ class CudaDecoder:
         self.head = weights.head.mapped(launchers.prepare)
         self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
         self._launchers = launchers
+        self.exchanges = _exchanges(ranks, config, launchers)
+        """None: one rank computes the model."""
         self._linears = self._split_linears = self._linears_by(launchers.linear)
         if launchers.splitting is not None and config.experts is None:
             self._split_linears = self._linears_by(launchers.splitting)
@@ -126,6 +139,11 @@ class CudaDecoder:
             ],
         )
 
+    def linears_of(self, launcher: LinearLauncher) -> LayerLinears:
+        """Returns linear layers whose QKV and output products are the launcher's."""
+        qkv = [CudaLinear(layer.qkv, launcher) for layer in self.layers]
+        return replace(self._linears, qkv=qkv, output=[CudaLinear(layer.output, launcher) for layer in self.layers])
+
     @property
     def fusions(self) -> list[Fusions]:
         """Fusions that this model supports, starting with none."""
@@ -141,6 +159,8 @@ class CudaDecoder:
 
     @property
     def _adding(self) -> Sequence[Adding]:
+        if self.exchanges is not None:  # products are sums over ranks before they are added
+            return [Adding.NORMS]
         down = [mlp.down for mlp in self._linears.mlps if isinstance(mlp, DenseCudaMlp)]
         adds = all(linear.adds for linear in (*self._linears.output, *down))
         norms_only = any(described.post_norms for described in self.config.layers)
@@ -196,18 +216,19 @@ class CudaDecoder:
         attention: StepAttention,
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
+        linears: LayerLinears | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass.
 
-        `fusions` is one of `self.fusions`. `mlps` replace the layers' own.
+        `fusions` is one of `self.fusions`. `mlps` and `linears` replace the layers' own.
         """
         num_tokens = inputs.tokens.shape[0]
         space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
         qkv, attended = space.qkv[:num_tokens], space.attended[:num_tokens]
-        self._embed(inputs, hidden.residual)
+        self._embed(stream, inputs, hidden.residual)
         last_post_norm: Tensor | None = None
         is_normed = False
-        linears = self._split_linears if fusions.splitting else self._linears
+        linears = linears or (self._split_linears if fusions.splitting else self._linears)
         for index, (layer, mlp) in enumerate(zip(self.layers, mlps or linears.mlps, strict=True)):
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = linears.qkv[index].takes(num_tokens) if not parallel else None
@@ -240,6 +261,8 @@ class CudaDecoder:
         self, stream: int, index: int, mlp: CudaMlp, normed: Rows, hidden: Hidden, activating: Activating
     ) -> bool:
         """Adds a layer's experts and makes `normed` the next layer's; returns False where that is impossible."""
+        if self.exchanges is not None:
+            return False
         if not isinstance(mlp, CudaExpertMlp) or not self.config.is_plain or index + 1 == len(self.layers):
             return False
         weight = self.layers[index + 1].attention_norm
@@ -255,6 +278,8 @@ class CudaDecoder:
 
         Does nothing and returns False where that is impossible in few launches.
         """
+        if self.exchanges is not None:
+            return False
         if not isinstance(mlp, CudaExpertMlp) or not self.config.is_plain or index + 1 == len(self.layers):
             return False
         weight, next_weight = self.layers[index].mlp_norm, self.layers[index + 1].attention_norm
@@ -273,7 +298,8 @@ class CudaDecoder:
         """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
         space = self.workspace
         last = space.product[:num_tokens] if adding is Adding.NORMS else None
-        return Hidden(space.residual[:num_tokens], last, self.config.multiplier)
+        add_up = self.exchanges.add_up if self.exchanges is not None else None
+        return Hidden(space.residual[:num_tokens], last, self.config.multiplier, add_up=add_up)
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
@@ -287,12 +313,18 @@ class CudaDecoder:
 
     def head_logits(self, stream: int, states: Tensor, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size], from outputs of the final norm [L, hidden_size]."""
-        self._linear_head.multiply(stream, states, out)
+        if self.exchanges is None:
+            self._linear_head.multiply(stream, states, out)
+        else:
+            self.exchanges.logits(partial(self._linear_head.multiply, stream, states), out)
         finish_logits(out, self.config.model)
 
-    def _embed(self, inputs: DeviceInputs, out: Tensor) -> None:
+    def _embed(self, stream: int, inputs: DeviceInputs, out: Tensor) -> None:
         """Fills `out` [T, hidden_size] with the embeddings of tokens and of learned positions."""
-        torch.index_select(self.embeddings, 0, inputs.tokens, out=out)
+        if self.exchanges is None:
+            torch.index_select(self.embeddings, 0, inputs.tokens, out=out)
+        else:
+            self.exchanges.embed(stream, inputs.tokens, self.embeddings, out)
         if self.config.model.embedding_scale != 1.0:
             out.mul_(self.config.model.embedding_scale)
         if self._positions is not None:
@@ -328,6 +360,8 @@ class CudaDecoder:
 
     def _norm_takes_sums(self, post_norm: Tensor | None, weight: Tensor | None, takes: Rounding | None) -> bool:
         """Returns whether `_norm` with these scales the sums of the product that it adds."""
+        if self.exchanges is not None:  # ranks add up products, which their scales are part of
+            return False
         return post_norm is None and weight is not None and self._rounding_norm(takes) is not None
 
     def _next_norm_takes_sums(self, index: int, num_tokens: int) -> bool:
@@ -392,3 +426,11 @@ class CudaDecoder:
             qkv.scaling,
         )
         attention(stream, index, queries, attended)
+
+
+def _exchanges(ranks: Communicator | None, config: ModelConfig, launchers: DecoderLaunchers) -> RankExchanges | None:
+    if ranks is None:
+        return None
+    if launchers.embed_part is None:
+        raise TypeError("the model has no launcher for a part of its embeddings")
+    return RankExchanges(ranks, config.vocabulary, launchers.embed_part)

@@ -166,6 +166,7 @@ class CudaExpertMlp:
             shared=shared,
             gates=logits[:, self._config.num_experts :] if self._gate is not None else None,
         )
+        hidden.has_last()
 
     def add_to_normed(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,6 +22,8 @@ class Hidden:
     # Whether the next norm takes sums; then `sums` has them in place of `last`, until it has taken them.
     leaves_sums: bool = False
     sums: Sums | None = None
+    # Replaces the last product by its sum over all ranks; None: there is one rank.
+    add_up: Callable[[Tensor], None] | None = None
 
     def add(self, stream: int, x: Rows, linear: CudaLinear) -> None:
         """Adds the product of x, or leaves the addition to the next norm."""
@@ -28,12 +31,23 @@ class Hidden:
             self.sums = linear.sums(stream, x, self.last)
         elif self.last is not None:
             linear.multiply(stream, x, self.last)
+            self.has_last()
         else:
             self.add_now(stream, x, linear)
 
+    def has_last(self) -> None:
+        """Sums the last product, which was just written, over all ranks."""
+        if self.add_up is not None and self.last is not None:
+            self.add_up(self.last)
+
     def add_now(self, stream: int, x: Rows, linear: CudaLinear) -> None:
-        """Adds the product of x."""
-        linear.add(stream, x, self.residual, self.multiplier)
+        """Adds the product of x. With several ranks, `last` is overwritten."""
+        if self.add_up is None or self.last is None:
+            linear.add(stream, x, self.residual, self.multiplier)
+            return
+        linear.multiply(stream, x, self.last)
+        self.add_up(self.last)
+        self.residual.add_(self.last, alpha=self.multiplier)
 
     def take_last(self, last: Tensor) -> Sums:
         """Returns the last product, `last` or what took its place, and forgets that."""

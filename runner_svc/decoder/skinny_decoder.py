@@ -18,7 +18,7 @@ from runner_svc.decoder.cuda_mlp import DenseCudaMlp
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.products.linear_launchers import Sums
+from runner_svc.interface.products.linear_launchers import Rows, Sums
 from runner_svc.interface.products.skinny_launchers import ProductLauncher, ScaledRows, SkinnyLaunchers, TileSums
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.weights.matrix import Matrix
@@ -93,8 +93,33 @@ class SkinnyMlp:
         rows = self._products.gated(stream, rows, self._gate_up.matrix, activated, self._sums)
         if self._own_down and hidden.last is not None:
             self._products.store(stream, rows, self._down.matrix, hidden.last)
+            hidden.has_last()
         else:
             hidden.add(stream, activated, self._down)
+
+
+class FewRowLinears:
+    """A `LinearLauncher` of these products, for at most MAX_ROWS rows and matrices without biases."""
+
+    def __init__(self, products: ProductLauncher) -> None:
+        self._products = products
+
+    def adds(self, matrix: Matrix) -> bool:
+        """Returns False."""
+        return False
+
+    def takes(self, matrix: Matrix, rows: int) -> None:
+        """Returns None."""
+
+    def multiply(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, out: Tensor) -> None:
+        """Fills `out` [T, out]. Raises TypeError for a bias or quantized rows."""
+        if bias is not None or not isinstance(x, Tensor):
+            raise TypeError("products of few rows have no biases, and take numbers")
+        self._products.store(stream, ScaledRows(x, None), matrix, out)
+
+    def add(self, stream: int, x: Rows, matrix: Matrix, bias: Tensor | None, total: Tensor, factor: float) -> None:
+        """Raises TypeError: these products add in a norm."""
+        raise TypeError("products of few rows do not add by themselves")
 
 
 def skinny_mlps(decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> list[SkinnyMlp]:

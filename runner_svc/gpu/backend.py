@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import structlog
@@ -128,9 +128,8 @@ class CudaBackend:
             layout = (config, self.num_blocks, sizes.block_size, self._cache_dtype)
             self.cache = KVCache(*layout, device.device, scales, memory)
             self._steps = self._make_steps(self.cache)
-            self._graphs, self._mixed_graphs = self._captured(progress)
-        words = self._steps.layout.words
-        self._ring = Ring([HostBuffers(device, words, self._most_draws, self.num_slots) for _ in range(MAX_IN_FLIGHT)])
+            self._graphs, self._mixed_graphs = self._captured_at_start(progress)
+        self._ring = self._make_ring()
         self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
         self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number of rows
         self._last_end: Event | None = None
@@ -337,6 +336,20 @@ class CudaBackend:
 
     # ------------------------------------------------------------------ start-up
 
+    def _captured_at_start(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
+        """Returns the graphs of decode and of mixed steps."""
+        return self._captured(progress, self._timings)
+
+    @cached_property
+    def _timings(self) -> StartTimings:
+        """Times of steps, of an earlier start or of this one."""
+        return self.kept_timings.timings if self.kept_timings is not None else StartTimings()
+
+    def _make_ring(self, check: Callable[[], None] | None = None) -> Ring[HostBuffers]:
+        """`check` raises an exception if a step that has ended may have no right result."""
+        arguments = (self._device, self._steps.layout.words, self._most_draws, self.num_slots, check)
+        return Ring([HostBuffers(*arguments) for _ in range(MAX_IN_FLIGHT)])
+
     def _make_slots(self) -> DeviceSlots:
         sizes = self._sizes
         return DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, self._device.device)
@@ -360,16 +373,16 @@ class CudaBackend:
             tail_words=TAIL_WORDS,
         )
 
-    def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
+    def _captured(
+        self, progress: Progress, timings: StartTimings, *, measures: bool = True
+    ) -> tuple[StepGraphs, StepGraphs]:
         """Returns the graphs of decode and of mixed steps: none of a model whose forward pass waits for the GPU."""
         steps, slots, device, sizes = self._steps, self._slots, self._device, self._sizes
-        timings = self.kept_timings.timings if self.kept_timings is not None else StartTimings()
+        context, most = sizes.context_length, sizes.max_step_tokens
         try:
             return (
-                capture_decode_steps(steps, slots, device, sizes.context_length, progress, timings),
-                capture_mixed_steps(
-                    steps, slots, device, sizes.context_length, sizes.max_step_tokens, progress, timings
-                ),
+                capture_decode_steps(steps, slots, device, context, progress, timings, measures=measures),
+                capture_mixed_steps(steps, slots, device, context, most, progress, timings, measures=measures),
             )
         except RuntimeError as error:
             if not self._decoder.may_not_be_captured or isinstance(error, torch.OutOfMemoryError):
@@ -381,7 +394,7 @@ class CudaBackend:
             steps.packed.zero_()
             return StepGraphs([]), StepGraphs([])
 
-    def _kv_scales(self, progress: Progress) -> Tensor:
+    def _kv_scales(self, progress: Progress) -> Tensor | None:
         """Returns the checkpoint's scales of an FP8 cache, or calibrated ones."""
         if isinstance(self._decoder, CudaDecoder) and (stated := self._decoder.kv_scales) is not None:
             return stated_scales(stated, self._decoder.config.num_kv_heads).to(self._device.device)

@@ -8,7 +8,7 @@ any (`runner_svc.timings`): then only what they chose is captured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -32,6 +32,10 @@ log = structlog.get_logger()
 _POSITIONS_A_ROW = 16
 
 
+class OtherVariants(ValueError):
+    """Times are missing, or of other variants of steps than this decoder has."""
+
+
 def capture_decode_steps(
     steps: CudaSteps,
     slots: DeviceSlots,
@@ -39,18 +43,21 @@ def capture_decode_steps(
     context_length: int,
     progress: Progress,
     timings: StartTimings,
+    *,
+    measures: bool = True,
 ) -> StepGraphs:
     """Captures whole decode passes, by number of rows. May write to any cache block; leaves the slots empty.
 
-    Uses the times in `timings`, or adds those that it measures.
+    Uses the times in `timings`, or adds those that it measures. Raises OtherVariants if it may not measure but would.
     """
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
     _fill(slots, steps, TIMED_CONTEXT)
     variants = partial(steps.decode_variants, device.current_stream)
     names = {size: [variant.name for variant in variants(size)] for size in graphs.sizes}
-    if timings.decode is not None and timings.decode.fits(names, graphs.sizes):
-        graphs.capture_known(timings.decode, variants, device.capture, prepare, progress)
+    known = _fitting(timings.decode, names, graphs.sizes, measures)
+    if known is not None:
+        graphs.capture_known(known, variants, device.capture, prepare, progress)
     else:
         graphs.capture(variants, device.capture, prepare, device.seconds, progress)
         graphs.drop_slow(prepare, device.seconds)
@@ -58,6 +65,17 @@ def capture_decode_steps(
     slots.words.zero_()
     steps.packed.zero_()
     return graphs
+
+
+def _fitting(
+    timed: SizeTimings | None, names: Mapping[int, Iterable[str]], sizes: Sequence[int], measures: bool
+) -> SizeTimings | None:
+    """Returns times if they are of these variants, otherwise None. Raises OtherVariants if nothing is measured then."""
+    if timed is not None and timed.fits(names, sizes):
+        return timed
+    if not measures:
+        raise OtherVariants("there are no times of this decoder's variants of steps, and none may be taken now")
+    return None
 
 
 def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
@@ -93,11 +111,13 @@ def capture_mixed_steps(
     max_step_tokens: int,
     progress: Progress,
     timings: StartTimings,
+    *,
+    measures: bool = True,
 ) -> StepGraphs:
     """Captures the layers of mixed steps, by positions, up to the size from which a graph saves little GPU time.
 
     First times the fusions of products in mixed steps, and compiles the chosen ones for steps of all sizes. Uses the
-    times in `timings`, or adds those that it measures.
+    times in `timings`, or adds those that it measures. Raises OtherVariants if it may not measure but would.
     """
 
     def run(bucket: int) -> None:
@@ -106,9 +126,7 @@ def capture_mixed_steps(
     sizes = timed_positions(max_step_tokens, steps.has_experts)
     names = {size: {each.name: each for each in steps.mixed_fusions(size)} for size in sizes}
     graphs = StepGraphs(token_sizes(max_step_tokens))
-    known = timings.mixed
-    if known is not None and not known.fits(names, graphs.sizes):
-        known = None
+    known = _fitting(timings.mixed, names, graphs.sizes, measures)
     timed = (
         known.seconds if known is not None else _timed_fusions(steps, slots, device, context_length, names, progress)
     )

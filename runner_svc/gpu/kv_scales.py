@@ -47,7 +47,8 @@ def calibrated_scales(model: CudaDecoder, launchers: Launchers, device: Device, 
     num_tokens = min(max_tokens, _PROMPT_TOKENS)
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     cache = KVCache(config, num_blocks, _BLOCK_SIZE, model.dtype, device.device)
-    decoder = CudaDecoder(config, model.weights, launchers.decoder(fp8_cache=False), num_tokens)
+    ranks = model.exchanges.ranks if model.exchanges is not None else None
+    decoder = CudaDecoder(config, model.weights, launchers.decoder(fp8_cache=False), num_tokens, ranks)
     tables = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=device.device).unsqueeze(0)
     ids = torch.randint(config.vocab_size, (1, num_tokens), generator=torch.Generator().manual_seed(0))
     prompt = DeviceSlots(1, num_tokens, num_blocks, device.device)

@@ -37,6 +37,7 @@ from runner_svc.cuda.products.kernels import (
 )
 from runner_svc.cuda.products.preparing import Preparing
 from runner_svc.cuda.products.split_product import SplitProduct
+from runner_svc.cuda.ranks.embed_part import EmbedPart
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
@@ -168,7 +169,13 @@ class CudaLaunchers(StepLaunchers):
             experts=self._experts(config.experts) if config.experts is not None else None,
             prepare=self.preparing,
             rounding_norm=self._rounding_norm(),
+            embed_part=self._embed_part(),
         )
+
+    def _embed_part(self) -> EmbedPart | None:
+        if self._config.shard.size == 1:
+            return None
+        return EmbedPart(self._config.hidden_size, self._dtype, overlap=self._overlap)
 
     def canonical(self, max_tokens: int) -> CanonicalProducts:
         """Returns the products of a `CanonicalDecoder` for passes of up to `max_tokens` positions."""

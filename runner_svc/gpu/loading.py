@@ -19,24 +19,28 @@ from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.canonical.decoder import CanonicalDecoder
 from runner_svc.gpu.canonical.determinism import numerics, refusal
 from runner_svc.gpu.launchers import CudaLaunchers
+from runner_svc.gpu.ranks.placing import gpu_of, over_peer_memory
+from runner_svc.gpu.ranks.refusals import refuse_on_gpus
 from runner_svc.gpu.transformers_loading import load_on_gpu
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.ranks import WHOLE, Communicator, Shard
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
+from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized, refuse_ranks
 from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.model.rank_parts import local_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.timings.timings_key import timings_key
 from runner_svc.weights.on_load import NOTHING, OnLoad
 
 log = structlog.get_logger()
 
-_NOT_TIMED = ("dtype", "timings")
+_NOT_TIMED = ("dtype", "timings", "one_shot")
 """Options that change no times, or that the key of the timings has anyway."""
 
 
@@ -61,6 +65,8 @@ class GpuOptions:
     max_drafts: int = 0
     """What drafts and how many tokens, or nothing: `make` makes it, and times of steps depend on it."""
     deterministic: bool = False
+    one_shot: bool = False
+    """Whether ranks exchange over memory that they share, and not by NCCL."""
 
     def sizes(self, context_length: int) -> CudaSizes:
         """Returns the backend's sizes for a model of this context length."""
@@ -81,22 +87,33 @@ MakeBackend = Callable[..., CudaBackend]
 
 
 def load_cuda_backend(
-    name: str, cache_folder: Path, options: GpuOptions, progress: Progress, make: MakeBackend = CudaBackend
+    name: str,
+    cache_folder: Path,
+    options: GpuOptions,
+    progress: Progress,
+    make: MakeBackend = CudaBackend,
+    ranks: Communicator | None = None,
 ) -> CudaBackend:
     """Loads the model `name` (see `model_folder`) onto the first GPU and captures its graphs.
 
-    Another `make` than the default makes a backend that drafts. Raises ModelNotFound, UnsupportedModel if a GPU can't
-    serve the model, OutOfMemory, and UnusableSettings if it can't be `deterministic`.
+    Another `make` than the default makes a backend that drafts, or that is one of several `ranks`: which compute the
+    model together, so that this process loads its part, onto its GPU. Raises ModelNotFound, UnsupportedModel if a GPU
+    can't serve the model, OutOfMemory, and UnusableSettings if it can't be `deterministic`, or not by these ranks.
     """
     folder = model_folder(name, cache_folder, progress)
     raw = read_config(folder)
     choice = choose_decoder(raw, options.decoder)
+    shard = ranks.shard if ranks is not None else WHOLE
+    if choice.config is not None:
+        refuse_on_gpus(choice.config, shard, options)
+    else:
+        refuse_ranks(shard, choice.why_not_own)
     if options.deterministic:
-        _refuse_undetermined(choice.config, raw, options)
+        _refuse_undetermined(local_config(choice.config, shard) if choice.config is not None else None, raw, options)
     architecture = choice.config.architecture if choice.config is not None else str(raw.get("architectures"))
     try:
         if choice.config is not None:
-            return _own(name, folder, choice.config, raw, cache_folder, options, progress, make)
+            return _own(name, folder, choice.config, raw, cache_folder, options, progress, make, ranks)
         if make is not CudaBackend:
             raise UnsupportedModel("Drafts need Roster's own decoder: set draft to ''.")
         return _transformers(name, folder, raw, cache_folder, options, progress)
@@ -115,16 +132,21 @@ def _own(
     options: GpuOptions,
     progress: Progress,
     make: MakeBackend,
+    ranks: Communicator | None,
 ) -> CudaBackend:
-    device, dtype, sizes = GpuDevice(), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
+    shard = ranks.shard if ranks is not None else WHOLE
+    device, dtype, sizes = gpu_of(shard), options.dtype or stored_dtype(raw), options.sizes(config.context_length)
+    if ranks is not None:
+        ranks = over_peer_memory(ranks, device, dtype) if options.one_shot else ranks
     model = _described(name, folder, config, dtype, cache_folder, options, progress)
     model.weight_formats = weight_formats(config, options.on_load)
     on_load = on_gpu(options.on_load)
     if options.random_weights:
-        weights = random_weights(config, dtype, device.device, progress, on_load=on_load)
+        weights = random_weights(config, dtype, device.device, progress, on_load=on_load, shard=shard)
     else:
         check_experts(config, dtype, device.memory)
-        weights = load_weights(folder, config, dtype, device.device, progress, on_load)
+        weights = load_weights(folder, config, dtype, device.device, progress, on_load, shard)
+    config = local_config(config, shard)
     launchers = CudaLaunchers(config, dtype, canonical=options.deterministic)
     products = b""
 
@@ -132,14 +154,14 @@ def _own(
         nonlocal products
         of_layers, most = launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens
         if not options.deterministic:
-            made = CudaDecoder(config, weights, of_layers, most)
+            made = CudaDecoder(config, weights, of_layers, most, ranks)
             _say_plain(launchers, model)
             return made
-        decoder = CanonicalDecoder(config, weights, of_layers, launchers.canonical(most), most)
+        decoder = CanonicalDecoder(config, weights, of_layers, launchers.canonical(most), most, ranks)
         products = decoder.check(most)
         return decoder
 
-    timings = _kept_timings(cache_folder, raw, dtype, options)
+    timings = _kept_timings(cache_folder, raw, dtype, options, shard)
     backend = make(model, config, make_decoder, launchers, device, sizes, progress, timings)
     if isinstance(decoder := backend.decoder, CanonicalDecoder):
         cache, is_random = backend.cache, options.random_weights
@@ -218,8 +240,12 @@ def _described(
     return model
 
 
-def _kept_timings(cache_folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, options: GpuOptions) -> TimingsFile:
+def _kept_timings(
+    cache_folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, options: GpuOptions, shard: Shard = WHOLE
+) -> TimingsFile:
     given = {name: value for name, value in asdict(options).items() if name not in _NOT_TIMED}
+    if shard.size > 1:
+        given["ranks"] = shard.size
     return TimingsFile(cache_folder, timings_key(raw, dtype, given), reuse=options.timings == "reuse")
 
 

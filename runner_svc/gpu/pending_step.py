@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,11 @@ from runner_svc.sampling.device_logprobs import PendingLogprobs
 class HostBuffers:
     """One ring entry: page-locked memory for a step's input and its result."""
 
-    def __init__(self, device: Device, words: int, most_draws: int, num_slots: int) -> None:
+    def __init__(
+        self, device: Device, words: int, most_draws: int, num_slots: int, check: Callable[[], None] | None = None
+    ) -> None:
+        """`check` raises an exception if a step that has ended may have no right result."""
+        self.check = check
         self.input = device.pinned(words)
         self.words: NDArray[np.int32] = self.input.numpy()
         self.result = device.pinned(result_words(most_draws, num_slots))
@@ -59,6 +64,8 @@ class PendingCudaStep:
         try:
             self.end.synchronize()
             behind = None
+            if self.buffers.check is not None:
+                self.buffers.check()
             output = self._read()
         finally:
             self.ring.free_entry(self.buffers, behind)

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, LayerLinears, StepAttention
 from runner_svc.decoder.cuda_experts import uses_tiles
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Activating, Fusions
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.decoder.skinny_decoder import SkinnyDecoder, matrices, skinny_mlps
+from runner_svc.decoder.skinny_decoder import FewRowLinears, SkinnyDecoder, matrices, skinny_mlps
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
@@ -125,6 +125,9 @@ class CudaSteps:
         for part in self._skinny if whole.num_tokens <= MAX_ROWS else []:
             if part.decoder is not None:
                 variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, whole)))
+            if part.linears is not None:
+                run = partial(self._run_decode, stream, whole, Fusions(), part.mlps[_BOTH], part.linears)
+                variants.append(Variant(f"own products, {part.name}", run))
             for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 variants.append(Variant(name, partial(self._run_decode, stream, whole, Fusions(), mlps)))
@@ -161,10 +164,12 @@ class CudaSteps:
         whole: WholePass,
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
+        linears: LayerLinears | None = None,
     ) -> None:
         stream = current_stream()
         inputs = whole.gather(stream)
-        hidden = self._decoder.forward(stream, inputs, self.cache, whole.attention, fusions, mlps)
+        own = {} if linears is None else {"linears": linears}
+        hidden = self._decoder.forward(stream, inputs, self.cache, whole.attention, fusions, mlps, **own)
         self._decoder.logits(stream, hidden, self.logits[: whole.num_tokens])
 
     def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], whole: WholePass) -> None:
@@ -297,6 +302,9 @@ class CudaSteps:
         return self.packed.data_ptr() + 4 * self.layout.plan
 
 
+_BOTH = "gate-up and down"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _SkinnyParts:
     """Replacements built from one variant of the products for few rows: the whole decoder, or its MLPs."""
@@ -304,6 +312,7 @@ class _SkinnyParts:
     name: str
     decoder: SkinnyDecoder | None  # only for plain models
     mlps: dict[str, Sequence[CudaMlp]]  # by the products that they replace
+    linears: LayerLinears | None  # only for one of several ranks, whose decoder can't be replaced
 
 
 def _skinny_parts(decoder: CudaDecoder | TransformersCudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
@@ -312,16 +321,18 @@ def _skinny_parts(decoder: CudaDecoder | TransformersCudaDecoder, launchers: Lau
         return []
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
+    is_rank = decoder.config.is_plain and decoder.config.experts is None and decoder.exchanges is not None
     return [
         _SkinnyParts(
             each.name,
-            SkinnyDecoder(decoder, each) if decoder.config.is_plain else None,
+            SkinnyDecoder(decoder, each) if decoder.config.is_plain and decoder.exchanges is None else None,
             {
-                "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
+                _BOTH: skinny_mlps(decoder, each.products, own_down=True),
                 "gate-up": skinny_mlps(decoder, each.products, own_down=False),
             }
             if decoder.config.experts is None
             else {},
+            decoder.linears_of(FewRowLinears(each.products)) if is_rank else None,
         )
         for each in found
     ]

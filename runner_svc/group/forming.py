@@ -157,6 +157,10 @@ class Group:
         gathered = self.all_gather(torch.tensor([[value]], dtype=torch.int64, device=device))
         return int(gathered.min())
 
+    def given_up(self) -> str:
+        """See `Communicator`."""
+        return self._given_up()
+
     def barrier(self) -> None:
         """Waits until every rank has come here."""
         self.least(0)

@@ -50,6 +50,16 @@ def prepare_environment() -> None:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast over NVLink
 
 
+def own_gpu_first(rank: int, size: int, visible: str | None = None) -> str:
+    """Returns CUDA_VISIBLE_DEVICES for a rank: its own GPU, then those of the others, whose memory it reads.
+
+    `visible`: the variable's value for all; None: not set.
+    """
+    gpus = visible.split(",") if visible else [str(number) for number in range(size)]
+    first = rank % len(gpus)
+    return ",".join(gpus[first:] + gpus[:first])
+
+
 class Member:
     """Gathers with the other ranks of the same board, again and again."""
 

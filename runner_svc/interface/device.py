@@ -51,6 +51,9 @@ class SharedTensor(Protocol):
     def descriptor(self) -> int:
         """Returns a new file descriptor, by which another process maps it; the caller closes it."""
 
+    def close(self) -> None:
+        """Unmaps it. Nothing may use it any more."""
+
 
 class Device(Protocol):
     """Implemented by `runner_svc.cuda.device.GpuDevice`."""
@@ -76,6 +79,8 @@ class Device(Protocol):
     def share(self, num_bytes: int) -> SharedTensor: ...
 
     def capture(self, function: Callable[[], None]) -> Replay: ...
+
+    def drop_graphs(self) -> None: ...
 
     def seconds(self, replay: Replay) -> float: ...
 

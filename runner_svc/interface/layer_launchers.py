@@ -45,6 +45,13 @@ class RoundingNormLauncher(Protocol):
         """Computes residual += hidden, unless that is None, and returns norm(residual), rounded."""
 
 
+class EmbedPartLauncher(Protocol):
+    """Implemented by `runner_svc.cuda.ranks.embed_part.EmbedPart`."""
+
+    def __call__(self, stream: int, tokens: Tensor, embeddings: Tensor, begin: int, out: Tensor) -> None:
+        """Fills `out` from `embeddings`, those of tokens from `begin` on; other tokens' rows are zeros."""
+
+
 class RopeKvLauncher(Protocol):
     """Implemented by `runner_svc.cuda.rope_kv.RopeKvWrite`."""
 
@@ -88,5 +95,7 @@ class DecoderLaunchers:
     experts: ExpertLaunchers | None = None
     # None: norms write numbers.
     rounding_norm: RoundingNormLauncher | None = None
+    # None for a model that one rank computes.
+    embed_part: EmbedPartLauncher | None = None
     # Returns a matrix in the layout that the kernels read; itself if it is in one.
     prepare: Callable[[Matrix], Matrix] = lambda matrix: matrix

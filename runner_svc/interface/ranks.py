@@ -6,6 +6,7 @@ plans in the same order, so each calls the same methods of its communicator in t
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -71,3 +72,23 @@ class Communicator(Protocol):
 
     def least(self, value: int) -> int:
         """Returns the least of all ranks' values, for example of the numbers of KV blocks that fit. The host waits."""
+
+    def given_up(self) -> str:
+        """Returns why this forming of the group is over, or '' while it is not; for any thread.
+
+        Work of a GPU that an abort cuts short ends without an error, so a backend asks this when the work has ended.
+        """
+
+
+@runtime_checkable
+class PeerCommunicator(Protocol):
+    """A communicator whose ranks read one another's GPU memory: see `runner_svc.cuda.ranks.peer_ranks`."""
+
+    def open(self) -> None:
+        """Shares memory with the ranks of the group that has formed just now."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """While it is open, exchanges that are captured are recorded, and others are left out."""
+
+    def gather_into(self, x: Tensor, out: Tensor) -> None:
+        """Fills `out` [rows, width] with all ranks' x [rows, columns] side by side, cut to `width` columns."""

@@ -24,7 +24,7 @@ from types import FrameType
 import structlog
 
 from runner_svc.group.board import Board
-from runner_svc.group.member import VARIABLE, Place
+from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain
 from runner_svc.settings.runner_settings import RunnerSettings
@@ -126,7 +126,7 @@ class Launcher:
         state = self._ranks[rank]
         state.process = subprocess.Popen(
             self._command,
-            env={**environment, VARIABLE: place.text()},
+            env={**environment, VARIABLE: place.text(), **self._own_gpu(rank)},
             stdin=subprocess.DEVNULL,
             pass_fds=(self._page,),
             start_new_session=True,  # Ctrl-C reaches the launcher alone
@@ -141,6 +141,13 @@ class Launcher:
         if not self._settings.threads:  # all ranks together use each core once
             own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._size))
         return {**os.environ, **own}
+
+    def _own_gpu(self, rank: int) -> dict[str, str]:
+        """Returns the variable that makes a rank's GPU its first."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self._settings.device in ("cpu", "hash") or visible == "":
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank, self._size, visible)}
 
     def _ended(self, rank: int, status: int) -> int | None:
         """Handles the end of a rank's process; returns the exit status if all end with it."""

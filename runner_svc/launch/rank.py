@@ -126,7 +126,7 @@ class RankProcess:
             member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
         if self._leads:
             self._choice.tell()
-        self._group.use(on_gpu=self._choice.device == "cuda")
+        self._group.use(on_gpu=self._choice.device == "cuda" and settings.all_reduce == "nccl")
         self._backend: Backend = load_backend(settings, self._choice.device, times, self._group)
         self._copier: KVCopier | None = build_copier(settings, self._backend, times)
         self._step_costs: list[plan_pb2.StepCost] | None = None

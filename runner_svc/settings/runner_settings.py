@@ -215,6 +215,13 @@ class RunnerSettings(ServiceSettings):
         "CPU, and a part of the model and of the KV cache (docs/parallel.md). To the scheduler they are one runner.",
         json_schema_extra=tuning("the model does not fit on one GPU, or one GPU takes too long for a token"),
     )
+    all_reduce: Literal["nccl", "one-shot"] = Field(
+        "nccl",
+        description='What ranks on GPUs add up over. "nccl": NCCL. "one-shot": one kernel, over memory that GPUs of a '
+        "host share: all bits are the same on all ranks, and a lost rank costs no capture of graphs. Neither was "
+        "measured on several GPUs yet.",
+        json_schema_extra=tuning("NCCL can't be used, or the other one is faster for small steps"),
+    )
     rank_timeout_s: float = Field(
         5.0,
         gt=0,

@@ -202,9 +202,9 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, ranks: Communicat
     from runner_svc.startup.gpu_probe import failure
 
     choose_kernel_cache(settings.cache_dir)
-    options, make = _gpu_options(settings), _gpu_backend_kind(settings, progress)
+    options, make = _gpu_options(settings), _gpu_backend_kind(settings, progress, ranks)
     try:
-        backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make)
+        backend = load_cuda_backend(settings.model, settings.cache_dir, options, progress, make, ranks)
     except OutOfMemory as error:
         raise UnusableSettings(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -227,10 +227,14 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress, ranks: Communicat
     return backend
 
 
-def _gpu_backend_kind(settings: RunnerSettings, progress: Progress) -> MakeBackend:
+def _gpu_backend_kind(settings: RunnerSettings, progress: Progress, ranks: Communicator | None) -> MakeBackend:
     """Returns what makes the backend. Raises UnusableSettings for what a GPU can't draft."""
     from runner_svc.gpu.backend import CudaBackend
 
+    if ranks is not None:
+        from runner_svc.gpu.ranked.backend import RankedCudaBackend
+
+        return RankedCudaBackend  # drafts are refused when it is loaded
     if not settings.draft:
         return CudaBackend
     kind, _ = draft_parts(settings.draft)
@@ -272,6 +276,7 @@ def _gpu_options(settings: RunnerSettings) -> GpuOptions:
         draft=settings.draft,
         max_drafts=settings.max_drafts if settings.draft else 0,
         deterministic=settings.deterministic,
+        one_shot=settings.all_reduce == "one-shot",
     )
 
 

@@ -26,6 +26,7 @@ NOT_ASKED = {
     "bench.fuzz_plan",  # needs atheris, which instruments what it imports
     "bench.gpu_comparison.transformers_side",  # a child of bench.gpu_comparison, which has checked
     "bench.sanitizer.fault",  # a child of bench.sanitizer
+    "bench.tensor_parallel.processes",  # a child of the others there, which have checked
 }
 ASKS_ITSELF = {
     "bench.gpu_serving.recording_runner",  # checks like a runner

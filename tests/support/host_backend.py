@@ -19,10 +19,13 @@ from runner_svc.gpu.drafts.drafting_backend import DraftingCudaBackend
 from runner_svc.gpu.drafts.eagle_backend import EagleDraftingCudaBackend
 from runner_svc.gpu.drafts.medusa_backend import MedusaDraftingCudaBackend
 from runner_svc.gpu.drafts.model_backend import ModelDraftingCudaBackend
+from runner_svc.gpu.ranked.backend import RankedCudaBackend
+from runner_svc.interface.ranks import WHOLE, Communicator
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model
 from runner_svc.model.folder.config_file import read_config
+from runner_svc.model.rank_parts import local_config
 from runner_svc.timings.timings_file import TimingsFile
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from tests.support.host_canonical import HostCanonical
@@ -60,14 +63,16 @@ def host_backend(
     medusa: Path | None = None,
     eagle: Path | None = None,
     canonical: bool = False,
+    ranks: Communicator | None = None,
 ) -> CudaBackend:
     """Returns the model in `folder`; the arguments are those of the backend and its sizes.
 
     `draft_folder`, `medusa`, `eagle`: a draft model, heads, or a layer, which draft as many tokens as `drafts` says.
-    `canonical`: with the decoder of the deterministic mode.
+    `canonical`: with the decoder of the deterministic mode. `ranks`: with the part of one of them.
     """
-    config = ModelConfig.from_hugging_face(read_config(folder))
-    weights = load_weights(folder, config, dtype, torch.device("cpu"), no_progress, on_load)
+    whole, shard = ModelConfig.from_hugging_face(read_config(folder)), ranks.shard if ranks is not None else WHOLE
+    weights = load_weights(folder, whole, dtype, torch.device("cpu"), no_progress, on_load, shard)
+    config = local_config(whole, shard)
     launchers = HostLaunchers(config)
     make: Callable[..., CudaBackend] = CudaBackend if drafts is None else partial(DraftingCudaBackend, drafts=drafts)
     if draft_folder is not None and drafts is not None:
@@ -80,11 +85,14 @@ def host_backend(
         heads = read_heads(medusa, config.hidden_size, config.vocab_size)
         make = partial(MedusaDraftingCudaBackend, heads=heads, drafts=drafts)
 
+    if ranks is not None:
+        make = RankedCudaBackend
+
     def make_decoder() -> CudaDecoder:
         of_layers = launchers.decoder(fp8_cache)
         if canonical:
-            return CanonicalDecoder(config, weights, of_layers, HostCanonical(config), max_step_tokens)
-        return CudaDecoder(config, weights, of_layers, max_step_tokens)
+            return CanonicalDecoder(config, weights, of_layers, HostCanonical(config), max_step_tokens, ranks)
+        return CudaDecoder(config, weights, of_layers, max_step_tokens, ranks)
 
     return make(
         describe_model(str(folder), folder, config, f"host-{dtype}"),

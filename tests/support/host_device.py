@@ -45,6 +45,7 @@ from tests.support.host_layers import (
     HostRopeKv,
     HostRoundingNorm,
     host_embed,
+    host_embed_part,
 )
 from tests.support.memory_file import MemoryFile
 
@@ -77,6 +78,8 @@ class HostDevice:
 
     def __init__(self, profile: MemoryProfile | None = None, mixed_graphs: bool = False) -> None:
         self.replays = 0
+        self.captured = 0
+        """Captures since the graphs were last dropped."""
         self._mixed_graphs = mixed_graphs
         self._profile = profile
 
@@ -109,11 +112,16 @@ class HostDevice:
         """Unlocks nothing."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+
         def replay() -> None:
             self.replays += 1
             function()
 
         return replay
+
+    def drop_graphs(self) -> None:
+        self.captured = 0
 
     def seconds(self, replay: Callable[[], None]) -> float:
         return 0.0
@@ -146,6 +154,7 @@ class HostLaunchers:
             rotating=[self._rope(rope.rotary_dim) for rope in config.ropes],
             plain=self._rope(0),
             rounding_norm=HostRoundingNorm(HostNorm(config.norm_eps, config.norm, config.multiplier)),
+            embed_part=host_embed_part,
             experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,
         )
 

@@ -54,6 +54,13 @@ def host_embed(
     return unscaled_norm(residual, norm_weight, out, sums)
 
 
+def host_embed_part(stream: int, tokens: Tensor, embeddings: Tensor, begin: int, out: Tensor) -> None:
+    places = tokens.long() - begin
+    ours = (places >= 0) & (places < len(embeddings))
+    out.zero_()
+    out[ours] = embeddings[places[ours]]
+
+
 def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, sums: TileSums) -> ScaledRows:
     """Computes RMSNorm without the factor 1 / rms."""
     out.copy_(residual * norm_weight)

@@ -42,6 +42,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for this call (default: 540)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimated seconds, and end")
     parser.add_argument("--device", choices=("cuda", "hash"), default="cuda", help="hash: to try the command on a CPU")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs that compute the model together (default: 1)")
+    parser.add_argument("--all-reduce", choices=("nccl", "one-shot"), default="nccl", help="of Roster's ranks")
     parser.add_argument("--client-processes", type=int, default=6, help="load generators (default: 6)")
     parser.add_argument("--requests", type=int, default=512, help="conversations of at-once (default: 512)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrivals (default: 0)")
@@ -56,6 +58,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             quantization.peer_flags(options)
     except ValueError as error:
         parser.error(str(error))
+    if options.ranks > 1 and any(part.system == ROSTER and part.kind in DECODE_ROWS for part in options.parts):
+        parser.error("bench.tensor_parallel.steps times decode steps of Roster's ranks: leave them out of --loads")
     if options.device != "cuda":
         for part in options.parts:
             if part.system == TRANSFORMERS or (part.system == ROSTER and part.kind in DECODE_ROWS):
@@ -67,4 +71,5 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def settings(options: argparse.Namespace) -> dict[str, object]:
     """Returns the settings that tell records of one comparison from those of another."""
     names = ("requests", "seed", "prompt_divisor", "output_divisor", "client_processes", "device")
-    return {name: getattr(options, name) for name in names} | quantization.runner_flags(options)
+    given = {name: getattr(options, name) for name in names} | quantization.runner_flags(options)
+    return given | ({"ranks": options.ranks, "all_reduce": options.all_reduce} if options.ranks > 1 else {})

@@ -34,18 +34,22 @@ SHAPE_LOADS = {
         "vllm-1024=at-once,30:600,55:1100",
     ),
     "qwen3-30b-a3b": ("roster=decode,at-once", "vllm=decode,at-once"),
+    "llama-3.1-70b": ("roster=at-once", "vllm=decode,at-once"),
 }
 """Default loads: 20 s of arrivals at each rate."""
 _START_S = {
     "llama-3.1-8b": {ROSTER: 58.0, TUNED: 58.0, VLLM: 105.0, VLLM_SMALL: 90.0, TRANSFORMERS: 30.0},
     "qwen3-0.6b": {ROSTER: 42.0, TUNED: 42.0, VLLM: 105.0, VLLM_SMALL: 90.0, TRANSFORMERS: 25.0},
     "qwen3-30b-a3b": {ROSTER: 90.0, TUNED: 90.0, VLLM: 135.0, VLLM_SMALL: 120.0, TRANSFORMERS: 60.0},
+    "llama-3.1-70b": {ROSTER: 150.0, TUNED: 150.0, VLLM: 200.0, VLLM_SMALL: 190.0, TRANSFORMERS: 200.0},
 }
-"""Seconds on an H200 until a system is warm; a second vLLM finds the compilation cache of the first."""
+"""Seconds on an H200 until a system is warm; a second vLLM finds the compilation cache of the first. Those of 70B are
+guesses."""
 _LOAD_S = {
     "llama-3.1-8b": {DECODE: 22.0, DECODE_WIDE: 90.0, AT_ONCE: 31.0, ONLINE: 12.0, PADDED: 120.0},
     "qwen3-0.6b": {DECODE: 14.0, DECODE_WIDE: 35.0, AT_ONCE: 11.0, ONLINE: 9.0, PADDED: 80.0},
     "qwen3-30b-a3b": {DECODE: 22.0, DECODE_WIDE: 70.0, AT_ONCE: 29.0, ONLINE: 12.0, PADDED: 400.0},
+    "llama-3.1-70b": {DECODE: 60.0, DECODE_WIDE: 200.0, AT_ONCE: 80.0, ONLINE: 12.0, PADDED: 900.0},
 }
 """Seconds of a load on an H200; of an online load, those besides its arrivals; of `padded`, for `PADDED_REQUESTS`."""
 

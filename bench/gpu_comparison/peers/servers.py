@@ -67,6 +67,8 @@ def flags_of(options: argparse.Namespace, system: str) -> dict[str, Any]:
     if system in PEERS:
         small = ["--max-num-batched-tokens=1024"] if system == VLLM_SMALL else []
         formats = quantization.peer_flags(options)
+        if options.ranks > 1:
+            formats.append(f"--tensor-parallel-size={options.ranks}")
         return {"serve": [f"--max-model-len={CONTEXT_LENGTH}", "--no-enable-prefix-caching", *small, *formats]}
     return {}
 
@@ -88,6 +90,8 @@ async def roster(options: argparse.Namespace, system: str, log: Log, limit_s: fl
     runner: dict[str, object] = {"device": "hash", "model": "hash"}
     if options.device == "cuda":
         runner = {"model": model_folder(options.shape), "weights": "random", **quantization.runner_flags(options)}
+    if options.ranks > 1:
+        runner |= {"tensor_parallel": options.ranks, "all_reduce": options.all_reduce}
     begin_s = time.monotonic()
     try:
         async with Stack(Endpoints.free(), scheduler=flags, runner=runner, on_line=log.line) as stack:

@@ -24,6 +24,9 @@ FEW = (1, 5, 16, 30, 64, 100)
 MOST_ROWS = 2048
 """More rows are several launches of at most as many."""
 _STEP = 64
+OUTPUT, DOWN = "the output product", "the down product"
+_NOT_NORMED = (OUTPUT, DOWN)
+"""Products whose input has no norm."""
 
 Run = Callable[[NormedRows], Sequence[Tensor]]
 """Multiplies rows; returns outputs with as many rows."""
@@ -39,6 +42,8 @@ class Checked:
     down: LinearWeights | None
     head: LinearWeights
     router: LinearWeights | None = None
+    divided: bool = False
+    """Whether ranks add up the output and down products, which are then stored."""
 
 
 class ProductCheck:
@@ -53,11 +58,12 @@ class ProductCheck:
     def digest(self, matrices: Checked) -> bytes:
         """Returns a digest of the products' bits. Raises UnusableSettings if they depend on the number of rows."""
         self._weight = known_numbers(matrices.output.size[0], seed=1).bfloat16().to(self._device)
+        adding: Literal["store", "add"] = "store" if matrices.divided else "add"
         named: dict[str, tuple[Literal["store", "gated", "add"], LinearWeights | None, torch.dtype]] = {
             "the QKV product": ("store", matrices.qkv, torch.bfloat16),
-            "the output product": ("add", matrices.output, torch.bfloat16),
+            OUTPUT: (adding, matrices.output, torch.bfloat16),
             "the gate-up product": ("gated", matrices.gate_up, torch.bfloat16),
-            "the down product": ("add", matrices.down, torch.bfloat16),
+            DOWN: (adding, matrices.down, torch.bfloat16),
             "the router's product": ("store", matrices.router, torch.float32),
             "the head's product": ("store", matrices.head, torch.float32),
         }
@@ -87,7 +93,7 @@ class ProductCheck:
 
         def taken(begin: int, count: int) -> NormedRows:
             own = rows[begin : begin + count]
-            if product.kind == "add":
+            if name in _NOT_NORMED:
                 return NormedRows(own, None)
             return self._products.take(self._stream, own, None, self._weight, None, torch.empty_like(own))
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, LayerLinears, StepAttention
 from runner_svc.decoder.cuda_experts import CudaExpertMlp
 from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Adding, Fusions
@@ -22,6 +23,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.products.canonical_launchers import CanonicalLauncher, NormedRows
 from runner_svc.interface.products.linear_launchers import Sums
+from runner_svc.interface.ranks import Communicator
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.families.description import LayerDescription
 from runner_svc.weights.linear_weights import LinearWeights
@@ -42,9 +44,13 @@ class CanonicalDecoder(CudaDecoder):
         launchers: DecoderLaunchers,
         products: CanonicalLauncher,
         max_tokens: int,
+        ranks: Communicator | None = None,
     ) -> None:
-        """`max_tokens` is the maximum number of positions of a forward pass. Raises ValueError for other models."""
-        super().__init__(config, weights, launchers, max_tokens)
+        """`max_tokens` is the maximum number of positions of a forward pass. Raises ValueError for other models.
+
+        `ranks`, if there are several, add up in an order that depends on no row.
+        """
+        super().__init__(config, weights, launchers, max_tokens, ranks)
         self._padded_head = _padded(self.head.matrix)
         if not has_order(config) or not all(products.fits(matrix) for matrix in self.matrices):
             raise ValueError(
@@ -80,7 +86,8 @@ class CanonicalDecoder(CudaDecoder):
         gate_up, down = (mlp.gate_up, mlp.down) if mlp is not None else (None, None)
         head = LinearWeights(self._padded_head)
         router_weights = LinearWeights(router) if router is not None else None
-        return check.digest(Checked(layer.qkv, layer.output, gate_up, down, head, router_weights))
+        divided = self.exchanges is not None
+        return check.digest(Checked(layer.qkv, layer.output, gate_up, down, head, router_weights, divided))
 
     @property
     def fusions(self) -> list[Fusions]:
@@ -95,6 +102,7 @@ class CanonicalDecoder(CudaDecoder):
         attention: StepAttention,
         fusions: Fusions,
         mlps: Sequence[CudaMlp] | None = None,
+        linears: LayerLinears | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass."""
         products, space, num_tokens = self._products, self.workspace, inputs.tokens.shape[0]
@@ -107,11 +115,10 @@ class CanonicalDecoder(CudaDecoder):
             following = firsts[index + 1] if index + 1 < len(firsts) else self.norm_weight
             assert first is not None and second is not None and following is not None
             if index == 0:
-                x = products.take(stream, self.embeddings, inputs.tokens, first, residual, normed)
+                x = self._embedded(stream, inputs.tokens, first, residual, normed)
             products.store(stream, x, layer.qkv.matrix, qkv, layer.qkv.bias)
             self.attend(stream, index, Sums(qkv), inputs, cache, attention, attended)
-            x, output = NormedRows(attended, None), layer.output
-            x = products.add(stream, x, output.matrix, residual, second, normed, output.bias)
+            x = self._added(stream, NormedRows(attended, None), layer.output, residual, second, normed)
             experts = self._experts[index]
             if experts is not None:
                 self._add_experts(stream, x, experts, residual)
@@ -119,8 +126,27 @@ class CanonicalDecoder(CudaDecoder):
             elif isinstance(layer.mlp, MlpWeights):
                 gate_up, down = layer.mlp.gate_up, layer.mlp.down
                 x = products.gated(stream, x, gate_up.matrix, activated, gate_up.bias)
-                x = products.add(stream, x, down.matrix, residual, following, normed, down.bias)
+                x = self._added(stream, x, down, residual, following, normed)
         return self.hidden(num_tokens, fusions.adding)
+
+    def _embedded(self, stream: int, tokens: Tensor, norm: Tensor, residual: Tensor, normed: Tensor) -> NormedRows:
+        """Fills `residual` with embeddings; returns the input of the first product, in `normed`."""
+        if self.exchanges is None:
+            return self._products.take(stream, self.embeddings, tokens, norm, residual, normed)
+        self.exchanges.embed(stream, tokens, self.embeddings, residual)
+        return self._products.take(stream, residual, None, norm, None, normed)
+
+    def _added(
+        self, stream: int, x: NormedRows, linear: LinearWeights, residual: Tensor, norm: Tensor, normed: Tensor
+    ) -> NormedRows:
+        """Adds a product to `residual`; returns the next one's input, in `normed`."""
+        if self.exchanges is None:
+            return self._products.add(stream, x, linear.matrix, residual, norm, normed, linear.bias)
+        product = self.workspace.product[: len(residual)]
+        self._products.store(stream, x, linear.matrix, product, linear.bias)
+        self.exchanges.add_up(product)
+        residual.add_(product)
+        return self._products.take(stream, residual, None, norm, None, normed)
 
     def _add_experts(self, stream: int, x: NormedRows, experts: CudaExpertMlp, residual: Tensor) -> None:
         """Adds the experts of x to `residual`."""
@@ -142,10 +168,16 @@ class CanonicalDecoder(CudaDecoder):
             rows, own = hidden.residual[begin : begin + most], out[begin : begin + most]
             normed = torch.empty_like(rows)
             x = self._products.take(stream, rows, None, self.norm_weight, None, normed)
+            if self.exchanges is not None:  # whose parts of the head need no padding
+                self.exchanges.logits(partial(self._store_head, stream, x), own)
+                continue
             stored = torch.empty(len(rows), width, device=self.device) if is_padded else own
             self._products.store(stream, x, self._padded_head, stored)
             if is_padded:
                 own.copy_(stored[:, : out.shape[1]])
+
+    def _store_head(self, stream: int, x: NormedRows, out: Tensor) -> None:
+        self._products.store(stream, x, self._padded_head, out)
 
     def compile_products(self, max_tokens: int) -> None:
         """Does nothing: they were compiled when the decoder was made."""

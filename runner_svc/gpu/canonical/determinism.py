@@ -94,6 +94,7 @@ def numerics(
         str(cache_dtype),
         "random" if random_weights else "checkpoint",
         config.rope_fingerprint,
+        *([f"{config.shard.size} ranks"] if config.shard.size > 1 else []),
     )
     for part in (ORDER_VERSION, *libraries(), *sizes, *parts):
         digest.update(part.encode() + b"\0")

@@ -186,10 +186,11 @@ class DraftingCudaBackend(CudaBackend):
             tail_words=TAIL_WORDS,
         )
 
-    def _captured(self, progress: Progress) -> tuple[StepGraphs, StepGraphs]:
-        decode, mixed = super()._captured(progress)
+    def _captured(
+        self, progress: Progress, timings: StartTimings, *, measures: bool = True
+    ) -> tuple[StepGraphs, StepGraphs]:
+        decode, mixed = super()._captured(progress, timings, measures=measures)
         self._verify = VerifyGraphs(self._steps, self._device, decode)
-        timings = self.kept_timings.timings if self.kept_timings is not None else StartTimings()
         self._verify.time(partial(self._prepare_timed, self._steps), progress, timings)
         self._slots.num_blocks[:] = 0
         self._slots.counters.fill_(1)

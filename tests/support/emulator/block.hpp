@@ -1,8 +1,11 @@
 // A block of threads: each thread is a fiber. Shared state, and operations of a warp's lanes.
 #pragma once
 
+#include <sched.h>
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -152,6 +155,20 @@ inline char* at(unsigned address, unsigned bytes) {
 inline unsigned swizzled(unsigned address) {
     unsigned place = address - kSharedBase;  // tiles are aligned to 1,024
     return address ^ (place >> 7 & 7) << 4;
+}
+
+// Words that other processes, each the emulator of another GPU, write meanwhile: a load lets them and all threads run.
+inline unsigned load_shared(const unsigned* address) {
+    sched_yield();
+    block->progress++;
+    yield("another GPU");
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+inline void store_shared(unsigned* address, unsigned value) { __atomic_store_n(address, value, __ATOMIC_RELEASE); }
+inline long long nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
 inline unsigned meet(std::initializer_list<uint64_t> words) {

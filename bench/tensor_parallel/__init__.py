@@ -1,0 +1,1 @@
+"""What several GPUs bring: exchanges of ranks, steps of divided models, a rank killed under load."""

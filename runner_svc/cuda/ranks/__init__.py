@@ -1,0 +1,1 @@
+"""Exchanges among the GPUs of a group of ranks, over memory that they share."""

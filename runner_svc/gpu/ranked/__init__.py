@@ -1,0 +1,1 @@
+"""The GPU backend as one rank of several, and what the ranks agree on."""

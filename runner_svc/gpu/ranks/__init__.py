@@ -1,0 +1,1 @@
+"""Where the ranks of a group compute, what they exchange over, and what is refused."""
