@@ -28,7 +28,7 @@ from runner_svc.weights.fp8_matrix import Fp8Matrix
 from runner_svc.weights.matrix import Matrix
 from runner_svc.weights.plain_matrix import PlainMatrix, plain_tensor
 
-AT_ONCE = 2048
+AT_ONCE = 8192
 """Most rows of a launch of many; a multiple of ROW_TILE. It bounds the variants."""
 
 FEW_AT_ONCE = 512
