@@ -15,8 +15,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #include "activation.cuh"
-#include "canonical_norm.cuh"
-#include "gated_tile.cuh"
+#include "canonical_ahead.cuh"
 
 static_assert(SPLIT == 1 || PARTS == 1, "parts are added once");
 static_assert(ENDS != ENDS_RESIDUAL || COLUMNS % kTileColumns == 0, "a tile has whole sums of squares");
@@ -29,10 +28,7 @@ using Eight = Vector<Scalar, kVector>;
 
 struct Ends {
     OUT* out;
-    const float* squares;       // of x's rows (canonical_norm.cuh), or null if x has no scale
-    int tiles_of_x;
-    float inverse_width;        // 1 / (elements of a row of x)
-    float eps;
+    bool scales;                // whether x's rows have them
     int num_rows;
     int half;                   // rows of W in its first half
     int outputs;                // rows of W
@@ -56,6 +52,7 @@ struct Room {
 
 struct Consumer : Multiplier {
     float scales[2];  // of the rows lane / 4 and lane / 4 + 8
+    unsigned scales_parity;
 
     // Stores the sums.
     __device__ __forceinline__ void keep(float4* room) {
@@ -93,16 +90,13 @@ struct Consumer : Multiplier {
         __threadfence();
     }
 
-    // Four lanes share a row, as row_squares needs.
-    __device__ __forceinline__ void read_scales(const Place& place, const Ends& ends) {
+    // Takes the tile's scales.
+    __device__ __forceinline__ void read_scales(const Scales& own, bool has_scales) {
+        barrier_wait(own.full(), scales_parity);
+        scales_parity ^= 1;
+        const int row = index * 64 + (threadIdx.x & 127) / 32 * 16 + ((threadIdx.x & 31) >> 2);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = first_row(place) + half * 8;
-            const bool reads = ends.squares != nullptr && row < ends.num_rows;
-            const float* squares = reads ? ends.squares + squares_place(row, ends.tiles_of_x) : nullptr;
-            const float total = row_squares(squares, ends.tiles_of_x, threadIdx.x & 3);
-            scales[half] = ends.squares != nullptr ? inverse_rms(total, ends.inverse_width, ends.eps) : 1.0f;
-        }
+        for (int half = 0; half < 2; half++) scales[half] = has_scales ? own.values()[row + half * 8] : 1.0f;
     }
 
     // Writes a tile's outputs.
@@ -110,15 +104,23 @@ struct Consumer : Multiplier {
         if (place.row + index * 64 >= ends.num_rows) return;  // also keeps what follows after the last stage's release
 #if ENDS == ENDS_GATED
         write_rounded(place, ends, 0, ends.half);
+#elif ENDS == ENDS_RESIDUAL
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            NormWeights weights;
+            weights.load(place, ends, part);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                Lines lines;
+                lines.load(place, ends, first_row(place) + half * 8, part);
+                add_to_residual(place, ends, part, half, lines, weights);
+            }
+        }
 #else
 #pragma unroll
         for (int part = 0; part < 2; part++) {
-#if ENDS == ENDS_RESIDUAL
-            add_to_residual(place, ends, part);
-#else
             if constexpr (sizeof(OUT) == 4) write_floats(place, ends, part);
             else write_rounded(place, ends, part, ends.outputs);
-#endif
         }
 #endif
     }
@@ -202,47 +204,66 @@ private:
     }
 
 #if ENDS == ENDS_RESIDUAL
-    // Adds one row's columns of a half, of which a lane has eight adjacent ones in each 32; writes its sums of squares. What
-    // is added to is loaded first: each load would wait for the store before it.
-    __device__ __forceinline__ void add_to_residual(const Place& place, const Ends& ends, int part) const {
-        const int quad = threadIdx.x & 3, width = ends.width(part), base = part * ends.half;
-        const int tiles = (ends.outputs + kTileColumns - 1) / kTileColumns;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = first_row(place) + half * 8, first = place.column + quad * kVector;
-            // How many of the lane's columns there are.
-            const int count = row < ends.num_rows ? width - first : 0;
-            const long long line = row * static_cast<long long>(ends.outputs) + base + first;
-            Scalar* residual = ends.residual + line;
-            const Scalar* weights = ends.norm_weight + base + first;
-            Eight carried[COLUMNS / 32];
+    // What a lane adds to in a row's columns of a half: eight adjacent ones in each 32.
+    struct Lines {
+        Eight numbers[COLUMNS / 32];
+
+        __device__ __forceinline__ void load(const Place& place, const Ends& ends, int row, int part) {
+            const int first = place.column + (threadIdx.x & 3) * kVector;
+            const int count = row < ends.num_rows ? ends.width(part) - first : 0;
+            const Scalar* residual = ends.residual + row * static_cast<long long>(ends.outputs) + part * ends.half + first;
 #pragma unroll
             for (int i = 0; i < COLUMNS / 32; i++) {
-                if (i * 32 < count) carried[i] = load_vector<Scalar, kVector>(residual + i * 32);
+                if (i * 32 < count) numbers[i] = load_vector<Scalar, kVector>(residual + i * 32);
             }
+        }
+    };
+
+    // The norm's weights in the same columns.
+    struct NormWeights {
+        uint4 words[COLUMNS / 32];
+
+        __device__ __forceinline__ void load(const Place& place, const Ends& ends, int part) {
+            const int first = place.column + (threadIdx.x & 3) * kVector, count = ends.width(part) - first;
+            const Scalar* weights = ends.norm_weight + part * ends.half + first;
 #pragma unroll
-            for (int tile = 0; tile < COLUMNS / kTileColumns; tile++) {
-                float squares[2] = {0.0f, 0.0f};  // of the lane's groups of four columns, over the tile's halves
+            for (int i = 0; i < COLUMNS / 32; i++) {
+                if (i * 32 < count) words[i] = __ldg(reinterpret_cast<const uint4*>(weights + i * 32));
+            }
+        }
+    };
+
+    // Adds one row's columns of a half; writes its sums of squares.
+    __device__ __forceinline__ void add_to_residual(
+        const Place& place, const Ends& ends, int part, int half, Lines& lines, const NormWeights& weights) const {
+        const int quad = threadIdx.x & 3, width = ends.width(part), base = part * ends.half;
+        const int tiles = (ends.outputs + kTileColumns - 1) / kTileColumns;
+        const int row = first_row(place) + half * 8, first = place.column + quad * kVector;
+        const int count = row < ends.num_rows ? width - first : 0;  // how many of the lane's columns there are
+        const long long line = row * static_cast<long long>(ends.outputs) + base + first;
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const int column = tile * kTileColumns + i * 32;
-                    float values[kVector];
-                    exchanged(place, ends, tile * 2 + i, half, part, values);
-                    float own[2] = {0.0f, 0.0f};
-                    if (column < count) {
-                        Eight& numbers = carried[tile * 2 + i];
-                        const Eight normed = add_eight(weights + column, numbers, values, own);
-                        store_vector(residual + column, numbers);
-                        store_vector(ends.out + line + column, normed);
-                    }
+        for (int tile = 0; tile < COLUMNS / kTileColumns; tile++) {
+            float squares[2] = {0.0f, 0.0f};  // of the lane's groups of four columns, over the tile's halves
 #pragma unroll
-                    for (int j = 0; j < 2; j++) squares[j] = i ? __fadd_rn(squares[j], own[j]) : own[j];
+            for (int i = 0; i < 2; i++) {
+                const int index = tile * 2 + i;
+                float values[kVector];
+                exchanged(place, ends, index, half, part, values);
+                float own[2] = {0.0f, 0.0f};
+                if (index * 32 < count) {
+                    Eight& numbers = lines.numbers[index];
+                    const auto weight = *reinterpret_cast<const Eight*>(&weights.words[index]);
+                    const Eight normed = add_eight(weight, numbers, values, own);
+                    store_vector(ends.residual + line + index * 32, numbers);
+                    store_vector(ends.out + line + index * 32, normed);
                 }
-                const float total = tree(squares);
-                const int tile_column = place.column + tile * kTileColumns;
-                if (quad == 0 && row < ends.num_rows && tile_column < width) {
-                    ends.new_squares[squares_place(row, tiles) + (base + tile_column) / kTileColumns * kRowTile] = total;
-                }
+#pragma unroll
+                for (int j = 0; j < 2; j++) squares[j] = i ? __fadd_rn(squares[j], own[j]) : own[j];
+            }
+            const float total = tree(squares);
+            const int tile_column = place.column + tile * kTileColumns;
+            if (quad == 0 && row < ends.num_rows && tile_column < width) {
+                ends.new_squares[squares_place(row, tiles) + (base + tile_column) / kTileColumns * kRowTile] = total;
             }
         }
     }
@@ -268,9 +289,7 @@ private:
     // Adds to eight numbers of the residual stream, and to the squares of four columns each. Returns them times the norm's
     // weights.
     static __device__ __forceinline__ Eight add_eight(
-        const Scalar* weights, Eight& carried, const float (&values)[kVector], float (&squares)[2]) {
-        const uint4 words = __ldg(reinterpret_cast<const uint4*>(weights));
-        const auto weight = *reinterpret_cast<const Eight*>(&words);
+        const Eight& weight, Eight& carried, const float (&values)[kVector], float (&squares)[2]) {
         Eight normed;
 #pragma unroll
         for (int j = 0; j < kVector; j++) {
@@ -295,8 +314,9 @@ private:
 };
 
 // Multiplies all tiles of a block.
-__device__ __forceinline__ void consume(Consumer& consumer, const Tiles& tiles, const Ends& ends, const Room& room, int steps) {
-    wait_for_predecessors();  // the squares are read, and the room is written
+__device__ __forceinline__ void consume(
+    Consumer& consumer, const Tiles& tiles, const Ends& ends, const Scales& scales, const Room& room, int steps) {
+    wait_for_predecessors();  // the room and the outputs are written
     consumer.await_head_start();
     for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
         const bool is_first = tile == tiles.first();
@@ -305,7 +325,7 @@ __device__ __forceinline__ void consume(Consumer& consumer, const Tiles& tiles, 
         const int place = tile % tiles.places() * kCluster + blockIdx.x % kCluster;
         int* flag = room.flags + place * CONSUMERS + consumer.index;
         consumer.multiply(part.end - part.begin, is_first);
-        if (tile < tiles.places()) {
+        if (!has_end(tiles, tile)) {
             consumer.keep(room.of(place, consumer.index));
             consumer.raise(flag);
             continue;
@@ -322,14 +342,32 @@ __device__ __forceinline__ void consume(Consumer& consumer, const Tiles& tiles, 
         consumer.multiply(steps, is_first);
 #endif
         const Place at(tiles, tile, consumer.member);
-        consumer.read_scales(at, ends);
+        consumer.read_scales(scales, ends.scales);
         consumer.end(at, ends);
+        scales.arrive(scales.empty());  // only now, when all that was loaded is used
     }
 }
 
+// Asks L2 for the residual stream of a tile.
+struct AskResidual {
+    const Ends& ends;
+
+    __device__ __forceinline__ void operator()(const Place& place, int index, int count) const {
+#if ENDS == ENDS_RESIDUAL
+        for (int i = index; i < 2 * kRows; i += count) {
+            const int part = i % 2, row = place.row + i / 2, columns = min(COLUMNS, ends.width(part) - place.column);
+            if (row >= ends.num_rows || columns <= 0) continue;
+            const long long line = row * static_cast<long long>(ends.outputs) + part * ends.half + place.column;
+            prefetch_bytes(ends.residual + line, columns * static_cast<int>(sizeof(Scalar)));
+        }
+#endif
+    }
+};
+
 // inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: the same of W in boxes of COLUMNS rows. steps: pieces
 // of 64 columns of x. half: rows of W in its first half, a multiple of 8, or of 64 with ENDS_RESIDUAL; outputs: all, a
-// multiple of 8, at most twice as many. tile_rows and tile_columns count clusters. The rest: see Ends and Room.
+// multiple of 8, at most twice as many. tile_rows and tile_columns count clusters. squares, tiles_of_x, inverse_width, eps:
+// see Ahead. The rest: see Ends and Room.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) canonical_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, OUT* out, int steps,
     int num_rows, int half, int outputs, int tile_rows, int tile_columns, int group, const float* squares, int tiles_of_x,
@@ -339,21 +377,28 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     const Shared shared{shared_address(shared_bytes)};
     const Member member = Member::self();
     const Tiles tiles{tile_rows, tile_columns, group};
+    const Scales scales(shared_bytes, shared.base);
+    const Ends ends{out, squares != nullptr, num_rows, half, outputs, residual, norm_weight, new_squares, bias};
+    if (threadIdx.x == 0) scales.init();
     init_barriers(shared);
     release_successors();
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
-        if (threadIdx.x == CONSUMERS * 128) Producer{shared, &inputs, &weights, half, member}.produce(tiles, steps);
+        if (threadIdx.x == CONSUMERS * 128) {
+            Producer{shared, &inputs, &weights, half, member}.produce(tiles, steps);
+        } else if (threadIdx.x >= CONSUMERS * 128 + 32) {
+            const Ahead ahead{scales, squares, tiles_of_x, inverse_width, eps, num_rows, member};
+            ahead.run(tiles, AskResidual{ends});
+        }
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         Consumer consumer{{shared, member, warpgroup, (threadIdx.x & 127) == 0,
                            matrix_descriptor(shared.inputs(0) + warpgroup * (64 * 128), 16),
                            matrix_descriptor(shared.weights(0), 16), Ring<STAGES>(0)}};
-        const Ends ends{out, squares, tiles_of_x, inverse_width, eps, num_rows, half, outputs, residual, norm_weight,
-                        new_squares, bias};
-        consume(consumer, tiles, ends, Room{room, flags}, steps);
+        consumer.scales_parity = 0;
+        consume(consumer, tiles, ends, scales, Room{room, flags}, steps);
     }
     if (kCluster > 1) cluster_sync();  // others may still copy into this block, and arrive at its barriers
 }

@@ -262,7 +262,10 @@ BROKEN = {
         "return __fadd_rn(value, to_float(",
         "return __fadd_rn(to_float(from_float<Scalar>(value)), to_float(",
     ),
-    "tiles of squares by two lanes": ("constexpr int kScaleLanes = 4;", "constexpr int kScaleLanes = 2;"),
+    "tiles of squares by adjacent lanes first": (
+        "for (int distance = kScaleLanes / 2; distance > 0; distance /= 2)",
+        "for (int distance = 1; distance < kScaleLanes; distance *= 2)",
+    ),
 }
 
 
