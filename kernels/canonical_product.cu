@@ -21,6 +21,8 @@ static_assert(SPLIT == 1 || PARTS == 1, "parts are added once");
 static_assert(ENDS != ENDS_RESIDUAL || COLUMNS % kTileColumns == 0, "a tile has whole sums of squares");
 
 constexpr int kQuads = COLUMNS / 4;  // of a thread's sums
+constexpr bool kHolds = CONSUMERS == 2 && COLUMNS <= 96;  // whether registers have room for the sums of a first part
+constexpr bool kLoadsAhead = ENDS == ENDS_RESIDUAL && COLUMNS <= 64;  // and for what a tile is added to
 constexpr int kVector = 8;           // columns that a lane has after an exchange
 constexpr int kFirstBarrier = kHeadStartBarrier + 1;
 
@@ -50,14 +52,66 @@ struct Room {
     }
 };
 
+#if ENDS == ENDS_RESIDUAL
+    // What a lane adds to in a row's columns of a half: eight adjacent ones in each 32.
+    struct Lines {
+        Eight numbers[COLUMNS / 32];
+
+        __device__ __forceinline__ void load(const Place& place, const Ends& ends, int row, int part) {
+            const int first = place.column + (threadIdx.x & 3) * kVector;
+            const int count = row < ends.num_rows ? ends.width(part) - first : 0;
+            const Scalar* residual = ends.residual + row * static_cast<long long>(ends.outputs) + part * ends.half + first;
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 32; i++) {
+                if (i * 32 < count) numbers[i] = load_vector<Scalar, kVector>(residual + i * 32);
+            }
+        }
+    };
+
+    // The norm's weights in the same columns.
+    struct NormWeights {
+        uint4 words[COLUMNS / 32];
+
+        __device__ __forceinline__ void load(const Place& place, const Ends& ends, int part) {
+            const int first = place.column + (threadIdx.x & 3) * kVector, count = ends.width(part) - first;
+            const Scalar* weights = ends.norm_weight + part * ends.half + first;
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 32; i++) {
+                if (i * 32 < count) words[i] = __ldg(reinterpret_cast<const uint4*>(weights + i * 32));
+            }
+        }
+    };
+
+// Both of a tile's lane, in the parts and rows of a half: loaded ahead of the tile's last products, or when it ends.
+struct Carried {
+    Lines lines[2][2];
+    NormWeights weights[2];
+
+    __device__ __forceinline__ void load(const Place& place, const Ends& ends, int row) {
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            weights[part].load(place, ends, part);
+#pragma unroll
+            for (int half = 0; half < 2; half++) lines[part][half].load(place, ends, row + half * 8, part);
+        }
+    }
+};
+#else
+struct Carried {};
+#endif
+
 struct Consumer : Multiplier {
     float scales[2];  // of the rows lane / 4 and lane / 4 + 8
     unsigned scales_parity;
 
+    __device__ __forceinline__ float& own(int i) { return sums[i / kProductSums][i % kProductSums]; }
+
     // Stores the sums.
     __device__ __forceinline__ void keep(float4* room) {
 #pragma unroll
-        for (int i = 0; i < kQuads; i++) room[i * 128] = make_float4(sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3));
+        for (int i = 0; i < kQuads; i++) {
+            room[i * 128] = make_float4(sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3));
+        }
     }
 
     // Adds the sums to those that were kept.
@@ -99,8 +153,15 @@ struct Consumer : Multiplier {
         for (int half = 0; half < 2; half++) scales[half] = has_scales ? own.values()[row + half * 8] : 1.0f;
     }
 
+    // Loads what can be loaded before a tile's last products.
+    __device__ __forceinline__ void load_ahead(const Place& place, const Ends& ends, Carried& carried) const {
+#if ENDS == ENDS_RESIDUAL
+        if constexpr (kLoadsAhead) carried.load(place, ends, first_row(place));
+#endif
+    }
+
     // Writes a tile's outputs.
-    __device__ __forceinline__ void end(const Place& place, const Ends& ends) const {
+    __device__ __forceinline__ void end(const Place& place, const Ends& ends, Carried& carried) const {
         if (place.row + index * 64 >= ends.num_rows) return;  // also keeps what follows after the last stage's release
 #if ENDS == ENDS_GATED
         write_rounded(place, ends, 0, ends.half);
@@ -108,12 +169,13 @@ struct Consumer : Multiplier {
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             NormWeights weights;
-            weights.load(place, ends, part);
+            if (!kLoadsAhead) weights.load(place, ends, part);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 Lines lines;
-                lines.load(place, ends, first_row(place) + half * 8, part);
-                add_to_residual(place, ends, part, half, lines, weights);
+                if (!kLoadsAhead) lines.load(place, ends, first_row(place) + half * 8, part);
+                add_to_residual(place, ends, part, half, kLoadsAhead ? carried.lines[part][half] : lines,
+                                kLoadsAhead ? carried.weights[part] : weights);
             }
         }
 #else
@@ -129,7 +191,6 @@ private:
     __device__ __forceinline__ void meet() const {
         asm volatile("bar.sync %0, %1;" ::"r"(kFirstBarrier + index), "n"(128) : "memory");
     }
-    __device__ __forceinline__ float& own(int i) { return sums[i / kProductSums][i % kProductSums]; }
     // -0 becomes +0, as where parts are added to zero.
     __device__ __forceinline__ float scaled(int i, int half) const {
         return __fmul_rn(__fadd_rn(sum(i), 0.0f), scales[half]);
@@ -204,35 +265,6 @@ private:
     }
 
 #if ENDS == ENDS_RESIDUAL
-    // What a lane adds to in a row's columns of a half: eight adjacent ones in each 32.
-    struct Lines {
-        Eight numbers[COLUMNS / 32];
-
-        __device__ __forceinline__ void load(const Place& place, const Ends& ends, int row, int part) {
-            const int first = place.column + (threadIdx.x & 3) * kVector;
-            const int count = row < ends.num_rows ? ends.width(part) - first : 0;
-            const Scalar* residual = ends.residual + row * static_cast<long long>(ends.outputs) + part * ends.half + first;
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 32; i++) {
-                if (i * 32 < count) numbers[i] = load_vector<Scalar, kVector>(residual + i * 32);
-            }
-        }
-    };
-
-    // The norm's weights in the same columns.
-    struct NormWeights {
-        uint4 words[COLUMNS / 32];
-
-        __device__ __forceinline__ void load(const Place& place, const Ends& ends, int part) {
-            const int first = place.column + (threadIdx.x & 3) * kVector, count = ends.width(part) - first;
-            const Scalar* weights = ends.norm_weight + part * ends.half + first;
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 32; i++) {
-                if (i * 32 < count) words[i] = __ldg(reinterpret_cast<const uint4*>(weights + i * 32));
-            }
-        }
-    };
-
     // Adds one row's columns of a half; writes its sums of squares.
     __device__ __forceinline__ void add_to_residual(
         const Place& place, const Ends& ends, int part, int half, Lines& lines, const NormWeights& weights) const {
@@ -313,6 +345,24 @@ private:
 #endif
 };
 
+// Multiplies both parts of a tile.
+__device__ __forceinline__ void multiply_parts(Consumer& consumer, const Room& room, int steps, bool is_first) {
+    consumer.multiply(steps / 2, is_first);
+    if constexpr (kHolds) {
+        float held[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) held[i] = consumer.sum(i);
+        consumer.multiply(steps - steps / 2, false);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) consumer.own(i) = __fadd_rn(held[i], consumer.sum(i));
+    } else {
+        float4* own = room.of(blockIdx.x, consumer.index);
+        consumer.keep(own);
+        consumer.multiply(steps - steps / 2, false);
+        consumer.add_kept(own);
+    }
+}
+
 // Multiplies all tiles of a block.
 __device__ __forceinline__ void consume(
     Consumer& consumer, const Tiles& tiles, const Ends& ends, const Scales& scales, const Room& room, int steps) {
@@ -320,6 +370,9 @@ __device__ __forceinline__ void consume(
     consumer.await_head_start();
     for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
         const bool is_first = tile == tiles.first();
+        const Place at(tiles, tile, consumer.member);
+        Carried carried;
+        if (kLoadsAhead && has_end(tiles, tile)) consumer.load_ahead(at, ends, carried);
 #if SPLIT > 1
         const Part part = Part::of(tiles, tile, steps);
         const int place = tile % tiles.places() * kCluster + blockIdx.x % kCluster;
@@ -333,17 +386,12 @@ __device__ __forceinline__ void consume(
         consumer.await(flag);
         consumer.add_kept(room.of(place, consumer.index));
 #elif PARTS > 1
-        float4* own = room.of(blockIdx.x, consumer.index);
-        consumer.multiply(steps / 2, is_first);
-        consumer.keep(own);
-        consumer.multiply(steps - steps / 2, false);
-        consumer.add_kept(own);
+        multiply_parts(consumer, room, steps, is_first);
 #else
         consumer.multiply(steps, is_first);
 #endif
-        const Place at(tiles, tile, consumer.member);
         consumer.read_scales(scales, ends.scales);
-        consumer.end(at, ends);
+        consumer.end(at, ends, carried);
         scales.arrive(scales.empty());  // only now, when all that was loaded is used
     }
 }

@@ -168,7 +168,7 @@ def compare(
         flush=True,
     )
     for replay in (ways[best], mode) if profiles else ():
-        print_profile(profiled(repeated(replay, device, _PROFILED), 0), _PROFILED)
+        print_profile(profiled(repeated(replay, device, _PROFILED), 0), _PROFILED, in_order=16)
     return [ways[best], mode]
 
 

@@ -238,12 +238,13 @@ def test_the_same_walk_finds_differences_with_the_mode_off(case: Case) -> None:
     assert error < 0.3 * spread
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "llama-biases"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "llama-biases", "qwen3-moe", "mixtral"])
 def test_requests_get_the_same_tokens_and_log_probabilities(family: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    folder = make_tiny_model(family, tmp_path / "tiny", seed, BF16, **KERNEL_SIZES[family], intermediate_size=128)
+    sizes = KERNEL_SIZES[family] | {"intermediate_size": 128}
+    folder = make_tiny_model(family, tmp_path / "tiny", seed, BF16, **sizes)
     backend = load(folder, deterministic=True)
     assert len(backend.model.numerics) == 32
     asked = sampling(temperature=0.9, top_p=0.95, logprobs=3)
