@@ -291,7 +291,7 @@ def check_many_rows(outputs: int, split: bool, columns: int = 64) -> None:
     width, count = 192, 70
     launcher = many_rows.ManyRows(EPS, "silu", variant_of(columns, split=split), CPU)
     # Whole multiples of 1/32: a tensor core cuts off what lies far below the larger of two numbers.
-    weight, norm = (torch.randn(outputs, width) * 32).round().div(32).to(BF16), torch.randn(outputs).to(BF16)
+    weight, norm = ((torch.randn(outputs, width) * 32).round() / 32 + 0.0).to(BF16), torch.randn(outputs).to(BF16)
     firsts, seconds = torch.randint(64, (count,)), torch.randint(64, 192, (count,))
     x = torch.zeros(count, width, dtype=BF16)
     x[torch.arange(count), firsts] = x[torch.arange(count), seconds] = 1.0
