@@ -166,8 +166,7 @@ class CanonicalProducts:
 
     def _takes_many(self, kind: str, num_tokens: int, matrix: Matrix) -> bool:
         return (
-            num_tokens > ROW_TILE
-            and isinstance(matrix, PlainMatrix)
+            isinstance(matrix, PlainMatrix)
             and self.many.fits(matrix.weight)
             and self._route(kind, num_tokens, *matrix.size)
         )
