@@ -140,7 +140,7 @@ def test_the_setting_reaches_a_gpu_and_no_test_backend(monkeypatch: pytest.Monke
     settings = RunnerSettings.read(deterministic=True)
     assert backend_factory._gpu_options(settings).deterministic
     asked: list[RunnerSettings] = []
-    monkeypatch.setattr(backend_factory, "_gpu_backend", lambda settings, progress: asked.append(settings))
+    monkeypatch.setattr(backend_factory, "_gpu_backend", lambda settings, *_: asked.append(settings))
     backend_factory.build_backend(settings, "cuda", no_progress)
     assert asked == [settings]
     with pytest.raises(UnusableSettings, match="'hash' is a test backend"):
