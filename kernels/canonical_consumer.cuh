@@ -85,7 +85,7 @@ struct Consumer : Products {
         }
         wgmma_wait<1>();
         exponentiate<Plain>();
-        keep_before_wait(segment.even[0] + segment.even[1], shared.base);
+        keep_before_wait((segment.even[0] + segment.even[1]) + (segment.odd[0] + segment.odd[1]), shared.base);
         wait_for_outputs();
         pack(scores, p);  // only now, because the product reads `p`
         if (begins_segment) {

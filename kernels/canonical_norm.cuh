@@ -13,11 +13,12 @@ constexpr int kTileQuads = kTileColumns / 4;
 constexpr int kRowTile = 128;  // rows whose sums of squares are adjacent: [row tile][tile of columns][kRowTile]
 
 // The sum of a row's tiles, in all kScaleLanes adjacent lanes, of which this is `lane`. All lanes of the warp take part;
-// `squares` is the row's in the first tile, or null for lanes without a row, which get zero.
+// `squares` is the row's in the first tile, or null for lanes without a row, which get zero. `Loads` are under way at once.
+template <int Loads = 16>
 __device__ __forceinline__ float row_squares(const float* squares, int tiles, int lane) {
     float sum = 0.0f;
     if (squares != nullptr) {
-#pragma unroll 16
+#pragma unroll Loads
         for (int i = lane; i < tiles; i += kScaleLanes) sum = __fadd_rn(sum, __ldcg(squares + i * kRowTile));
     }
 #pragma unroll

@@ -14,35 +14,13 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-#include "activation.cuh"
-#include "canonical_norm.cuh"
-#include "gated_tile.cuh"
+#include "canonical_ends.cuh"
 
 static_assert(SPLIT == 1 || PARTS == 1, "parts are added once");
-static_assert(ENDS != ENDS_RESIDUAL || COLUMNS % kTileColumns == 0, "a tile has whole sums of squares");
 
-constexpr int kQuads = COLUMNS / 4;  // of a thread's sums
-constexpr int kVector = 8;           // columns that a lane has after an exchange
+constexpr int kQuads = COLUMNS / 4;                       // of a thread's sums
+constexpr bool kHolds = CONSUMERS == 2 && COLUMNS <= 96;  // whether registers have room for the sums of a first part
 constexpr int kFirstBarrier = kHeadStartBarrier + 1;
-
-using Eight = Vector<Scalar, kVector>;
-
-struct Ends {
-    OUT* out;
-    const float* squares;       // of x's rows (canonical_norm.cuh), or null if x has no scale
-    int tiles_of_x;
-    float inverse_width;        // 1 / (elements of a row of x)
-    float eps;
-    int num_rows;
-    int half;                   // rows of W in its first half
-    int outputs;                // rows of W
-    Scalar* residual;           // [num_rows, outputs]
-    const Scalar* norm_weight;  // [outputs]
-    float* new_squares;         // of the residual's rows
-    const Scalar* bias;         // [outputs], if BIAS
-
-    __device__ __forceinline__ int width(int part) const { return part ? outputs - half : half; }
-};
 
 // Sums of the first part of the columns: of a block, or of a tile.
 struct Room {
@@ -54,13 +32,17 @@ struct Room {
     }
 };
 
-struct Consumer : Multiplier {
-    float scales[2];  // of the rows lane / 4 and lane / 4 + 8
+struct Consumer : Ender {
+    unsigned scales_parity;
+
+    __device__ __forceinline__ float& own(int i) { return sums[i / kProductSums][i % kProductSums]; }
 
     // Stores the sums.
     __device__ __forceinline__ void keep(float4* room) {
 #pragma unroll
-        for (int i = 0; i < kQuads; i++) room[i * 128] = make_float4(sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3));
+        for (int i = 0; i < kQuads; i++) {
+            room[i * 128] = make_float4(sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3));
+        }
     }
 
     // Adds the sums to those that were kept.
@@ -93,219 +75,55 @@ struct Consumer : Multiplier {
         __threadfence();
     }
 
-    // Four lanes share a row, as row_squares needs.
-    __device__ __forceinline__ void read_scales(const Place& place, const Ends& ends) {
+    // Takes the tile's scales.
+    __device__ __forceinline__ void read_scales(const Scales& own, bool has_scales) {
+        barrier_wait(own.full(), scales_parity);
+        scales_parity ^= 1;
+        const int row = index * 64 + (threadIdx.x & 127) / 32 * 16 + ((threadIdx.x & 31) >> 2);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = first_row(place) + half * 8;
-            const bool reads = ends.squares != nullptr && row < ends.num_rows;
-            const float* squares = reads ? ends.squares + squares_place(row, ends.tiles_of_x) : nullptr;
-            const float total = row_squares(squares, ends.tiles_of_x, threadIdx.x & 3);
-            scales[half] = ends.squares != nullptr ? inverse_rms(total, ends.inverse_width, ends.eps) : 1.0f;
-        }
-    }
-
-    // Writes a tile's outputs.
-    __device__ __forceinline__ void end(const Place& place, const Ends& ends) const {
-        if (place.row + index * 64 >= ends.num_rows) return;  // also keeps what follows after the last stage's release
-#if ENDS == ENDS_GATED
-        write_rounded(place, ends, 0, ends.half);
-#else
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-#if ENDS == ENDS_RESIDUAL
-            add_to_residual(place, ends, part);
-#else
-            if constexpr (sizeof(OUT) == 4) write_floats(place, ends, part);
-            else write_rounded(place, ends, part, ends.outputs);
-#endif
-        }
-#endif
+        for (int half = 0; half < 2; half++) scales[half] = has_scales ? own.values()[row + half * 8] : 1.0f;
     }
 
 private:
     __device__ __forceinline__ void meet() const {
         asm volatile("bar.sync %0, %1;" ::"r"(kFirstBarrier + index), "n"(128) : "memory");
     }
-    __device__ __forceinline__ float& own(int i) { return sums[i / kProductSums][i % kProductSums]; }
-    // -0 becomes +0, as where parts are added to zero.
-    __device__ __forceinline__ float scaled(int i, int half) const {
-        return __fmul_rn(__fadd_rn(sum(i), 0.0f), scales[half]);
-    }
-    // With its bias, if there are any. Four sums of a thread are of two columns in each eight.
-    __device__ __forceinline__ float biased(const Place& place, const Ends& ends, int i, int half) const {
-        const float value = scaled(i, half);
-#if BIAS
-        const int part = i / (COLUMNS / 2), own = i % (COLUMNS / 2);
-        const int column = place.column + own / 4 * 8 + (threadIdx.x & 3) * 2 + own % 2;
-        if (column < ends.width(part)) return __fadd_rn(value, to_float(ends.bias[part * ends.half + column]));
-#endif
-        return value;
-    }
-    // What becomes of a sum of G, or without gates of any sum.
-    __device__ __forceinline__ float ended(const Place& place, const Ends& ends, int i, int half) const {
-        const float value = biased(place, ends, i, half);
-        return ENDS == ENDS_GATED ? ACTIVATION(value) * biased(place, ends, i + COLUMNS / 2, half) : value;
-    }
-    // Two outputs of the row lane / 4 + half * 8, in the columns block * 8 + lane % 4 * 2; part 1: of U.
-    __device__ __forceinline__ unsigned pair(const Place& place, const Ends& ends, int block, int half, int part) const {
-        const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
-        return Tensor16<Scalar>::pack(ended(place, ends, first, half), ended(place, ends, first + 1, half));
-    }
-
-    // Quads exchange columns, so that a lane stores 16 bytes at a time.
-    __device__ __forceinline__ void write_rounded(const Place& place, const Ends& ends, int part, long long pitch) const {
-        const int quad = threadIdx.x & 3, row = first_row(place), width = ends.width(part);
-        const bool odd = quad & 1, upper = quad & 2;
-        OUT* out = ends.out + part * ends.half;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 32; i++) {
-                unsigned words[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) words[j] = pair(place, ends, 4 * i + j, half, part);
-                exchange_in_quad(words, odd, upper);
-                const int column = place.column + i * 32 + quad * kVector;
-                if (row + half * 8 < ends.num_rows && column < width) store(words, out + (row + half * 8) * pitch + column);
-            }
-        }
-        if (COLUMNS % 32) {  // 16 columns of both rows at a time
-            unsigned words[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) words[j] = pair(place, ends, COLUMNS / 8 - 2 + (j & 1), j >> 1, part);
-            exchange_in_quad(words, odd, upper);
-            const int own_row = row + (quad >> 1) * 8, column = place.column + COLUMNS - 16 + (quad & 1) * kVector;
-            if (own_row < ends.num_rows && column < width) store(words, out + own_row * pitch + column);
-        }
-    }
-
-    static __device__ __forceinline__ void store(const unsigned (&words)[4], void* place) {
-        *reinterpret_cast<uint4*>(place) = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-
-    __device__ __forceinline__ void write_floats(const Place& place, const Ends& ends, int part) const {
-        const int row = first_row(place), width = ends.width(part);
-        float* out = reinterpret_cast<float*>(ends.out) + part * ends.half;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (row + half * 8 >= ends.num_rows) continue;
-#pragma unroll
-            for (int block = 0; block < COLUMNS / 8; block++) {
-                const int first = 4 * block + 2 * half + part * (COLUMNS / 2);
-                const int column = place.column + block * 8 + (threadIdx.x & 3) * 2;
-                if (column >= width) continue;
-                const Vector<float, 2> values{{biased(place, ends, first, half), biased(place, ends, first + 1, half)}};
-                store_vector(out + (row + half * 8) * static_cast<long long>(ends.outputs) + column, values);
-            }
-        }
-    }
-
-#if ENDS == ENDS_RESIDUAL
-    // Adds one row's columns of a half, of which a lane has eight adjacent ones in each 32; writes its sums of squares. What
-    // is added to is loaded first: each load would wait for the store before it.
-    __device__ __forceinline__ void add_to_residual(const Place& place, const Ends& ends, int part) const {
-        const int quad = threadIdx.x & 3, width = ends.width(part), base = part * ends.half;
-        const int tiles = (ends.outputs + kTileColumns - 1) / kTileColumns;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = first_row(place) + half * 8, first = place.column + quad * kVector;
-            // How many of the lane's columns there are.
-            const int count = row < ends.num_rows ? width - first : 0;
-            const long long line = row * static_cast<long long>(ends.outputs) + base + first;
-            Scalar* residual = ends.residual + line;
-            const Scalar* weights = ends.norm_weight + base + first;
-            Eight carried[COLUMNS / 32];
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 32; i++) {
-                if (i * 32 < count) carried[i] = load_vector<Scalar, kVector>(residual + i * 32);
-            }
-#pragma unroll
-            for (int tile = 0; tile < COLUMNS / kTileColumns; tile++) {
-                float squares[2] = {0.0f, 0.0f};  // of the lane's groups of four columns, over the tile's halves
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const int column = tile * kTileColumns + i * 32;
-                    float values[kVector];
-                    exchanged(place, ends, tile * 2 + i, half, part, values);
-                    float own[2] = {0.0f, 0.0f};
-                    if (column < count) {
-                        Eight& numbers = carried[tile * 2 + i];
-                        const Eight normed = add_eight(weights + column, numbers, values, own);
-                        store_vector(residual + column, numbers);
-                        store_vector(ends.out + line + column, normed);
-                    }
-#pragma unroll
-                    for (int j = 0; j < 2; j++) squares[j] = i ? __fadd_rn(squares[j], own[j]) : own[j];
-                }
-                const float total = tree(squares);
-                const int tile_column = place.column + tile * kTileColumns;
-                if (quad == 0 && row < ends.num_rows && tile_column < width) {
-                    ends.new_squares[squares_place(row, tiles) + (base + tile_column) / kTileColumns * kRowTile] = total;
-                }
-            }
-        }
-    }
-
-    // The lane's eight of 32 adjacent columns.
-    __device__ __forceinline__ void exchanged(
-        const Place& place, const Ends& ends, int columns, int half, int part, float (&values)[kVector]) const {
-        const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-#pragma unroll
-        for (int second = 0; second < 2; second++) {
-            unsigned words[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int i = 4 * (4 * columns + j) + 2 * half + part * (COLUMNS / 2) + second;
-                words[j] = __float_as_uint(biased(place, ends, i, half));
-            }
-            exchange_in_quad(words, odd, upper);
-#pragma unroll
-            for (int j = 0; j < 4; j++) values[2 * j + second] = __uint_as_float(words[j]);
-        }
-    }
-
-    // Adds to eight numbers of the residual stream, and to the squares of four columns each. Returns them times the norm's
-    // weights.
-    static __device__ __forceinline__ Eight add_eight(
-        const Scalar* weights, Eight& carried, const float (&values)[kVector], float (&squares)[2]) {
-        const uint4 words = __ldg(reinterpret_cast<const uint4*>(weights));
-        const auto weight = *reinterpret_cast<const Eight*>(&words);
-        Eight normed;
-#pragma unroll
-        for (int j = 0; j < kVector; j++) {
-            carried[j] = from_float<Scalar>(__fadd_rn(to_float(carried[j]), values[j]));
-            const float rounded = to_float(carried[j]);
-            squares[j / 4] = __fadd_rn(squares[j / 4], __fmul_rn(rounded, rounded));
-            normed[j] = from_float<Scalar>(__fmul_rn(rounded, to_float(weight[j])));
-        }
-        return normed;
-    }
-
-    // The sum of a tile's 16 groups of four columns, 8 and then 4, 2 and 1 groups apart: the first is done.
-    static __device__ __forceinline__ float tree(float (&squares)[2]) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            squares[j] = __fadd_rn(squares[j], __shfl_xor_sync(kFullWarp, squares[j], 2));
-            squares[j] = __fadd_rn(squares[j], __shfl_xor_sync(kFullWarp, squares[j], 1));
-        }
-        return __fadd_rn(squares[0], squares[1]);
-    }
-#endif
 };
 
+// Multiplies both parts of a tile.
+__device__ __forceinline__ void multiply_parts(Consumer& consumer, const Room& room, int steps, bool is_first) {
+    consumer.multiply(steps / 2, is_first);
+    if constexpr (kHolds) {
+        float held[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) held[i] = consumer.sum(i);
+        consumer.multiply(steps - steps / 2, false);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) consumer.own(i) = __fadd_rn(held[i], consumer.sum(i));
+    } else {
+        float4* own = room.of(blockIdx.x, consumer.index);
+        consumer.keep(own);
+        consumer.multiply(steps - steps / 2, false);
+        consumer.add_kept(own);
+    }
+}
+
 // Multiplies all tiles of a block.
-__device__ __forceinline__ void consume(Consumer& consumer, const Tiles& tiles, const Ends& ends, const Room& room, int steps) {
-    wait_for_predecessors();  // the squares are read, and the room is written
+__device__ __forceinline__ void consume(
+    Consumer& consumer, const Tiles& tiles, const Ends& ends, const Scales& scales, const Room& room, int steps) {
+    wait_for_predecessors();  // the room and the outputs are written
     consumer.await_head_start();
     for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
         const bool is_first = tile == tiles.first();
+        const Place at(tiles, tile, consumer.member);
+        Carried carried;
+        if (kLoadsAhead && has_end(tiles, tile)) consumer.load_ahead(at, ends, carried);
 #if SPLIT > 1
         const Part part = Part::of(tiles, tile, steps);
         const int place = tile % tiles.places() * kCluster + blockIdx.x % kCluster;
         int* flag = room.flags + place * CONSUMERS + consumer.index;
         consumer.multiply(part.end - part.begin, is_first);
-        if (tile < tiles.places()) {
+        if (!has_end(tiles, tile)) {
             consumer.keep(room.of(place, consumer.index));
             consumer.raise(flag);
             continue;
@@ -313,23 +131,20 @@ __device__ __forceinline__ void consume(Consumer& consumer, const Tiles& tiles, 
         consumer.await(flag);
         consumer.add_kept(room.of(place, consumer.index));
 #elif PARTS > 1
-        float4* own = room.of(blockIdx.x, consumer.index);
-        consumer.multiply(steps / 2, is_first);
-        consumer.keep(own);
-        consumer.multiply(steps - steps / 2, false);
-        consumer.add_kept(own);
+        multiply_parts(consumer, room, steps, is_first);
 #else
         consumer.multiply(steps, is_first);
 #endif
-        const Place at(tiles, tile, consumer.member);
-        consumer.read_scales(at, ends);
-        consumer.end(at, ends);
+        consumer.read_scales(scales, ends.scales);
+        consumer.end(at, ends, carried);
+        scales.arrive(scales.empty());  // only now, when all that was loaded is used
     }
 }
 
 // inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: the same of W in boxes of COLUMNS rows. steps: pieces
 // of 64 columns of x. half: rows of W in its first half, a multiple of 8, or of 64 with ENDS_RESIDUAL; outputs: all, a
-// multiple of 8, at most twice as many. tile_rows and tile_columns count clusters. The rest: see Ends and Room.
+// multiple of 8, at most twice as many. tile_rows and tile_columns count clusters. squares, tiles_of_x, inverse_width, eps:
+// see Ahead. The rest: see Ends and Room.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) canonical_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, OUT* out, int steps,
     int num_rows, int half, int outputs, int tile_rows, int tile_columns, int group, const float* squares, int tiles_of_x,
@@ -339,21 +154,28 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     const Shared shared{shared_address(shared_bytes)};
     const Member member = Member::self();
     const Tiles tiles{tile_rows, tile_columns, group};
+    const Scales scales(shared_bytes, shared.base);
+    const Ends ends{out, squares != nullptr, num_rows, half, outputs, residual, norm_weight, new_squares, bias};
+    if (threadIdx.x == 0) scales.init();
     init_barriers(shared);
     release_successors();
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
-        if (threadIdx.x == CONSUMERS * 128) Producer{shared, &inputs, &weights, half, member}.produce(tiles, steps);
+        if (threadIdx.x == CONSUMERS * 128) {
+            Producer{shared, &inputs, &weights, half, member}.produce(tiles, steps);
+        } else if (threadIdx.x >= CONSUMERS * 128 + 32) {
+            const Ahead ahead{scales, squares, tiles_of_x, inverse_width, eps, num_rows, member};
+            ahead.run(tiles, AskResidual{ends});
+        }
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         Consumer consumer{{shared, member, warpgroup, (threadIdx.x & 127) == 0,
                            matrix_descriptor(shared.inputs(0) + warpgroup * (64 * 128), 16),
                            matrix_descriptor(shared.weights(0), 16), Ring<STAGES>(0)}};
-        const Ends ends{out, squares, tiles_of_x, inverse_width, eps, num_rows, half, outputs, residual, norm_weight,
-                        new_squares, bias};
-        consume(consumer, tiles, ends, Room{room, flags}, steps);
+        consumer.scales_parity = 0;
+        consume(consumer, tiles, ends, scales, Room{room, flags}, steps);
     }
     if (kCluster > 1) cluster_sync();  // others may still copy into this block, and arrive at its barriers
 }

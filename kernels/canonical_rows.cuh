@@ -125,8 +125,13 @@ struct FoldedRows {
         }
     }
     __device__ __forceinline__ void fold_outputs(const float (&segment)[Outputs]) {
+        // Few segments raise a maximum; where none does in the warp, what came before is multiplied by 1.
+        if (__any_sync(kFullWarp, factors[0].keep != 1.0f || factors[1].keep != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < Outputs; i++) output[i] = factors[i >> 1 & 1].output(output[i], segment[i]);
+            for (int i = 0; i < Outputs; i++) output[i] = __fmul_rn(output[i], factors[i >> 1 & 1].keep);
+        }
+#pragma unroll
+        for (int i = 0; i < Outputs; i++) output[i] = __fmaf_rn(segment[i], factors[i >> 1 & 1].add, output[i]);
     }
     // Ends the row with its head's sink. Returns the factor of outputs; `keep` is the sink's, as `scaled` takes both.
     __device__ __forceinline__ float end(int r, const float* __restrict__ sinks, int head, float unit, float& keep) {

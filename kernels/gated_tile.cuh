@@ -37,6 +37,7 @@ constexpr int kThreads = (CONSUMERS + 1) * 128;
 constexpr int kInputBytes = kRows * 128;      // 64 columns of x
 constexpr int kWeightBytes = COLUMNS * 128;  // of each half
 constexpr int kStageBytes = kInputBytes + 2 * kWeightBytes;
+constexpr int kRingBytes = STAGES * (kStageBytes + 16);
 constexpr int kCluster = CLUSTER_ROWS * CLUSTER_COLUMNS;
 constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // rows of x that a block copies
 constexpr int kProducerRegisters = CONSUMERS == 2 ? 40 : 32, kConsumerRegisters = CONSUMERS == 2 ? 232 : 160;

@@ -150,7 +150,7 @@ def main() -> None:
                 microseconds(partial(case.canonical, products), rows) / len(weights) for products in made.values()
             ]
             print(f"{matrix.name:8} {rows:5} " + " ".join(f"{each:9.2f}" for each in times), flush=True)
-            if ROW_TILE < rows <= AT_ONCE and rows in arguments.tune:
+            if ROW_TILE < rows <= AT_ONCE.get(matrix.kind, 0) and rows in arguments.tune:
                 tuned(case, matrix, rows, made[arguments.routes[0]], config)
 
 

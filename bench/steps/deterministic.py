@@ -2,7 +2,8 @@
 
 Each case is a CUDA graph of a decoder's pass with its logits, without sampling: decode steps by rows and context,
 prefill of a prompt, and mixed steps of decoding rows and a chunk. Of the plain ways to launch a case the fastest
-counts; then both are replayed in turns. Weights, cache and slots are the same for both.
+counts; then both are replayed in turns. Weights, cache and slots are the same for both. `--profile` prints both by
+kernel, too: a kernel's time includes its wait for the one before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bench.common.gpu_timing import card, copy_bandwidth
 from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES
 from bench.steps.backend import BLOCK_SIZE, DTYPE, no_progress
+from bench.steps.profile import print_profile, profiled
 from runner_svc.cuda.canonical.products import CanonicalProducts
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.decoder.cuda_decoder import CudaDecoder
@@ -45,7 +47,7 @@ MIXED = ((32, 480), (32, 2016))
 """Decoding rows at 512 tokens of context, and a chunk's positions."""
 _SLOTS, _MOST_TOKENS, _MOST_CONTEXT = 256, 8192, 131_200
 _BLOCKS = 256 * 640 // BLOCK_SIZE
-_ROUNDS = 5
+_ROUNDS, _PROFILED = 5, 5
 
 Launch = Callable[[], None]
 
@@ -113,7 +115,7 @@ def compile_products(products: CanonicalProducts, layer: LayerWeights, head: Lin
     planned = [Planned("store", layer.qkv.matrix, DTYPE), Planned("add", layer.output.matrix, DTYPE)]
     if isinstance(layer.mlp, MlpWeights):
         planned += [Planned("gated", layer.mlp.gate_up.matrix, DTYPE), Planned("add", layer.mlp.down.matrix, DTYPE)]
-    products.compile(planned, (1, 8, 32, 64, 256, 512, 2048))
+    products.compile(planned, (1, 8, 32, 64, 256, 512, 2048, _MOST_TOKENS))
     products.compile([Planned("store", head.matrix, torch.float32)], (1, 8, 64, 256))
 
 
@@ -149,6 +151,7 @@ def compare(
     cache: KVCache,
     device: GpuDevice,
     names: list[str] | None,
+    profiles: bool,
 ) -> list[Launch]:
     """Prints a case's milliseconds by both. Returns the graphs: the device's pool ends with the last that is kept."""
     slots.spread(max(start + count for start, count in zip(case.starts, case.counts, strict=True)), cache)
@@ -164,7 +167,17 @@ def compare(
         f"  [{time.perf_counter() - begin:.1f} s]",
         flush=True,
     )
+    for replay in (ways[best], mode) if profiles else ():
+        print_profile(profiled(repeated(replay, device, _PROFILED), 0), _PROFILED, in_order=16)
     return [ways[best], mode]
+
+
+def repeated(replay: Launch, device: GpuDevice, count: int) -> Iterator[None]:
+    """Yields after each of some replays, and waits for the last."""
+    for _ in range(count):
+        replay()
+        yield
+    device.synchronize()
 
 
 def main() -> None:
@@ -173,6 +186,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--ways", nargs="+", help="plain ways to try where there are any of them, to save time")
     parser.add_argument("--layers", type=int, help="fewer than the model's, to save time")
+    parser.add_argument("--profile", action="store_true", help="print each case by kernel")
     arguments = parser.parse_args()
     require_gpu()
     raw = ALL_SHAPES[arguments.shape]
@@ -191,7 +205,7 @@ def main() -> None:
         print(f"{card()['card']}, copy {copy_bandwidth():.2f} TB/s: plain, deterministic")
         kept: list[Launch] = []
         for case in cases(list(arguments.kinds)):
-            kept[:] = compare(case, plain, canonical, slots, cache, device, arguments.ways)
+            kept[:] = compare(case, plain, canonical, slots, cache, device, arguments.ways, arguments.profile)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
     return profiler
 
 
-def print_profile(profiler: torch.profiler.profile) -> None:
-    """Prints the profile of PROFILED steps by kernel."""
+def print_profile(profiler: torch.profiler.profile, steps: int = PROFILED, in_order: int = 0) -> None:
+    """Prints the profile of so many steps by kernel, and so many launches in the middle of a step in their order."""
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
@@ -79,10 +79,14 @@ def print_profile(profiler: torch.profiler.profile) -> None:
         last_end = max(last_end, end)
     print(" a step    us each   gap before   us a step  kernel")
     for name in sorted(times, key=lambda name: -sum(times[name]) - sum(gaps[name])):
-        total = (sum(times[name]) + sum(gaps[name])) / PROFILED
+        total = (sum(times[name]) + sum(gaps[name])) / steps
         each, gap = np.median(times[name]), np.median(gaps[name])
-        print(f"{len(times[name]) / PROFILED:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
-    whole, idle = (last_end - kernels[0][0]) / PROFILED, sum(map(sum, gaps.values())) / PROFILED
+        print(f"{len(times[name]) / steps:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
+    launches = len(kernels) // steps
+    for index in range(launches // 2, launches // 2 + in_order):
+        begins, ends, names = zip(*kernels[index::launches][:steps], strict=True)
+        print(f"{np.median(np.subtract(ends, begins)):10.2f} {begins[-1] - kernels[0][0]:10.1f}  {names[0][:60]}")
+    whole, idle = (last_end - kernels[0][0]) / steps, sum(map(sum, gaps.values())) / steps
     print(f"whole: {whole:.1f} us per step, of which gaps {idle:.1f}")
 
 

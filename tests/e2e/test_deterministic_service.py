@@ -1,7 +1,7 @@
 """With --deterministic, answers of real processes equal those of the same requests alone, bit for bit.
 
-ROSTER_TEST_DEVICE=cuda serves from a GPU, with a bf16 and an FP8 cache. Requests share a pool that is too small for
-them, are drafted, some constrained or with two choices, and the runner is killed while they run.
+ROSTER_TEST_DEVICE=cuda serves from a GPU, with a bf16 and an FP8 cache, and with FP8 weights. Requests share a pool
+that is too small for them, are drafted, some constrained or with two choices, and the runner is killed while they run.
 """
 
 from __future__ import annotations
@@ -78,12 +78,14 @@ async def killed_once(roster: RosterProcesses, seen: list[int], tokens: int) -> 
     roster.start_one("runner")
 
 
-CASES = [("auto", 1), *([("fp8_e4m3", 1)] if PROCESS_DEVICE == "cuda" else [("auto", 2)])]
+# Quantization, KV dtype, ranks.
+ON_GPU_CASES = [("none", "auto", 1), ("none", "fp8_e4m3", 1), ("fp8", "auto", 1)]
+CASES = ON_GPU_CASES if PROCESS_DEVICE == "cuda" else [("none", "auto", 1), ("none", "auto", 2)]
 
 
-@pytest.mark.parametrize(("cache", "ranks"), choice(CASES, in_ci=[case for case in CASES if case[1] == 1]))
+@pytest.mark.parametrize(("weights", "cache", "ranks"), choice(CASES, in_ci=[case for case in CASES if case[2] == 1]))
 @pytest.mark.timeout(600)
-async def test_answers_are_those_of_the_requests_alone(cache: str, ranks: int, tmp_path: Path) -> None:
+async def test_answers_are_those_of_the_requests_alone(weights: str, cache: str, ranks: int, tmp_path: Path) -> None:
     if PROCESS_DEVICE == "cpu":
         skip_where_refused()
     elif torch.cuda.get_device_capability() != (9, 0):
@@ -94,7 +96,7 @@ async def test_answers_are_those_of_the_requests_alone(cache: str, ranks: int, t
     model = make_tiny_model("llama", tmp_path / "tiny", seed, torch.bfloat16, hidden_size=256, intermediate_size=128)
     runner = RUNNER | {"model": str(model), "tensor_parallel": ranks}
     if PROCESS_DEVICE == "cuda":
-        runner |= ON_GPU | {"kv_cache_dtype": cache}
+        runner |= ON_GPU | {"kv_cache_dtype": cache, "quantization": weights}
     asked = [options_of(index, rng) for index in range(REQUESTS)]
     with RosterProcesses(tmp_path, scheduler={"check": True}, runner=runner, ready_s=READY_S) as roster:
         async with RosterClient(roster.address, reconnect_s=READY_S) as client:

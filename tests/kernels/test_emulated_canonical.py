@@ -142,6 +142,7 @@ BROKEN = {
     ),
     "segments that are longer": ("constexpr int kSegment = 256;", "constexpr int kSegment = 512;"),
     "segments folded in descending order": ("first + min(base + i, count - 1)", "first + max(count - 1 - base - i, 0)"),
+    "segments before that are not rescaled": ("factors[0].keep != 1.0f || factors[1].keep != 1.0f", "false"),
     "probabilities that are rounded before their sum": (
         "own[0] = unit.probability(scores[n][c], maximum);",
         "own[0] = __bfloat162float(__float2bfloat16_rn(unit.probability(scores[n][c], maximum)));",

@@ -20,7 +20,8 @@ comparison. A part that would not fit into --budget is not started. Output of th
 
 Loads are decode (1, 8, 64, 256 rows), decode-wide (512, 1,024), at-once (512 conversations), RATE:COUNT (Poisson
 arrivals) and padded:ROWS:COUNT (transformers' generate, batches of ROWS). Systems are roster and vllm with their
-defaults, roster-tuned, vllm-1024 (--max-num-batched-tokens 1024) and transformers. --quantization fp8 (also with
+defaults, roster-tuned, vllm-1024 (--max-num-batched-tokens 1024), roster-deterministic, vllm-invariant
+(VLLM_BATCH_INVARIANT=1) and transformers. --quantization fp8 (also with
 --kv-cache-dtype fp8_e4m3) is that of both servers.
 """
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 ROSTER, TUNED, VLLM, VLLM_SMALL, TRANSFORMERS = "roster", "roster-tuned", "vllm", "vllm-1024", "transformers"
-PEERS = (VLLM, VLLM_SMALL)
+SAME_BITS, VLLM_SAME_BITS = "roster-deterministic", "vllm-invariant"
+PEERS = (VLLM, VLLM_SMALL, VLLM_SAME_BITS)
 DECODE, DECODE_WIDE, AT_ONCE, PADDED = "decode", "decode-wide", "at-once", "padded"
 ONLINE = "online"
 PADDED_REQUESTS = 96
@@ -17,8 +18,10 @@ DECODE_ROWS = {DECODE: (1, 8, 64, 256), DECODE_WIDE: (512, 1024)}
 LOADS = {
     ROSTER: (DECODE, DECODE_WIDE, AT_ONCE, ONLINE),
     TUNED: (AT_ONCE, ONLINE),
+    SAME_BITS: (AT_ONCE, ONLINE),
     VLLM: (DECODE, DECODE_WIDE, AT_ONCE, ONLINE),
     VLLM_SMALL: (AT_ONCE, ONLINE),
+    VLLM_SAME_BITS: (DECODE, DECODE_WIDE, AT_ONCE, ONLINE),
     TRANSFORMERS: (PADDED,),
 }
 """Loads of each system. Steps of 1,024 tokens admit prompts too slowly for the decode loads."""
@@ -137,7 +140,8 @@ def stages(parts: Sequence[Part]) -> Iterator[Stage]:
 
 def start_s(shape: str, stage: Stage) -> float:
     """Returns the estimated seconds of a stage before its first load."""
-    return _START_S[shape][stage.system]
+    like = {SAME_BITS: ROSTER, VLLM_SAME_BITS: VLLM}.get(stage.system, stage.system)
+    return _START_S[shape][like]
 
 
 def load_s(shape: str, part: Part) -> float:

@@ -21,7 +21,7 @@ from bench.common import quantization
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_comparison.peers.load import Server
 from bench.gpu_comparison.peers.log import Log
-from bench.gpu_comparison.peers.parts import PEERS, TUNED, VLLM_SMALL
+from bench.gpu_comparison.peers.parts import PEERS, SAME_BITS, TUNED, VLLM_SAME_BITS, VLLM_SMALL
 from bench.gpu_comparison.peers.site import WORK, environment, version
 from roster_client.bench.runs.service_watch import service_settings
 from roster_client.serve.child_process import ChildProcess
@@ -69,7 +69,8 @@ def flags_of(options: argparse.Namespace, system: str) -> dict[str, Any]:
         formats = quantization.peer_flags(options)
         if options.ranks > 1:
             formats.append(f"--tensor-parallel-size={options.ranks}")
-        return {"serve": [f"--max-model-len={CONTEXT_LENGTH}", "--no-enable-prefix-caching", *small, *formats]}
+        serve = [f"--max-model-len={CONTEXT_LENGTH}", "--no-enable-prefix-caching", *small, *formats]
+        return {"serve": serve} | ({"environment": ["VLLM_BATCH_INVARIANT=1"]} if system == VLLM_SAME_BITS else {})
     return {}
 
 
@@ -86,12 +87,13 @@ def model_folder(shape: str, *, tokenizer: bool = False) -> Path:
 @asynccontextmanager
 async def roster(options: argparse.Namespace, system: str, log: Log, limit_s: float) -> AsyncIterator[Serving]:
     """Runs Roster's services. Raises NotServing."""
-    flags = flags_of(options, system)
+    flags, mode = flags_of(options, system), {"deterministic": True} if system == SAME_BITS else {}
     runner: dict[str, object] = {"device": "hash", "model": "hash"}
     if options.device == "cuda":
         runner = {"model": model_folder(options.shape), "weights": "random", **quantization.runner_flags(options)}
     if options.ranks > 1:
         runner |= {"tensor_parallel": options.ranks, "all_reduce": options.all_reduce}
+    runner |= mode
     begin_s = time.monotonic()
     try:
         async with Stack(Endpoints.free(), scheduler=flags, runner=runner, on_line=log.line) as stack:
@@ -99,7 +101,7 @@ async def roster(options: argparse.Namespace, system: str, log: Log, limit_s: fl
             start_s = time.monotonic() - begin_s
             facts = await service_settings(stack.endpoints.admin_listen)
             server = Server("grpc", stack.endpoints.listen, model.name, model.vocab_size)
-            yield Serving(server, str(facts["server_version"]), start_s, flags, facts)
+            yield Serving(server, str(facts["server_version"]), start_s, flags | mode, facts)
     except (ServiceDiedError, NotReadyError) as error:
         raise NotServing(str(error)) from None
 
@@ -114,6 +116,7 @@ async def vllm(
     address = f"127.0.0.1:{free_ports(1)[0]}"
     command = [
         *await asyncio.to_thread(environment, site),
+        *flags.get("environment", ()),
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)),
         *("--load-format=dummy", "--dtype=bfloat16", "--served-model-name=peer"),
         *("--host=127.0.0.1", f"--port={address.rpartition(':')[2]}", *flags["serve"]),

@@ -145,7 +145,7 @@ class ManyRows:
             # tiles, 1 / width, eps; residual, norm, new squares; sums of parts, flags; biases
             "128s128sPiiiiiiiPiffPPPPPP",
             variant.tile.threads,
-            shared_bytes=variant.tile.shared_bytes,
+            shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )
 

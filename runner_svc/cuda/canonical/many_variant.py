@@ -67,6 +67,11 @@ class ManyVariant:
         return rounds * (width / STEP / self.split * step + _TILE_CYCLES + adding)
 
     @property
+    def shared_bytes(self) -> int:
+        """Shared memory per block: the tile's, two barriers, and a factor for each row."""
+        return self.tile.shared_bytes + 16 + 4 * self.tile.rows
+
+    @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
         return self.tile.defines | {"PARTS": self.parts, "SPLIT": self.split}

@@ -22,7 +22,7 @@ from runner_svc.weights.matrix import Matrix
 
 FEW = (1, 5, 16, 30, 64, 100)
 MOST_ROWS = 2048
-"""More rows are several launches of at most as many."""
+"""Most rows of products that are compared; those of more are compiled."""
 _STEP = 64
 OUTPUT, DOWN = "the output product", "the down product"
 _NOT_NORMED = (OUTPUT, DOWN)
@@ -52,7 +52,7 @@ class ProductCheck:
     def __init__(self, products: CanonicalLauncher, stream: int, max_tokens: int, device: torch.device) -> None:
         """`stream` is torch's current one. `max_tokens`: most rows of a pass."""
         self._products, self._stream, self._device = products, stream, device
-        self._most = min(max_tokens, MOST_ROWS)
+        self._max_tokens, self._most = max_tokens, min(max_tokens, MOST_ROWS)
         self._weight = torch.empty(0)
 
     def digest(self, matrices: Checked) -> bytes:
@@ -76,7 +76,8 @@ class ProductCheck:
         for product in products.values():
             by_most.setdefault(self._most_of(product, matrices), []).append(product)
         for most, some in by_most.items():
-            self._products.compile(some, sorted({ROW_TILE, *(count for _, count in _parts(most))}))
+            rows = self._max_tokens if most == self._most else most
+            self._products.compile(some, sorted({ROW_TILE, *(count for _, count in _parts(rows))}))
         digest = hashlib.blake2b(digest_size=16)
         for name, product in products.items():
             for part in self._compared(name, product, self._most_of(product, matrices)):

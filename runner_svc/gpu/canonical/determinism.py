@@ -37,12 +37,10 @@ def refusal(config: ModelConfig | None, formats: str, dtype: torch.dtype, block_
         return "the products of a fixed order need a GPU of compute capability 9.0 (Hopper): use one, or the CPU"
     if draft not in ("", "ngram"):
         return f"draft is {draft!r}, which was not tried with it on a GPU: set draft to 'ngram' or ''"
-    return _of_model(config) or _of_settings(formats, dtype, block_size)
+    return _of_model(config, formats) or _of_settings(formats, dtype, block_size)
 
 
-def _of_model(config: ModelConfig) -> str:
-    if config.experts is not None:
-        return "mixtures of experts were not tried with it on a GPU yet: serve a dense model, or use the CPU"
+def _of_model(config: ModelConfig, formats: str) -> str:
     if not has_order(config):
         return (
             "a GPU computes only models with Llama's norms in a fixed order so far: serve one of them, or use the CPU"
@@ -54,6 +52,10 @@ def _of_model(config: ModelConfig) -> str:
         )
     if any(rope.type is RopeType.DYNAMIC for rope in config.ropes):
         return "the model has dynamic RoPE, whose powers depend on the batch: serve another model"
+    if config.experts is not None and formats:
+        return f"quantized mixtures of experts ({formats}) were not tried with it on a GPU: serve a plain checkpoint"
+    if config.experts is not None and config.experts.bias:
+        return "experts with biases were not tried with it on a GPU: serve another model, or use the CPU"
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     if any(width % _STEP for width in widths):
         return f"the model's widths {widths} are not all multiples of {_STEP}: serve another model, or use the CPU"

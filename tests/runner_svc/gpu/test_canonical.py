@@ -57,8 +57,8 @@ def test_the_pass_gives_the_torch_backends_tokens(family: str, tmp_path: Path) -
 REFUSED = {
     "gemma": "only models with Llama's norms",
     "granite": "only models with Llama's norms",
-    "qwen2-moe": "mixtures of experts were not tried",
-    "mixtral": "mixtures of experts were not tried",
+    "qwen2-moe": "only models with Llama's norms",
+    "gpt-oss": "experts with biases",
     "llama-dynamic": "dynamic RoPE",
 }
 
@@ -72,7 +72,8 @@ def test_what_has_no_order_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     llama = replace(config("llama"), head_dim=64)
     assert determinism.refusal(llama, "", BF16, 16) == ""
-    assert not any(determinism.refusal(config(family), "", BF16, 16) for family in ("qwen2", "llama-biases"))
+    assert not any(determinism.refusal(config(family), "", BF16, 16) for family in ("qwen2", "mixtral"))
+    assert "quantized mixtures of experts (fp8 on" in determinism.refusal(config("mixtral"), "fp8 on load", BF16, 16)
     for family, says in REFUSED.items():
         assert says in determinism.refusal(config(family), "", BF16, 16), family
     assert "transformers computes" in determinism.refusal(None, "", BF16, 16)
@@ -139,7 +140,7 @@ def test_the_setting_reaches_a_gpu_and_no_test_backend(monkeypatch: pytest.Monke
     settings = RunnerSettings.read(deterministic=True)
     assert backend_factory._gpu_options(settings).deterministic
     asked: list[RunnerSettings] = []
-    monkeypatch.setattr(backend_factory, "_gpu_backend", lambda settings, progress, ranks: asked.append(settings))
+    monkeypatch.setattr(backend_factory, "_gpu_backend", lambda settings, *_: asked.append(settings))
     backend_factory.build_backend(settings, "cuda", no_progress)
     assert asked == [settings]
     with pytest.raises(UnusableSettings, match="'hash' is a test backend"):
