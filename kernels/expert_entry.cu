@@ -217,7 +217,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     add_up(shared, rank);
     __syncthreads();
     if (SPLIT > 1) cluster_arrive();  // all that is in other blocks has been read
-    const Sorted sorted{indexes, nullptr, members, counts, ends, jobs, room, job_rows};
+    const Sorted sorted{indexes, nullptr, members, counts, ends, jobs, room, job_rows, false};
     for (int i = threadIdx.x / 32; i < kOwn; i += kWarps) {
         const int row = first_row + rank * kOwn + i;
         if (row < num_rows) route(shared.logits[i], bias, row, experts, weights, sorted);

@@ -8,7 +8,7 @@
 #include "vector.cuh"
 
 struct Problem {
-    const int* jobs;      // their number, three unused words, then of each: expert, first row, rows, rows of it before
+    const int* jobs;      // their number, three other words, then of each: expert, first row, rows, rows of it before
     const int* pairs;     // [rows]: token * top_k + rank of each sorted row; of GATHERS, of each expert's rows
     int top_k;
     union {
@@ -35,6 +35,8 @@ struct Work {
         expert = load_job(job), first = load_job(job + 1), rows = load_job(job + 2), before = load_job(job + 3);
         tile = index % problem.tiles;
     }
+    __device__ __forceinline__ Work(int expert, int first, int rows, int tile)
+        : expert(expert), first(first), rows(rows), before(0), tile(tile) {}
     // Columns of the product.
     __device__ __forceinline__ int columns(const Problem& problem) const {
         return problem.all_rows ? problem.all_rows : rows;

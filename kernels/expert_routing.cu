@@ -63,7 +63,7 @@ __device__ __forceinline__ void list_pairs(const int* experts, int first_pair, i
 extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
     const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* members, int* counts,
     int* ends, int* jobs, int* arrived, const float* squares, float* scales, int num_squares, float inverse_width, float eps,
-    int stride, int num_rows, int job_rows, int room) {
+    int stride, int num_rows, int job_rows, int room, int alternates) {
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
         }
         if (squares && lane == 0) scales[row] = scale;
     }
-    const Sorted sorted{places, pairs, members, counts, ends, jobs, room, job_rows};
+    const Sorted sorted{places, pairs, members, counts, ends, jobs, room, job_rows, alternates != 0};
     __syncthreads();
     if (gridDim.x == 1) {
         sort(own, num_rows * TOP_K, sorted);

@@ -12,10 +12,15 @@
 // and notes where their outputs will lie. While the routing still runs, L2 gets the weights of the first tiles, on the guess
 // that each expert has one job.
 //
+// Jobs of many rows multiply at the rate of the tensor cores, and find their weights in L2; those of few run at the rate of
+// memory. In a step with a long prompt there may be many of both, as a prompt's positions choose much the same experts. So
+// that both run at the same time, the routing lets them alternate, and blocks with CLAIMS take the next tile as they end one.
+//
 // Macros: SCALAR; TOKENS, 32, 64, 128 or 160; STAGES; GATED, 1: out = gated(gate, up) of gating.cuh, where W is all rows of gate,
-// then those of up; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
+// then those of up; CLAIMS, 1: blocks
+// claim tiles; of GATED: BIAS, GATHERS, and SCALED, 1: products are multiplied by their rows' scales.
 
-#include "expert_ring.cuh"
+#include "expert_claims.cuh"
 #include "expert_tile.cuh"
 #include "wgmma.cuh"
 #if GATED
@@ -36,6 +41,7 @@ constexpr int kOutputs = GATED ? kGatedOutputs : 256;  // of a tile
 constexpr int kSums = TOKENS / 2;            // of a thread, for each of its warpgroup's two blocks of rows
 
 using Shared = OperandRing<STAGES, kWeightBytes, TOKENS * 128>;
+static_assert(!(CLAIMS && GATHERS), "blocks that gather know their tiles beforehand");
 
 #if GATHERS
 static_assert(GATED && !SCALED, "what gathers is of steps whose rows are normed");
@@ -88,7 +94,7 @@ struct Copies {
     const TensorMap* weights;
     const TensorMap* inputs;
     const Problem& problem;
-    unsigned long long policy;
+    unsigned long long policy;  // of weights, unless those of each tile have their own
 
     __device__ __forceinline__ int row_of(int expert, int tile, int block) const {
         return GATED ? gated_row(expert, tile, block, problem.outputs)
@@ -98,8 +104,13 @@ struct Copies {
 #pragma unroll
         for (int block = 0; block < kBlocks; block++) {
             copy_tensor(shared.weights(stage) + block * kBlockBytes, weights, 0, row_of(work.expert, work.tile, block), step,
-                        shared.full(stage), policy);
+                        shared.full(stage), policy_of(work));
         }
+    }
+    // Where blocks claim, an expert of several jobs has many rows in each.
+    __device__ __forceinline__ unsigned long long policy_of(const Work& work) const {
+        if (!CLAIMS) return policy;
+        return 2 * work.rows < TOKENS ? evict_first_policy() : evict_normal_policy();
     }
 #if !GATHERS
     __device__ __forceinline__ void expect(const Work& work, int stage) const {
@@ -166,6 +177,17 @@ struct Consumer {
     Ring<STAGES> ring;
     float sums[2][kSums];
 
+#if CLAIMS
+    __device__ __forceinline__ void consume(const Announced& announced) {
+        while (true) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            const Work work = announced.at(ring.stage);
+            if (work.rows == 0) return;
+            multiply_columns(work.rows);
+            write(work);
+        }
+    }
+#else
     __device__ __forceinline__ void consume() {
         Work work = first_work(problem);
         const int total = load_job(problem.jobs) * problem.tiles;
@@ -175,6 +197,7 @@ struct Consumer {
             write(work);
         }
     }
+#endif
 
 private:
     __device__ __forceinline__ void multiply_columns(int columns) {
@@ -319,7 +342,7 @@ private:
 
 // weights: planes of 64 columns of all experts' matrices, one above the other, in boxes of 64 rows; inputs: those of x,
 // sorted, in boxes of 16 rows, or x itself, whose rows are `steps` pieces of 64 columns, for what GATHERS. With `reads_once`
-// few experts have more than one job. Any grid will do.
+// few experts have more than one job. `claimed` is 0, and becomes the number of tiles claimed. Any grid will do.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     const __grid_constant__ TensorMap weights,
 #if GATHERS
@@ -328,9 +351,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
     const __grid_constant__ TensorMap inputs,
 #endif
     const int* jobs, const int* pairs, const Scalar* bias, const float* scales, Scalar* out, int top_k, int room, int steps,
-    int tiles, int outputs, int reads_once) {
+    int tiles, int outputs, int reads_once
+#if CLAIMS
+    , int* claimed
+#endif
+) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
+#if CLAIMS
+    const Announced announced{reinterpret_cast<int*>(shared_bytes + Shared::kBytes)};
+#endif
     if (threadIdx.x == 0) shared.init(GATHERS ? 1 + 128 : 1, kConsumers);
     __syncthreads();
     const Problem problem{jobs, pairs, top_k, room, steps, tiles, outputs, bias, scales, out};
@@ -342,16 +372,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) expert_tiles(
 #if GATHERS
         gather_into_ring(Copies{shared, &weights, nullptr, problem, policy}, problem, x, places, leads);
 #else
-        if (leads) fill_ring<true>(Copies{shared, &weights, &inputs, problem, policy}, problem);
+        const Copies copies{shared, &weights, &inputs, problem, policy};
+#if CLAIMS
+        if (leads) fill_ring_by_claims(copies, problem, announced, claimed);
+#else
+        if (leads) fill_ring<true>(copies, problem);
+#endif
 #endif
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         wait_then_release();
-        Consumer{shared, problem, warpgroup, (threadIdx.x & 127) == 0,
-                 matrix_descriptor(shared.weights(0) + warpgroup * 2 * kBlockBytes, 16),
-                 matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0)}
-            .consume();
+        Consumer consumer{shared, problem, warpgroup, (threadIdx.x & 127) == 0,
+                          matrix_descriptor(shared.weights(0) + warpgroup * 2 * kBlockBytes, 16),
+                          matrix_descriptor(shared.inputs(0), 16), Ring<STAGES>(0)};
+#if CLAIMS
+        consumer.consume(announced);
+#else
+        consumer.consume();
+#endif
     }
 }
 

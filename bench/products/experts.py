@@ -1,10 +1,10 @@
 """Mixtures of experts, kernel by kernel: `python -m bench.products.experts [--tune] [--output results.json]`.
 
-For each shape, number of rows and routing (`uniform`, or `zipf`, where the popularity of experts falls with their
-rank): microseconds of the router's product, the routing, the gather, both products of the experts, the weighted sum,
-and of the whole MLP, ours and through torch's grouped products. Several layers' own weights one after the other, as one
-CUDA graph, so that nothing is found in L2. TB/s are those of the active experts' bytes. `--tune` times every variant
-of the products.
+For each shape, number of rows and routing (`uniform`; `zipf`, where the popularity of experts falls with their rank; or
+`prompt`, where nine rows in ten are a prompt's, whose positions choose the same experts): microseconds of the router's
+product, the routing, the gather, both products of the experts, the weighted sum, and of the whole MLP, ours and through
+torch's grouped products. Several layers' own weights one after the other, as one CUDA graph, so that nothing is found
+in L2. TB/s are those of the active experts' bytes. `--tune` times every variant of the products.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig,
 
 BF16 = torch.bfloat16
 ROWS = (1, 8, 64, 256, 1024, 4096)
-ROUTINGS = ("uniform", "zipf")
+ROUTINGS = ("uniform", "zipf", "prompt")
 VARIANTS: list[Variant] = [
     *(ExpertVariant(rows, blocks) for rows in (8, 16, 32, 64) for blocks in (1, 2)),
     ExpertVariant(128, 1),
     *(TilesVariant(rows) for rows in TILE_JOB_ROWS),
+    TilesVariant(160, claims=True),
 ]
 _FEW_LAYERS, _MANY_LAYERS = 2, 6
 _WEIGHTS_BYTES = 8_000_000_000
@@ -113,11 +114,15 @@ def make_layers(shape: Shape) -> list[Layer]:
     ]
 
 
-def make_logits(rows: int, experts: int, routing: str) -> Tensor:
+def make_logits(rows: int, config: ExpertsConfig, routing: str) -> Tensor:
     """float32 [rows, experts]: the largest are draws without replacement, by popularity."""
+    experts = config.num_experts
     noise = -torch.empty(rows, experts, device="cuda").exponential_().log()
     if routing == "uniform":
         return noise
+    if routing == "prompt":
+        liked = 100.0 * (torch.randperm(experts, device="cuda") < config.top_k)
+        return noise + liked * (torch.arange(rows, device="cuda") % 10 > 0).unsqueeze(1)
     ranks = torch.randperm(experts, device="cuda") + 1
     return noise - ranks.log()
 
@@ -129,7 +134,7 @@ class Case:
         self.name, self.rows, self.routing = name, rows, routing
         self._config, self._layers = shape.config, layers
         config, pairs = shape.config, rows * shape.config.top_k
-        self._logits = [make_logits(rows, config.num_experts, routing) for _ in layers]
+        self._logits = [make_logits(rows, config, routing) for _ in layers]
         chosen = [logits.topk(config.top_k).indices for logits in self._logits]
         self.active = sum(len(each.unique()) for each in chosen) / len(chosen)
         self._matrix_bytes = config.width * shape.hidden * BF16.itemsize
@@ -152,6 +157,8 @@ class Case:
 
         def launch() -> None:
             stream = torch.cuda.current_stream().cuda_stream
+            for plan in self._plans:
+                plan.jobs[1:3].zero_()  # tiles that an earlier launch of a product alone has claimed
             for layer in range(len(self._layers)):
                 run(stream, layer)
 
@@ -168,11 +175,12 @@ class Case:
             size / microseconds / 1e6 if matrices else None,
         )
 
-    def route(self, job_rows: int) -> Callable[[int, int], None]:
+    def route(self, variant: Variant) -> Callable[[int, int], None]:
         """The routing of all layers' logits."""
 
         def run(stream: int, layer: int) -> None:
-            self._routing(stream, self._logits[layer], None, self._plans[layer], job_rows)
+            logits, plan = self._logits[layer], self._plans[layer]
+            self._routing(stream, logits, None, plan, variant.job_rows, alternates=variant.claims)
 
         return run
 
@@ -212,7 +220,7 @@ class Case:
 
     def own(self, variant: Variant) -> Callable[[int, int], None]:
         """The whole MLP; what the router's product gives is not what is routed."""
-        parts = [self.score, self.route(variant.job_rows)]
+        parts = [self.score, self.route(variant)]
         if self._is_sorted and not variant.gathers:
             parts.append(self.gather)
         parts += [self.gate_up(variant), self.down(variant), self.combine]
@@ -226,7 +234,7 @@ class Case:
     def grouped(self, stream: int, layer: int) -> None:
         """The whole MLP through torch."""
         self.score(stream, layer)
-        self.route(FEW_ROWS)(stream, layer)
+        self._routing(stream, self._logits[layer], None, self._plans[layer], FEW_ROWS)
         self.gather(stream, layer)
         own, plan = self._layers[layer], self._plans[layer]
         gate_up = grouped_product(self._sorted, own.gate_up, plan.ends)
@@ -261,9 +269,9 @@ def variants(rows: int, tune: bool) -> list[Variant]:
 
 def label(variant: Variant) -> str:
     """Rows of a job x blocks of a multiprocessor, or of large tiles."""
-    return (
-        f"{variant.job_rows} x {variant.blocks}" if variant.kernel == "expert_product" else f"tiles {variant.job_rows}"
-    )
+    if variant.kernel == "expert_product":
+        return f"{variant.job_rows} x {variant.blocks}"
+    return f"tiles {variant.job_rows}" + ", claimed" * variant.claims
 
 
 def measure(case: Case, tune: bool) -> Iterator[ExpertTime]:
@@ -272,11 +280,11 @@ def measure(case: Case, tune: bool) -> Iterator[ExpertTime]:
     for variant in tried:
         case.check(variant)
     yield case.time("router", "cuBLAS", case.score)
-    yield case.time("routing", "", case.route(tried[0].job_rows))
+    yield case.time("routing", "", case.route(tried[0]))
     yield case.time("gather", "", case.gather)
     yield case.time("combine", "", case.combine)
     for variant in tried:
-        case.time("routing", "", case.route(variant.job_rows))
+        case.time("routing", "", case.route(variant))
         yield case.time("gate-up", label(variant), case.gate_up(variant), 2)
         yield case.time("down", label(variant), case.down(variant), 1)
         yield case.time("MLP", label(variant), case.own(variant), 3)

@@ -228,7 +228,8 @@ class CudaExpertMlp:
         logits, plan = space.logits[:rows], space.plan.rows(rows)
         self._linear_router.multiply(stream, normed, logits)
         job_rows = product.job_rows if product is not None else FEW_ROWS
-        launchers.routing(stream, logits[:, : self._config.num_experts], self._router_bias, plan, job_rows)
+        scores, alternates = logits[:, : self._config.num_experts], product is not None and product.claims
+        launchers.routing(stream, scores, self._router_bias, plan, job_rows, alternates=alternates)
         y = self._grouped(stream, normed, plan) if product is None else self._own(stream, product, normed, plan)
         return y, plan, logits
 

@@ -56,7 +56,7 @@ from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.sampling.device_logprobs import torch_logprobs
 from runner_svc.weights.matrix import Matrix
 
-_TILES = TilesVariant(160)
+_TILES = TilesVariant(160, claims=True)
 _ENTERING = TilesVariant(32, gathers=True)
 """Of some hundred rows, which are few for each expert."""
 
@@ -270,7 +270,7 @@ class CudaLaunchers(StepLaunchers):
         return ExpertEntry(experts, hidden_size, self._dtype, _ENTERING, overlap=self._overlap)
 
     def _tiles(self, experts: ExpertsConfig, *, gathers: bool) -> ExpertProducts:
-        return self._expert_products(experts, replace(_TILES, gathers=gathers))
+        return self._expert_products(experts, replace(_TILES, gathers=gathers, claims=not gathers))
 
     def _expert_products(self, experts: ExpertsConfig, variant: ExpertVariant | TilesVariant) -> ExpertProducts:
         return ExpertProducts(experts, self._dtype, variant, overlap=self._overlap, canonical=self._canonical)

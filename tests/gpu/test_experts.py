@@ -52,6 +52,7 @@ CASES = {
     "large-64": ExpertCase(LARGE, 64, hidden=2048),
     "large-256": ExpertCase(LARGE, 256, hidden=2048),
     "large-skewed": ExpertCase(LARGE, 256, hidden=2048, skew=0.2),
+    "large-two-kinds": ExpertCase(LARGE, 1500, hidden=2048, skew=0.03),
     "odd": ExpertCase(ODD, 77, hidden=320),
     **{f"ernie-{rows}": ExpertCase(ERNIE, rows) for rows in (1, 40, 300)},
     **{f"grouped-{rows}": ExpertCase(GROUPED, rows, extra_logits=1) for rows in (1, 40, 300)},
@@ -71,10 +72,12 @@ def stream() -> int:
         (ExpertVariant(64, 1), True),
         (TilesVariant(160), True),
         (TilesVariant(64), False),
+        (TilesVariant(64, claims=True), False),
+        (TilesVariant(160, claims=True), True),
         (TilesVariant(32, gathers=True), True),
         (TilesVariant(160, gathers=True), True),
     ],
-    ids=str,
+    ids=lambda each: str(each).replace("claims=True", "claims").replace("claims=False", ""),
 )
 @pytest.mark.parametrize("name", CASES)
 def test_parts(name: str, variant: Variant, overlap: bool) -> None:
@@ -136,7 +139,7 @@ def launchers(case: ExpertCase, *variants: ExpertVariant) -> ExpertLaunchers:
         ExpertRouting(config, overlap=True),
         ExpertRows(config, case.hidden, case.dtype, overlap=True),
         [ExpertProducts(config, case.dtype, variant, overlap=True) for variant in variants],
-        ExpertProducts(config, case.dtype, TilesVariant(160), overlap=True),
+        ExpertProducts(config, case.dtype, TilesVariant(160, claims=True), overlap=True),
         ExpertProducts(config, case.dtype, TilesVariant(160, gathers=True), overlap=True),
         has_grouped=True,
     )
@@ -270,7 +273,8 @@ def test_a_row_has_the_same_bits_among_others() -> None:
     def compute(begin: int, end: int, product: int, out: torch.Tensor) -> None:
         plan = space.plan.rows(end - begin)
         own = [*made.products, made.tiles, made.gathering][product]
-        made.routing(stream(), tensors.logits[begin:end], None, plan, own.job_rows)
+        scores = tensors.logits[begin:end]
+        made.routing(stream(), scores, None, plan, own.job_rows, alternates=own.claims)
         pairs = len(plan.pairs)
         x, activated = space.rows[:pairs], space.activated[:pairs]
         is_sorted = end - begin > 8 and not own.gathers

@@ -94,7 +94,16 @@ def test_gated_products(tile: tuple[int, int, int, int]) -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    choice([ExpertVariant(8, 2), ExpertVariant(64, 2), TilesVariant(160), TilesVariant(160, gathers=True)], in_ci=[]),
+    choice(
+        [
+            ExpertVariant(8, 2),
+            ExpertVariant(64, 2),
+            TilesVariant(160),
+            TilesVariant(160, claims=True),
+            TilesVariant(160, gathers=True),
+        ],
+        in_ci=[],
+    ),
     ids=str,
 )
 def test_expert_products(variant: ExpertVariant | TilesVariant) -> None:

@@ -57,6 +57,9 @@ CASES: dict[str, tuple[ExpertCase, Variant | int]] = {
     "tiles": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160)),
     "tiles-of-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16), TilesVariant(64)),
     "tiles-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160)),
+    "claims": (ExpertCase(QWEN, 90, skew=0.7), TilesVariant(64, claims=True)),
+    "claims-one-expert": (ExpertCase(TINY, 170, hidden=192, skew=100.0), TilesVariant(64, claims=True)),
+    "claims-biases": (ExpertCase(GPT_OSS, 67, hidden=192, skew=1.0), TilesVariant(160, claims=True)),
     "gathering": (ExpertCase(QWEN, 70, skew=0.5), TilesVariant(160, gathers=True)),
     "gathering-one-expert": (
         ExpertCase(TINY, 170, hidden=192, skew=100.0, dtype=torch.float16),
@@ -107,8 +110,10 @@ def test_entry(case: ExpertCase, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", choice(list(CASES), in_ci=["tiny"]))
-def test_experts(name: str, seed: int) -> None:
+def test_experts(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, variant = CASES[name]
+    if name.startswith("claims"):
+        monkeypatch.setattr(expert_product, "num_multiprocessors", lambda: 3)  # the first claims all but others' first
     config = case.config
     if isinstance(variant, int):
         variant = ExpertVariant(variant, 2)

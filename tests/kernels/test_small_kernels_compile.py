@@ -299,6 +299,7 @@ def test_canonical_products_of_few_rows_compile_for_hopper(tokens: int, split: i
 EXPERT_VARIANTS = (
     *(ExpertVariant(rows, 1 if rows == 128 else 2) for rows in JOB_ROWS),
     *(TilesVariant(rows, gathers) for rows in TILE_JOB_ROWS for gathers in (False, True)),
+    *(TilesVariant(rows, claims=True) for rows in TILE_JOB_ROWS),
 )
 
 
@@ -314,7 +315,7 @@ EXPERT_VARIANTS = (
         in_ci=[
             (ExpertVariant(32, 2), True, GPT_OSS),
             (ExpertVariant(64, 2), False, QWEN),
-            (TilesVariant(160), True, QWEN),
+            (TilesVariant(160, claims=True), True, QWEN),
             (TilesVariant(160, gathers=True), True, QWEN),
         ],
     ),

@@ -44,7 +44,8 @@ def run(
     if case.rows <= MAX_ROWS:
         norm = RowNorm(torch.rand(3, MAX_ROWS, device=tensors.device) * case.hidden, case.hidden, EPS)
     for _ in range(2):  # the second launch finds what the first left
-        routing(stream, tensors.logits, tensors.router_bias, plan, product.job_rows, norm)
+        bias = tensors.router_bias
+        routing(stream, tensors.logits, bias, plan, product.job_rows, norm, alternates=product.claims)
 
     def poisoned(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=case.dtype, device=tensors.device)
@@ -55,7 +56,7 @@ def run(
         for _ in range(2):
             rows.gather(stream, tensors.x, plan, x)
         assert torch.equal(x, tensors.x[plan.pairs.long() // config.top_k])
-    check_plan(tensors, plan, product.job_rows)
+    check_plan(tensors, plan, product.job_rows, alternates=product.claims)
     if product.gathers:
         x, is_sorted = tensors.x, False
     places = plan.places.clone()
@@ -65,6 +66,7 @@ def run(
         out, bias = poisoned(pairs, config.width), tensors.gate_up_bias
         if product.gathers:
             plan.places.fill_(-1)
+        plan.jobs[1] = 0  # no tile is claimed yet, as after a routing
         product.gated(stream, x, tensors.gate_up, bias, plan, out, is_sorted=is_sorted, scaled=scales is not None)
         assert torch.equal(plan.places, places)
         torch.testing.assert_close(out.float(), tensors.activated(plan.pairs, experts, scales), **TOLERANCE)

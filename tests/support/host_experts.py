@@ -32,6 +32,8 @@ class HostRouting:
         plan: ExpertPlan,
         job_rows: int,
         norm: RowNorm | None = None,
+        *,
+        alternates: bool = False,
     ) -> None:
         config = self._config
         if norm is not None:
@@ -53,6 +55,7 @@ class HostRouting:
             plan.members[expert, :count] = plan.pairs[start:end]
             jobs += [(expert, first, rows, first - start) for first, rows in equal_jobs(start, count, job_rows)]
         plan.jobs[0] = len(jobs)
+        plan.jobs[1:3] = 0
         plan.jobs[4 : 4 + 4 * len(jobs)].view(-1, 4)[:] = torch.tensor(jobs, dtype=torch.int32)
 
 
@@ -137,6 +140,7 @@ class HostExpertProducts:
         self.name = f"of {job_rows} rows"
         self.job_rows = job_rows
         self.gathers = gathers
+        self.claims = False
         self._config = config
         self._gate = gate_function(config)
 

@@ -51,6 +51,7 @@ class ExpertProducts:
         self.name = f"{variant.kernel}, {variant.job_rows} x {variant.blocks}"
         self.job_rows = variant.job_rows
         self.gathers = variant.gathers
+        self.claims = variant.claims
         self._config = config
         self._dtype = dtype
         self._variant = variant
@@ -144,6 +145,7 @@ class ExpertProducts:
             tiles,
             outputs,
             int(2 * pairs <= num_experts * self.job_rows),  # few experts have several jobs
+            *((plan.claimed(gated),) if variant.claims else ()),
             *((*_lone_arguments(lone), *_choice(plan)) if lone is not None else ()),
         )
 
@@ -162,9 +164,10 @@ class ExpertProducts:
             variant.kernel,
             # map of weights; map of x, or x and places where it gathers; jobs, pairs, bias, scales, out; k, number of
             # few rows or distance of experts' pairs, steps, tiles, outputs, whether weights are read once; where it
-            # routes: those of a lone row; experts, weights, places
+            # claims: tiles that are claimed; where it routes: those of a lone row; experts, weights, places
             ("128sPP" if kind.gated and variant.gathers else "128s128s")
             + "PPPPPiiiiii"
+            + ("P" if variant.claims else "")
             + ("PiPPiffPPP" if kind.routes else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,

@@ -43,8 +43,8 @@ class ExpertRouting:
         """Raises ValueError for sizes that the kernel lacks."""
         module = load("expert_routing", routing_defines(config))
         # logits, bias; experts, weights, places or indexes, pairs, members, counts, ends, jobs, arrived; squares,
-        # scales, number, 1 / width, eps; columns, rows, rows of a job, room
-        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPPPiffiiii", _THREADS, overlap=overlap)
+        # scales, number, 1 / width, eps; columns, rows, rows of a job, room, whether kinds of jobs alternate
+        self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPPPPPiffiiiii", _THREADS, overlap=overlap)
 
     def __call__(
         self,
@@ -54,8 +54,12 @@ class ExpertRouting:
         plan: ExpertPlan,
         job_rows: int,
         norm: RowNorm | None = None,
+        *,
+        alternates: bool = False,
     ) -> None:
         """Fills `plan`, with jobs of up to `job_rows` pairs, from float32 `logits` [T, num_experts].
+
+        The jobs are in the order of their experts, or those of many rows and those of few alternate.
 
         With more than `ROUTED_AT_ONCE` rows, places and pairs are left to `ExpertRows.gather`, or places to products
         that gather.
@@ -88,4 +92,5 @@ class ExpertRouting:
             rows,
             job_rows,
             plan.members.shape[1],
+            int(alternates),
         )

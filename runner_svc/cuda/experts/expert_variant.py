@@ -16,6 +16,7 @@ TILE_JOB_ROWS = (32, 64, 160)
 
 _ROWS = 64  # of an expert's matrix that one instruction multiplies
 _BARRIER_BYTES = 16
+_WORK_BYTES = 16
 
 
 class Variant(Protocol):
@@ -32,6 +33,10 @@ class Variant(Protocol):
     @property
     def gathers(self) -> bool:
         """Whether gated products read rows where they are."""
+
+    @property
+    def claims(self) -> bool:
+        """Whether blocks claim tiles, so that jobs of many and of few rows may alternate."""
 
     @property
     def threads(self) -> int:
@@ -79,6 +84,7 @@ class ExpertVariant:
 
     kernel = "expert_product"
     gathers = False
+    claims = False
     threads = 160
     """A warpgroup that multiplies and a warp that copies."""
     box_rows = 8
@@ -134,6 +140,8 @@ class TilesVariant:
 
     job_rows: int
     gathers: bool = False
+    claims: bool = False
+    """Whether blocks claim tiles, so that jobs of many and of few rows may alternate; not where rows are gathered."""
 
     kernel = "expert_tiles"
     threads = 384
@@ -151,17 +159,22 @@ class TilesVariant:
     @property
     def stages(self) -> int:
         """Stages of a block: as many as fit."""
-        return self._SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
+        return self._SHARED_BYTES // (self._stage_bytes + self._control_bytes)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block uses."""
-        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
+        return self.stages * (self._stage_bytes + self._control_bytes)
+
+    @property
+    def _control_bytes(self) -> int:
+        """Of a stage: barriers, and the work that begins there."""
+        return _BARRIER_BYTES + (_WORK_BYTES if self.claims else 0)
 
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {"TOKENS": self.job_rows, "STAGES": self.stages}
+        return {"TOKENS": self.job_rows, "STAGES": self.stages, "CLAIMS": int(self.claims)}
 
     def outputs(self, gated: bool) -> int:
         """Returns the outputs of a tile."""

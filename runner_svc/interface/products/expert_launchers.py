@@ -53,7 +53,8 @@ class ExpertPlan:
     members: Tensor  # int32 [num_experts, max_rows]: each expert's pairs
     counts: Tensor  # int32 [num_experts], zero between launches
     ends: Tensor  # int32 [num_experts]: where each expert's pairs end
-    # int32: the number of jobs, three unused words; then of each: expert, first pair, pairs, the expert's pairs before.
+    # int32: the number of jobs, the tiles of gated and of down products that blocks have claimed, an unused word; then
+    # of each job: expert, first pair, pairs, the expert's pairs before.
     jobs: Tensor
     arrived: Tensor  # int32 [1], zero between launches
     scales: Tensor  # float32 [T]: 1 / rms of each row, where the rows still lack it
@@ -81,6 +82,10 @@ class ExpertPlan:
             arrived=words(1),
             scales=torch.zeros(max_rows, dtype=torch.float32, device=device),
         )
+
+    def claimed(self, gated: bool) -> int:
+        """Returns the address of the number of tiles that blocks have claimed of gated, or of down, products."""
+        return self.jobs.data_ptr() + (1 if gated else 2) * self.jobs.element_size()
 
     def rows(self, count: int) -> ExpertPlan:
         """Returns the part of a step of `count` rows."""
@@ -116,6 +121,8 @@ class RoutingLauncher(Protocol):
         plan: ExpertPlan,
         job_rows: int,
         norm: RowNorm | None = None,
+        *,
+        alternates: bool = False,
     ) -> None: ...
 
 
@@ -179,6 +186,8 @@ class ExpertProductLauncher(Protocol):
     job_rows: int
     # Whether rows are never sorted: gated products read them where they are, and fill the plan's places.
     gathers: bool
+    # Whether the plan's jobs of many and of few rows may alternate.
+    claims: bool
 
     def fits(self, weight: Tensor) -> bool: ...
 

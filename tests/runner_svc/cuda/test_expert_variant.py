@@ -16,9 +16,10 @@ def test_blocks_fit_in_shared_memory(job_rows: int, blocks: int) -> None:
     assert variant.shared_bytes <= (228 << 10) // blocks - 1024
 
 
+@pytest.mark.parametrize("claims", [False, True])
 @pytest.mark.parametrize("job_rows", TILE_JOB_ROWS)
-def test_a_block_of_large_tiles_fits_in_shared_memory(job_rows: int) -> None:
-    variant = TilesVariant(job_rows)
+def test_a_block_of_large_tiles_fits_in_shared_memory(job_rows: int, claims: bool) -> None:
+    variant = TilesVariant(job_rows, claims=claims)
     assert variant.stages >= 4
     assert variant.shared_bytes <= 227 << 10
 
