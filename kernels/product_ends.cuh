@@ -4,13 +4,18 @@
 // RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
 //
 // Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, adjacent blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, for EPILOGUE_GATED; TILE_ROWS, rows of W of a tile, a multiple of 16, 64 if it is not defined.
+// ACTIVATION, for EPILOGUE_GATED; TILE_ROWS, rows of W of a tile, a multiple of 16, 64 if it is not defined;
+// PARTS_IN_MEMORY, 1: the sums of adjacent blocks that split columns are in memory, one after another, and PARTS is 1.
 #pragma once
 
 #include "activation.cuh"
 #include "residual_quad.cuh"
 #include "vector.cuh"
-#if SPLIT > 1
+#ifndef PARTS_IN_MEMORY
+#define PARTS_IN_MEMORY 0
+#endif
+#define IN_CLUSTER (SPLIT > 1 && !PARTS_IN_MEMORY)
+#if IN_CLUSTER
 #include "hopper_cluster.cuh"
 #endif
 
@@ -26,16 +31,17 @@ constexpr int kPitch = TILE_ROWS + 4;  // of a token's sums, such that lanes of 
 constexpr int kSumBytes = TOKENS * kPitch * 4;  // of a part
 constexpr int kOutputs = kGated ? TILE_ROWS / 2 : TILE_ROWS;  // of a tile, per token
 constexpr int kQuads = kOutputs / 4;
-static_assert(EPILOGUE != EPILOGUE_RESIDUAL || 32 % kQuads == 0, "lanes of a warp add up squares");
-constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
+constexpr int kSquareLanes = kQuads % 32 == 0 ? 32 : kQuads % 16 == 0 ? 16 : 8;  // of a warp, which add up squares
+static_assert(EPILOGUE != EPILOGUE_RESIDUAL || kQuads % kSquareLanes == 0, "lanes of a warp add up squares");
+constexpr int kSlice = (TOKENS + SPLIT - 1) / SPLIT;  // most tokens that a block writes
 constexpr int kSquaresPitch = 128;
-#if SPLIT > 1
 // Rank of this block among those that split its columns.
+#if IN_CLUSTER
 __device__ __forceinline__ int split_rank() { return cluster_rank() % SPLIT; }
 #else
-__device__ __forceinline__ int split_rank() { return 0; }
+__device__ __forceinline__ int split_rank() { return static_cast<int>(blockIdx.x) % SPLIT; }
 #endif
-static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
+static_assert(PARTS_IN_MEMORY || TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
 struct Ends {
     const float* squares;  // [num_squares, kSquaresPitch]: sums of squares of x's rows, or null if x has no scale
@@ -46,10 +52,10 @@ struct Ends {
     const SCALAR* bias;         // [rows of W], or null
     SCALAR* residual;           // [tokens, outputs]
     const SCALAR* norm_weight;  // [outputs]
-    float* new_squares;                // [tiles, kSquaresPitch]
+    float* new_squares;                // [parts of 4 * kSquareLanes outputs, kSquaresPitch]
     int outputs;                       // columns of `out`
     int pitch;                         // elements between rows of `out`
-    int tokens;                        // rows of `out`
+    int tokens;                        // rows of `out`, at most TOKENS
 };
 
 // Called by one warp: computes 1 / rms of each token. With few tokens, several lanes share a token, which shortens the
@@ -69,7 +75,8 @@ __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
     }
 }
 
-// The sums of a tile, [PARTS][TOKENS][kPitch] at the same address in each block of the cluster.
+// The sums of a tile, [PARTS][TOKENS][kPitch] at the same address in each block of the cluster, or [SPLIT][TOKENS][kPitch]
+// in memory.
 struct TileSums {
     char* sums;
 
@@ -91,7 +98,10 @@ struct TileSums {
 
 private:
     static __device__ __forceinline__ Vector<float, 4> load(int rank, const char* place) {
-#if SPLIT > 1
+#if PARTS_IN_MEMORY && SPLIT > 1
+        const float4 value = __ldcg(reinterpret_cast<const float4*>(place + rank * kSumBytes));
+        return Vector<float, 4>{{value.x, value.y, value.z, value.w}};
+#elif SPLIT > 1
         unsigned address = shared_address(place);
         Vector<float, 4> value;
         rank += cluster_rank() - split_rank();
@@ -147,13 +157,15 @@ __device__ __forceinline__ void end_tile(
         const int index = base + thread, token = first_token + index / kQuads, row = index % kQuads * 4;
         const long long column = static_cast<long long>(tile) * kOutputs + row;
         float squares = 0.0f;
-        const bool present = index < kSlice * kQuads && token < ends.tokens;
-        if (present && column < ends.outputs) {
+        const bool present = index < kSlice * kQuads && token < ends.tokens && column < ends.outputs;
+        if (present) {
             squares = end_quad(sums, ends, token, row, column, scales[token]);
         }
         if (EPILOGUE == EPILOGUE_RESIDUAL) {
-            squares = lane_sum(squares, kQuads);
-            if (present && row == 0) ends.new_squares[tile * kSquaresPitch + token] = squares;
+            squares = lane_sum(squares, kSquareLanes);
+            if (present && row % (4 * kSquareLanes) == 0) {
+                ends.new_squares[static_cast<int>(column / (4 * kSquareLanes)) * kSquaresPitch + token] = squares;
+            }
         }
     }
 }
