@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,7 +23,7 @@ from torch import Tensor
 from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.products.int4 import BF16, GATED, SHAPES, STORE, Form, Key, Shape, Work, compile_all, label, streams
-from runner_svc.cuda import module
+from bench.products.trial import Change, Trial
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix
@@ -38,14 +33,6 @@ from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 LAYERS = 12
 TILE_BYTES = 4224
 """Of symmetric groups of 128 columns with scales in bfloat16."""
-
-
-class Change(NamedTuple):
-    """A change of the one place in a header that has the old text."""
-
-    header: str
-    old: str
-    new: str
 
 
 CONSUMER, STREAM = "int4_consumer.cuh", "int4_stream.cuh"
@@ -124,41 +111,6 @@ ROWS = 64
 FORMS = (Form(2, 1, 2), Form(4, 1, 1), Form(4, 1, 1, sharers=2), Form(2, 1, 2, sharers=2), Form(2, 2, 1))
 TOTALS = {"gate-up": (1, 2), "down": (4, 8), "qkv": (2, 4), "output": (4, 8)}
 """Parts of the columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A folder of changed kernels, and what is timed of them."""
-
-    name: str
-    folder: Path
-    digest: str
-    """Of the changes; empty without one."""
-
-    @classmethod
-    def prepared(cls, parent: Path, name: str, changes: Sequence[Change]) -> Trial:
-        """Writes the folder. Raises ValueError unless each old text is there once."""
-        if not changes:
-            return cls(name, module.kernel_folder(), "")
-        folder = Path(shutil.copytree(module.kernel_folder(), parent / name.replace(" ", "-").replace(",", "")))
-        for change in changes:
-            text = (folder / change.header).read_text("utf-8")
-            if text.count(change.old) != 1:
-                raise ValueError(f"{change.old!r} is in {change.header} {text.count(change.old)} times")
-            (folder / change.header).write_text(text.replace(change.old, change.new), "utf-8")
-        return cls(name, folder, hashlib.sha256("".join(change.new for change in changes).encode()).hexdigest()[:16])
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Kernels are compiled from the folder."""
-        if not self.digest:
-            yield
-            return
-        with (
-            patch.object(module, "kernel_folder", lambda: self.folder),
-            patch.object(module, "headers_hash", lambda: self.digest),
-        ):
-            yield
 
 
 def keys(variants: Sequence[tuple[Variant, str]]) -> list[Key]:
