@@ -8,6 +8,9 @@
 #include "int4_tile.cuh"
 #include "product_ends.cuh"
 #include "wgmma.cuh"
+#if SHARERS > 1
+#include "hopper_cluster.cuh"
+#endif
 
 constexpr int kWarpgroups = STRIPS / kTileStrips;
 constexpr int kConsumers = kWarpgroups * 128;
@@ -18,9 +21,7 @@ constexpr int kThreads = kConsumers + (kMovesRegisters ? 128 : 64);
 constexpr int kConsumerRegisters = 224, kOtherRegisters = 56;
 constexpr int kHalves = kGated ? 2 : 1;
 constexpr int kOwnStrips = STRIPS / kHalves;  // adjacent ones
-constexpr int kTurnedStrips = 48 / kHalves;   // of a half, whose columns are added in the same order
 constexpr int kInputBytes = TOKENS * 128;     // of 64 columns of x
-static_assert(kTurnedStrips % kOwnStrips == 0, "which depends on the matrix alone");
 constexpr int kPieceBytes = STRIPS * kStripBytes;
 static_assert(STRIPS % kTileStrips == 0 && TILE_ROWS == STRIPS * kStripRows && PARTS == 1, "no rest");
 
@@ -46,7 +47,7 @@ struct Shared {
     __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < INPUT_STAGES + CODE_STAGES; i++) {
             barrier_init(input_full(i), 1);
-            barrier_init(input_full(i) + 8, kConsumers / 32);
+            barrier_init(input_full(i) + 8, (i < INPUT_STAGES ? SHARERS : 1) * kConsumers / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -58,13 +59,16 @@ struct Problem {
     int tile;
     int token;  // the first one
     int rank;   // of this block among those that split the columns
+    int sharer;  // of this block among those that share x
 
     __device__ __forceinline__ int first() const { return steps * rank / SPLIT; }
     __device__ __forceinline__ int length() const { return steps * (rank + 1) / SPLIT - first(); }
-    // The step with which the tile begins: others begin elsewhere, for all would ask L2 for the same columns of x at once.
-    __device__ __forceinline__ int turn() const { return tile * kOwnStrips / kTurnedStrips % length(); }
+    // The step with which the tile begins, and which half of each step: others begin elsewhere, for all would ask L2 for
+    // the same columns of x at once.
+    __device__ __forceinline__ int turn() const { return tile / SHARERS % length(); }
+    __device__ __forceinline__ int first_half() const { return tile / SHARERS / length() % 2; }
     // Strips of each half that the tile has.
-    __device__ __forceinline__ int present() const { return min(kOwnStrips, strips - tile * kOwnStrips); }
+    __device__ __forceinline__ int present() const { return max(0, min(kOwnStrips, strips - tile * kOwnStrips)); }
 };
 
 // One warp, which copies codes and x. Each lane copies codes that are contiguous.
@@ -103,8 +107,8 @@ struct Producer {
         for (int i = 0; i < ahead; i++) copy_codes();
         wait_for_predecessors();
         for (int i = 0; i < problem.length(); i++) {
-            copy_inputs(2 * multiplied);
-            copy_inputs(2 * multiplied + 1);
+            copy_inputs(2 * multiplied + problem.first_half());
+            copy_inputs(2 * multiplied + 1 - problem.first_half());
             if (++multiplied == problem.length()) multiplied = 0;
             if (i + ahead < problem.length()) copy_codes();
         }
@@ -126,7 +130,14 @@ private:
         barrier_wait(full + 8, input_ring.parity);
         if (lane == 0) {
             barrier_expect(full, kInputBytes);
+#if SHARERS > 1
+            // Some of the rows for all sharers, each of which copies others.
+            constexpr int kRowsOfSharer = TOKENS / SHARERS;
+            copy_tensor_to((1u << SHARERS) - 1, shared.inputs(input_ring.stage) + problem.sharer * kRowsOfSharer * 128,
+                           inputs, 0, problem.token + problem.sharer * kRowsOfSharer, 2 * problem.first() + plane, full);
+#else
             copy_tensor(shared.inputs(input_ring.stage), inputs, 0, problem.token, 2 * problem.first() + plane, full);
+#endif
         }
         input_ring.advance();
     }
@@ -150,8 +161,9 @@ struct Consumer {
         unsigned a[2][kFragments][4];
         const int length = problem.length();
         const unsigned inputs = matrix_descriptor(shared.inputs(0), 16);
+        const int first_half = problem.first_half() * 64;
         barrier_wait(shared.code_full(0), 0);
-        load(a[0], 0);
+        load(a[0], first_half);
         for (int step = 0; step < length; step++) {
 #pragma unroll
             for (int chunk = 0; chunk < kChunks; chunk++) {
@@ -166,15 +178,15 @@ struct Consumer {
                 }
                 wgmma_commit();
                 wgmma_wait<1>();  // the chunk before has been multiplied: its registers are free
-                if (column == 0 && (step > 0 || chunk > 0)) release(shared.input_full(input_done.stage)), input_done.advance();
+                if (column == 0 && (step > 0 || chunk > 0)) release_inputs();
                 if (chunk + 1 < kChunks) {
-                    load(a[(chunk + 1) % 2], (chunk + 1) * CHUNK);
+                    load(a[(chunk + 1) % 2], (chunk + 1) * CHUNK ^ first_half);
                 } else {
                     release(shared.code_full(code_ring.stage));
                     code_ring.advance();
                     if (step + 1 < length) {
                         barrier_wait(shared.code_full(code_ring.stage), code_ring.parity);
-                        load(a[0], 0);
+                        load(a[0], first_half);
                     }
                 }
             }
@@ -211,6 +223,15 @@ private:
                 asm volatile("" : "+r"(a[f][i]));  // before the next wait or fence
             }
         }
+    }
+
+    __device__ __forceinline__ void release_inputs() {
+        const unsigned full = shared.input_full(input_done.stage);
+        release(full);
+#if SHARERS > 1
+        if (threadIdx.x % 32 == 0) barrier_arrive_at(full + 8, 1 - problem.sharer);
+#endif
+        input_done.advance();
     }
 
     static __device__ __forceinline__ void release(unsigned full) {

@@ -14,6 +14,9 @@
 #ifndef PARTS_IN_MEMORY
 #define PARTS_IN_MEMORY 0
 #endif
+#ifndef SHARERS
+#define SHARERS 1
+#endif
 #define IN_CLUSTER (SPLIT > 1 && !PARTS_IN_MEMORY)
 #if IN_CLUSTER
 #include "hopper_cluster.cuh"
@@ -39,7 +42,7 @@ constexpr int kSquaresPitch = 128;
 #if IN_CLUSTER
 __device__ __forceinline__ int split_rank() { return cluster_rank() % SPLIT; }
 #else
-__device__ __forceinline__ int split_rank() { return static_cast<int>(blockIdx.x) % SPLIT; }
+__device__ __forceinline__ int split_rank() { return static_cast<int>(blockIdx.x) / SHARERS % SPLIT; }
 #endif
 static_assert(PARTS_IN_MEMORY || TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
@@ -127,44 +130,61 @@ __device__ __forceinline__ void scale_and_add(
     for (int j = 0; j < 4; j++) values[j] += to_float(added[j]);
 }
 
-// Applies the epilogue to four adjacent outputs; returns the sum of the new residual's squares.
-__device__ __forceinline__ float end_quad(
-    const TileSums& sums, const Ends& ends, int token, int row, long long column, float scale) {
-    Vector<float, 4> values = sums.add_up(token, row);
-    scale_and_add(values, scale, ends.bias, column);
-    Vector<OUT, 4> result;
-    float squares = 0.0f;
+// The place of four adjacent outputs of a tile, and their sums.
+struct Quad {
+    int token, row;
+    long long column;
+    bool present;
+    Vector<float, 4> values, up;
+
+    // Quad `index` of those of this block's tokens.
+    __device__ __forceinline__ void load(const TileSums& sums, const Ends& ends, int tile, int index) {
+        token = split_rank() * kSlice + index / kQuads, row = index % kQuads * 4;
+        column = static_cast<long long>(tile) * kOutputs + row;
+        present = index < kSlice * kQuads && token < ends.tokens && column < ends.outputs;
+        const int loaded = min(token, TOKENS - 1);  // without a branch, so that loads of several quads are in flight
+        values = sums.add_up(loaded, row);
+        if (kGated) up = sums.add_up(loaded, row + kOutputs);
+    }
+
+    // Applies the epilogue; returns the sum of the new residual's squares.
+    __device__ __forceinline__ float end(const Ends& ends, float scale) {
+        scale_and_add(values, scale, ends.bias, column);
+        Vector<OUT, 4> result;
+        float squares = 0.0f;
 #if EPILOGUE == EPILOGUE_GATED
-    Vector<float, 4> up = sums.add_up(token, row + kOutputs);
-    scale_and_add(up, scale, ends.bias, ends.outputs + column);
+        scale_and_add(up, scale, ends.bias, ends.outputs + column);
 #pragma unroll
-    for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
+        for (int j = 0; j < 4; j++) values[j] = ACTIVATION(values[j]) * up[j];
 #elif EPILOGUE == EPILOGUE_RESIDUAL
-    const long long place = token * static_cast<long long>(ends.outputs) + column;
-    squares = add_to_residual(values, ends.residual + place, ends.norm_weight + column);
+        const long long place = token * static_cast<long long>(ends.outputs) + column;
+        squares = add_to_residual(values, ends.residual + place, ends.norm_weight + column);
 #endif
 #pragma unroll
-    for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
-    store_vector(ends.out + token * static_cast<long long>(ends.pitch) + column, result);
-    return squares;
-}
+        for (int j = 0; j < 4; j++) result[j] = from_float<OUT>(values[j]);
+        store_vector(ends.out + token * static_cast<long long>(ends.pitch) + column, result);
+        return squares;
+    }
+};
 
 // Writes this block's tokens of a tile, by `threads` threads in whole warps, of which this one is `thread`.
 __device__ __forceinline__ void end_tile(
     const TileSums& sums, const float* scales, const Ends& ends, int tile, int thread, int threads) {
-    const int first_token = split_rank() * kSlice;
-    for (int base = 0; base < kSlice * kQuads; base += threads) {
-        const int index = base + thread, token = first_token + index / kQuads, row = index % kQuads * 4;
-        const long long column = static_cast<long long>(tile) * kOutputs + row;
-        float squares = 0.0f;
-        const bool present = index < kSlice * kQuads && token < ends.tokens && column < ends.outputs;
-        if (present) {
-            squares = end_quad(sums, ends, token, row, column, scales[token]);
-        }
-        if (EPILOGUE == EPILOGUE_RESIDUAL) {
-            squares = lane_sum(squares, kSquareLanes);
-            if (present && row % (4 * kSquareLanes) == 0) {
-                ends.new_squares[static_cast<int>(column / (4 * kSquareLanes)) * kSquaresPitch + token] = squares;
+    constexpr int kAtOnce = PARTS_IN_MEMORY && SPLIT > 1 ? (kGated || SPLIT > 4 ? 2 : 4) : 1;  // memory is far
+    for (int base = 0; base < kSlice * kQuads; base += kAtOnce * threads) {
+        Quad quads[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; i++) quads[i].load(sums, ends, tile, base + i * threads + thread);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; i++) {
+            Quad& quad = quads[i];
+            float squares = quad.present ? quad.end(ends, scales[quad.token]) : 0.0f;
+            if (EPILOGUE == EPILOGUE_RESIDUAL) {
+                squares = lane_sum(squares, kSquareLanes);
+                if (quad.present && quad.row % (4 * kSquareLanes) == 0) {
+                    const int place = static_cast<int>(quad.column / (4 * kSquareLanes));
+                    ends.new_squares[place * kSquaresPitch + quad.token] = squares;
+                }
             }
         }
     }

@@ -83,27 +83,30 @@ NO_CODES = (
 )
 WIDE_TRIALS: Mapping[str, Sequence[Change]] = {
     "whole": (),
-    "unturned": (Change(WIDE, "return tile * kOwnStrips / kTurnedStrips % length();", "return 0;"),),
+    "unturned": (Change(WIDE, "return tile / SHARERS % length();", "return 0;"),),
     "no numbers": (NO_WIDE_NUMBERS,),
     "copies alone": (NO_WIDE_PRODUCTS, NO_WIDE_NUMBERS),
     "no x": NO_X,
     "no copies": (*NO_X, *NO_CODES),
+    "no copies, no numbers": (*NO_X, *NO_CODES, NO_WIDE_NUMBERS),
+    "no copies, no products": (*NO_X, *NO_CODES, NO_WIDE_PRODUCTS),
+    "nothing": (*NO_X, *NO_CODES, NO_WIDE_PRODUCTS, NO_WIDE_NUMBERS),
 }
-DIVISIONS: Mapping[int, Mapping[str, Sequence[tuple[int, int, int]]]] = {
+DIVISIONS: Mapping[int, Mapping[str, Sequence[tuple[int, int, int, int]]]] = {
     64: {
-        "gate-up": ((64, 4, 1), (64, 2, 1)),
-        "down": ((64, 4, 8), (64, 4, 4), (64, 2, 4), (64, 3, 6)),
-        "qkv": ((64, 3, 4), (64, 4, 5), (64, 2, 2)),
-        "output": ((64, 2, 4), (64, 4, 8), (64, 3, 6), (64, 2, 2)),
+        "gate-up": ((64, 4, 1, 1), (64, 4, 1, 2)),
+        "down": ((64, 4, 8, 1), (64, 3, 6, 1), (64, 2, 4, 1), (64, 4, 8, 2)),
+        "qkv": ((64, 3, 4, 1), (64, 3, 4, 2), (64, 2, 2, 1)),
+        "output": ((64, 2, 4, 1), (64, 3, 6, 1), (64, 2, 4, 2)),
     },
     256: {
-        "gate-up": ((256, 2, 1), (128, 3, 1), (128, 2, 1)),
-        "down": ((128, 3, 3), (256, 2, 4), (128, 2, 2)),
-        "qkv": ((128, 3, 2), (256, 2, 2), (128, 2, 1)),
-        "output": ((128, 2, 2), (128, 3, 3), (256, 2, 4)),
+        "gate-up": ((256, 2, 1, 1), (256, 2, 1, 2)),
+        "down": ((256, 2, 4, 1), (256, 2, 4, 2), (128, 3, 3, 1), (128, 3, 3, 2)),
+        "qkv": ((128, 3, 2, 1), (128, 3, 2, 2), (256, 2, 2, 1)),
+        "output": ((128, 2, 2, 1), (128, 3, 3, 1), (128, 2, 2, 2), (256, 2, 4, 1)),
     },
 }
-"""By rows of x: rows of x of a block, warpgroups and parts of the columns."""
+"""By rows of x: rows of x of a block, warpgroups, parts of the columns, and blocks that share x."""
 MANY_ROWS = 256
 WHOLE = "whole"
 ROWS = 64
@@ -177,7 +180,9 @@ def wide_trial(trial: Trial) -> list[tuple[Shape, Variant, int]]:
         for shape in SHAPES if trial.name == WHOLE else SHAPES[:2]:
             kept = shape if shape.epilogue == GATED or tokens <= MAX_ROWS else replace(shape, epilogue=STORE)
             divisions = by_name[shape.name][: None if trial.name == WHOLE else 1]
-            found += [(kept, WideVariant(*one, TILE_BYTES, shape.epilogue == GATED), tokens) for one in divisions]
+            for rows, groups, split, sharers in divisions:
+                variant = WideVariant(rows, groups, split, TILE_BYTES, shape.epilogue == GATED, sharers)
+                found.append((kept, variant, tokens))
     return found
 
 

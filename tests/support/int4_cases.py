@@ -82,7 +82,7 @@ class ProductCase:
         tile_bytes = 4096 + 128 // min(self.case.group, 128) * bytes_of_group
         sizes = (self.tokens, -(-self.case.rows // TILE_ROWS), -(-self.case.columns // STEP), tile_bytes, self.epilogue)
         if self.division:
-            return WideVariant(*self.division, tile_bytes, self.epilogue == GATED)
+            return WideVariant(*self.division, tile_bytes, self.epilogue == GATED, self.sharers)
         if self.wide:
             return WideVariant.choose(self.wide, *sizes)
         if self.stream:

@@ -172,7 +172,8 @@ class Int4Products:
         num_tokens, width = rows.shape
         if isinstance(variant, StreamVariant):
             return rows.data_ptr(), rows.stride(0), width
-        return (self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.planes),)
+        copied_rows = variant.copied_rows if isinstance(variant, WideVariant) else variant.tokens
+        return (self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), copied_rows, variant.planes),)
 
     def _variant(self, num_tokens: int, matrix: PackedInt4Matrix, epilogue: str) -> Variant:
         tiles, steps, tile_bytes = matrix.tiles.shape

@@ -8,14 +8,13 @@ from typing import ClassVar, NamedTuple
 from runner_svc.cuda.int4.int4_variant import PITCH_PADDING, SHARED_BYTES
 from runner_svc.cuda.int4.packed_matrix import STRIP_ROWS, TILE_ROWS
 
-FEW_ROWS, MANY_ROWS = 128, 256
-"""Rows of x for which matrices are divided in the same way: up to FEW_ROWS, and beyond, at most MANY_ROWS a block."""
+_FEW_ROWS, _MANY_ROWS = (64, 128), 256
 _TILE_STRIPS = TILE_ROWS // STRIP_ROWS
 _PLANE_BYTES = 128
 _MOST_SPLITS = 8
 _FEWEST_STEPS = 4
 """Of a part of the columns."""
-_GROUPS = {64: (1, 2, 3, 4), 128: (1, 2, 3), 192: (1, 2), 256: (1, 2)}
+_GROUPS = {64: (1, 2, 3, 4), 128: (1, 2, 3), 256: (1, 2)}
 """Warpgroups of a block by its rows of x: for what registers suffice."""
 _MOVING_ROWS = 256
 """Rows of x of blocks of two warpgroups that take registers from a third one."""
@@ -37,6 +36,8 @@ class WideVariant:
     split: int
     tile_bytes: int
     gated: bool
+    sharers: int = 1
+    """Blocks of a cluster with the same rows of x, which they copy for each other: 1 or 2."""
 
     inputs: ClassVar[str] = "128s"
     """How x is given, as in `Kernel`: a map."""
@@ -50,19 +51,15 @@ class WideVariant:
     ) -> WideVariant:
         """Returns the variant for x of `num_tokens` rows and W of `tiles` by `steps` tiles.
 
-        Up to 128 rows, and beyond, W is divided in the same way for any number of rows, so that a row's bits are the
-        same.
+        W is divided in the same way for up to 64 rows, for up to 128 and beyond: so long, a row's bits are the same.
         """
-        gated = epilogue == "EPILOGUE_GATED"
         matrix = _Matrix(multiprocessors, tiles, steps, tile_bytes)
-        if num_tokens <= FEW_ROWS:
-            split = matrix.divided(64, 64).split
-            tokens = -(-num_tokens // 64) * 64
-            return cls(tokens, matrix.divided(tokens, tokens, split).groups, split, tile_bytes, gated)
-        most = min((128, MANY_ROWS), key=lambda most: matrix.divided(most, MANY_ROWS).cycles)
-        split, passes = matrix.divided(most, MANY_ROWS).split, -(-num_tokens // most)
+        nominal = next((rows for rows in _FEW_ROWS if rows >= num_tokens), _MANY_ROWS)
+        forms = (nominal,) if nominal < _MANY_ROWS else (128, _MANY_ROWS)
+        most = min(forms, key=lambda tokens: matrix.divided(tokens, nominal).cycles)
+        division, passes = matrix.divided(most, nominal), -(-num_tokens // most)
         tokens = -(-num_tokens // (passes * 64)) * 64
-        return cls(tokens, matrix.divided(tokens, passes * tokens, split).groups, split, tile_bytes, gated)
+        return cls(tokens, division.groups, division.split, tile_bytes, epilogue == "EPILOGUE_GATED")
 
     @property
     def outputs(self) -> int:
@@ -110,6 +107,7 @@ class WideVariant:
             "PARTS": 1,
             "PARTS_IN_MEMORY": 1,
             "SPLIT": self.split,
+            "SHARERS": self.sharers,
             "CHUNK": self.chunk,
             "INPUT_STAGES": inputs,
             "CODE_STAGES": codes,
@@ -117,7 +115,13 @@ class WideVariant:
 
     def grid(self, tiles: int, multiprocessors: int, num_tokens: int) -> int:
         """Returns the number of blocks for W of `tiles` rows of tiles."""
-        return -(-tiles // self.groups) * self.split * -(-num_tokens // self.tokens)
+        tiles = -(-tiles // (self.groups * self.sharers)) * self.sharers
+        return tiles * self.split * -(-num_tokens // self.tokens)
+
+    @property
+    def copied_rows(self) -> int:
+        """Rows of x that are copied at once."""
+        return self.tokens // self.sharers
 
 
 class _Division(NamedTuple):
@@ -137,12 +141,11 @@ class _Matrix:
     steps: int
     tile_bytes: int
 
-    def divided(self, tokens: int, num_tokens: int, split: int = 0) -> _Division:
-        """Returns the fastest division for `num_tokens` rows of x, `tokens` a block; of `split` parts, if given."""
-        splits = [one for one in range(1, _MOST_SPLITS + 1) if one * _FEWEST_STEPS <= self.steps] or [1]
-        splits = [split] if split else splits
-        groups, passes = _GROUPS[tokens], -(-num_tokens // tokens)
-        return min(self._division(tokens, passes, one, parts) for one in groups for parts in splits)
+    def divided(self, tokens: int, num_tokens: int) -> _Division:
+        """Returns the fastest division for `num_tokens` rows of x, `tokens` a block."""
+        splits = [split for split in range(1, _MOST_SPLITS + 1) if split * _FEWEST_STEPS <= self.steps] or [1]
+        passes = -(-num_tokens // tokens)
+        return min(self._division(tokens, passes, groups, split) for groups in _GROUPS[tokens] for split in splits)
 
     def _division(self, tokens: int, passes: int, groups: int, split: int) -> _Division:
         rounds = -(-(-(-self.tiles // groups) * split * passes) // self.multiprocessors)
