@@ -50,6 +50,7 @@ CASES = {
     "wide of four": ProductCase(
         64, MatrixCase(576, 576, 64, has_zeros=True, scale=torch.float32), GATED, division=(64, 4, 1)
     ),
+    "halves in turn": ProductCase(9, MatrixCase(448, 320, 32), STORE, division=(64, 1, 1)),
     "added by four": ProductCase(64, MatrixCase(576, 320), ADD, division=(64, 4, 1)),
     # Warps without columns; blocks of one and of two units; units that lack strips; a row alone.
     "streams": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, stream=3),
