@@ -61,20 +61,39 @@ struct Ends {
     int tokens;                        // rows of `out`, at most TOKENS
 };
 
-// Called by one warp: computes 1 / rms of each token. With few tokens, several lanes share a token, which shortens the
-// chains of loads.
+template <int Count>
+__device__ __forceinline__ Vector<float, Count> load_past_l1(const float* address) {
+    if constexpr (Count == 4) {
+        const float4 loaded = __ldcg(reinterpret_cast<const float4*>(address));
+        return {{loaded.x, loaded.y, loaded.z, loaded.w}};
+    } else if constexpr (Count == 2) {
+        const float2 loaded = __ldcg(reinterpret_cast<const float2*>(address));
+        return {{loaded.x, loaded.y}};
+    } else {
+        return {{__ldcg(address)}};
+    }
+}
+
+// Called by one warp: computes 1 / rms of each token, which chains of loads keep short. With few tokens, several lanes share
+// a token; with many, a lane has adjacent ones. More than kSquaresPitch tokens have no squares.
 __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
-    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
+    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1, kEach = TOKENS < 64 ? 1 : TOKENS < 128 ? 2 : 4;
+    constexpr int kInFlight = kEach == 1 ? 16 : 64 / kEach;
     const int lane = threadIdx.x % 32;
     wait_for_predecessors();
-    for (int token = lane / kLanes; token < TOKENS; token += 32 / kLanes) {
-        float sum = 0.0f;
-#pragma unroll 16
+    for (int token = lane / kLanes * kEach; token < TOKENS; token += 32 / kLanes * kEach) {
+        float sums[kEach] = {};
+#pragma unroll kInFlight
         for (int i = lane % kLanes; i < ends.num_squares; i += kLanes) {
-            sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+            const auto squares = load_past_l1<kEach>(ends.squares + i * kSquaresPitch + token);
+#pragma unroll
+            for (int j = 0; j < kEach; j++) sums[j] += squares[j];
         }
-        sum = lane_sum(sum, kLanes);
-        scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
+#pragma unroll
+        for (int j = 0; j < kEach; j++) {
+            const float sum = lane_sum(sums[j], kLanes);
+            scales[token + j] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
+        }
     }
 }
 
@@ -102,8 +121,7 @@ struct TileSums {
 private:
     static __device__ __forceinline__ Vector<float, 4> load(int rank, const char* place) {
 #if PARTS_IN_MEMORY && SPLIT > 1
-        const float4 value = __ldcg(reinterpret_cast<const float4*>(place + rank * kSumBytes));
-        return Vector<float, 4>{{value.x, value.y, value.z, value.w}};
+        return load_past_l1<4>(reinterpret_cast<const float*>(place + rank * kSumBytes));
 #elif SPLIT > 1
         unsigned address = shared_address(place);
         Vector<float, 4> value;
