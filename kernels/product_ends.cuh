@@ -3,9 +3,11 @@
 //
 // RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
 //
-// Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, adjacent blocks of a cluster, each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, for EPILOGUE_GATED; TILE_ROWS, rows of W of a tile, a multiple of 16, 64 if it is not defined;
-// PARTS_IN_MEMORY, 1: the sums of adjacent blocks that split columns are in memory, one after another, and PARTS is 1.
+// Macros: SCALAR, type of the residual stream, of biases and of norm weights; TOKENS; SPLIT, adjacent blocks of a cluster,
+// each with PARTS parts; OUT, type of `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED; TILE_ROWS, rows
+// of W of a tile, a multiple of 16, 64 if it is not defined; SLICE, tokens that a block ends at once, its part of all if it
+// is not defined; PARTS_IN_MEMORY, 1: the sums of adjacent blocks that split columns are in memory, one after another, and
+// PARTS is 1.
 #pragma once
 
 #include "activation.cuh"
@@ -14,9 +16,6 @@
 #ifndef PARTS_IN_MEMORY
 #define PARTS_IN_MEMORY 0
 #endif
-#ifndef SHARERS
-#define SHARERS 1
-#endif
 #define IN_CLUSTER (SPLIT > 1 && !PARTS_IN_MEMORY)
 #if IN_CLUSTER
 #include "hopper_cluster.cuh"
@@ -24,6 +23,9 @@
 
 #ifndef TILE_ROWS
 #define TILE_ROWS 64
+#endif
+#ifndef SLICE
+#define SLICE ((TOKENS + SPLIT - 1) / SPLIT)
 #endif
 #define EPILOGUE_STORE 0     // out = scale * product + bias
 #define EPILOGUE_GATED 1     // out = activation(gate) * up of scale * product + bias; W: the rows of gate, then of up
@@ -36,13 +38,13 @@ constexpr int kOutputs = kGated ? TILE_ROWS / 2 : TILE_ROWS;  // of a tile, per 
 constexpr int kQuads = kOutputs / 4;
 constexpr int kSquareLanes = kQuads % 32 == 0 ? 32 : kQuads % 16 == 0 ? 16 : 8;  // of a warp, which add up squares
 static_assert(EPILOGUE != EPILOGUE_RESIDUAL || kQuads % kSquareLanes == 0, "lanes of a warp add up squares");
-constexpr int kSlice = (TOKENS + SPLIT - 1) / SPLIT;  // most tokens that a block writes
+constexpr int kSlice = SLICE;  // most tokens that a block writes at once
 constexpr int kSquaresPitch = 128;
 // Rank of this block among those that split its columns.
 #if IN_CLUSTER
 __device__ __forceinline__ int split_rank() { return cluster_rank() % SPLIT; }
 #else
-__device__ __forceinline__ int split_rank() { return static_cast<int>(blockIdx.x) / SHARERS % SPLIT; }
+__device__ __forceinline__ int split_rank() { return static_cast<int>(blockIdx.x) % SPLIT; }
 #endif
 static_assert(PARTS_IN_MEMORY || TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
@@ -160,7 +162,7 @@ struct Quad {
         token = split_rank() * kSlice + index / kQuads, row = index % kQuads * 4;
         column = static_cast<long long>(tile) * kOutputs + row;
         present = index < kSlice * kQuads && token < ends.tokens && column < ends.outputs;
-        const int loaded = min(token, TOKENS - 1);  // without a branch, so that loads of several quads are in flight
+        const int loaded = min(token, SPLIT * kSlice < TOKENS ? kSlice - 1 : TOKENS - 1);  // without a branch, so that loads of several quads are in flight
         values = sums.add_up(loaded, row);
         if (kGated) up = sums.add_up(loaded, row + kOutputs);
     }

@@ -78,12 +78,12 @@ NO_X = (
     Change(WIDE, "copy_tensor(shared.inputs(", "if (false) copy_tensor(shared.inputs("),
 )
 NO_CODES = (
-    Change(WIDE, "kHalves * problem.present() * kStripBytes);", "0);"),
-    Change(WIDE, "if (bytes > 0) copy_bytes", "if (false) copy_bytes"),
+    Change(WIDE, "kHalves * problem.present(coded.piece.tile) * kStripBytes);", "0);"),
+    Change(WIDE, "if (bytes > 0) {", "if (false) {"),
 )
 WIDE_TRIALS: Mapping[str, Sequence[Change]] = {
     "whole": (),
-    "unturned": (Change(WIDE, "return tile / SHARERS % length();", "return 0;"),),
+    "unturned": (Change(WIDE, "tile * kOwnStrips / kTurnedStrips % length};", "0};"),),
     "no numbers": (NO_WIDE_NUMBERS,),
     "copies alone": (NO_WIDE_PRODUCTS, NO_WIDE_NUMBERS),
     "no x": NO_X,
@@ -92,21 +92,21 @@ WIDE_TRIALS: Mapping[str, Sequence[Change]] = {
     "no copies, no products": (*NO_X, *NO_CODES, NO_WIDE_PRODUCTS),
     "nothing": (*NO_X, *NO_CODES, NO_WIDE_PRODUCTS, NO_WIDE_NUMBERS),
 }
-DIVISIONS: Mapping[int, Mapping[str, Sequence[tuple[int, int, int, int]]]] = {
+DIVISIONS: Mapping[int, Mapping[str, Sequence[tuple[int, int, int, bool]]]] = {
     64: {
-        "gate-up": ((64, 4, 1, 1), (64, 4, 1, 2)),
-        "down": ((64, 4, 8, 1), (64, 3, 6, 1), (64, 2, 4, 1), (64, 4, 8, 2)),
-        "qkv": ((64, 3, 4, 1), (64, 3, 4, 2), (64, 2, 2, 1)),
-        "output": ((64, 2, 4, 1), (64, 3, 6, 1), (64, 2, 4, 2)),
+        "gate-up": ((64, 4, 1, False), (64, 4, 1, True)),
+        "down": ((64, 4, 8, False), (64, 3, 6, False), (64, 4, 1, True)),
+        "qkv": ((64, 3, 4, False), (64, 4, 1, True), (64, 2, 1, True)),
+        "output": ((64, 2, 4, False), (64, 4, 1, True)),
     },
     256: {
-        "gate-up": ((256, 2, 1, 1), (256, 2, 1, 2)),
-        "down": ((256, 2, 4, 1), (256, 2, 4, 2), (128, 3, 3, 1), (128, 3, 3, 2)),
-        "qkv": ((128, 3, 2, 1), (128, 3, 2, 2), (256, 2, 2, 1)),
-        "output": ((128, 2, 2, 1), (128, 3, 3, 1), (128, 2, 2, 2), (256, 2, 4, 1)),
+        "gate-up": ((256, 2, 1, True), (256, 2, 1, False), (128, 2, 1, True)),
+        "down": ((256, 2, 4, False), (256, 2, 1, True), (128, 2, 1, True)),
+        "qkv": ((128, 2, 1, True), (128, 3, 2, False), (256, 2, 1, True), (128, 2, 1, False)),
+        "output": ((128, 2, 2, False), (128, 2, 1, True), (256, 2, 4, False)),
     },
 }
-"""By rows of x: rows of x of a block, warpgroups, parts of the columns, and blocks that share x."""
+"""By rows of x: rows of x of a block, warpgroups and parts of the columns, and whether blocks have equal shares."""
 MANY_ROWS = 256
 WHOLE = "whole"
 ROWS = 64
@@ -180,8 +180,8 @@ def wide_trial(trial: Trial) -> list[tuple[Shape, Variant, int]]:
         for shape in SHAPES if trial.name == WHOLE else SHAPES[:2]:
             kept = shape if shape.epilogue == GATED or tokens <= MAX_ROWS else replace(shape, epilogue=STORE)
             divisions = by_name[shape.name][: None if trial.name == WHOLE else 1]
-            for rows, groups, split, sharers in divisions:
-                variant = WideVariant(rows, groups, split, TILE_BYTES, shape.epilogue == GATED, sharers)
+            for rows, groups, split, shares in divisions:
+                variant = WideVariant(rows, groups, split, TILE_BYTES, shape.epilogue == GATED, shares)
                 found.append((kept, variant, tokens))
     return found
 

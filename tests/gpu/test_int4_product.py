@@ -92,11 +92,12 @@ WIDE = (
     ProductCase(256, MatrixCase(6144, 4096), STORE, division=(128, 3, 2)),
     ProductCase(127, MatrixCase(4160, 2048, has_zeros=True), ADD, division=(128, 3, 3)),
     ProductCase(300, MatrixCase(3072, 2048), GATED, division=(128, 3, 4)),
-    ProductCase(64, MatrixCase(28672, 4096), GATED, division=(64, 4, 1), sharers=2),
-    ProductCase(256, MatrixCase(28672, 4096), GATED, division=(256, 2, 1), sharers=2),
-    ProductCase(190, MatrixCase(4160, 2048, 64, has_zeros=True), STORE, division=(192, 2, 3), sharers=2),
-    ProductCase(64, MatrixCase(4096, 14336), ADD, division=(64, 4, 8), sharers=2),
-    ProductCase(300, MatrixCase(6144, 4096), STORE, division=(128, 3, 2), sharers=2),
+    ProductCase(64, MatrixCase(28672, 4096), GATED, division=(64, 4, 1), shares=True),
+    ProductCase(256, MatrixCase(28672, 4096), GATED, division=(256, 2, 1), shares=True),
+    ProductCase(190, MatrixCase(4160, 2048, 64, has_zeros=True), STORE, division=(192, 2, 1), shares=True),
+    ProductCase(64, MatrixCase(4096, 14336), ADD, division=(64, 4, 1), shares=True),
+    ProductCase(300, MatrixCase(6144, 4096), STORE, division=(128, 2, 1), shares=True),
+    ProductCase(101, MatrixCase(4160, 4096, 32, has_zeros=True, scale=F16), ADD, division=(128, 2, 1), shares=True),
 )
 
 
@@ -142,7 +143,9 @@ def test_many_rows_at_once(case: ProductCase) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("numbers", [(17, 33, 64), (65, 101, 128), (129, 256, 300, 512)], ids=["few", "some", "many"])
+@pytest.mark.parametrize(
+    "numbers", [(17, 33, 64), (65, 101, 128), (129, 200, 256), (300, 512)], ids=["few", "some", "many", "most"]
+)
 def test_bits_of_many_rows_depend_neither_on_their_number_nor_on_neighbours(numbers: tuple[int, ...]) -> None:
     _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
     x, products = torch.randn(512, 4096, device="cuda").to(BF16), _wide_products()

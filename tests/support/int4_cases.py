@@ -57,7 +57,7 @@ class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
     With `wide`, the kernel is that of many rows, for this number of multiprocessors, or as `division` says: rows of x,
-    warpgroups and split. With `stream`, it is that of streams.
+    warpgroups and split, in equal shares with `shares`. With `stream`, it is that of streams.
     """
 
     tokens: int
@@ -69,6 +69,7 @@ class ProductCase:
     prefetched: int = 0
     wide: int = 0
     division: tuple[int, int, int] | None = None
+    shares: bool = False
     stream: int = 0
 
     @property
@@ -82,7 +83,7 @@ class ProductCase:
         tile_bytes = 4096 + 128 // min(self.case.group, 128) * bytes_of_group
         sizes = (self.tokens, -(-self.case.rows // TILE_ROWS), -(-self.case.columns // STEP), tile_bytes, self.epilogue)
         if self.division:
-            return WideVariant(*self.division, tile_bytes, self.epilogue == GATED, self.sharers)
+            return WideVariant(*self.division, tile_bytes, self.epilogue == GATED, self.shares)
         if self.wide:
             return WideVariant.choose(self.wide, *sizes)
         if self.stream:

@@ -162,7 +162,7 @@ class Int4Products:
         """Returns the kernel's last arguments: where its blocks leave sums for each other."""
         if not isinstance(variant, WideVariant):
             return ()
-        if variant.split == 1:
+        if variant.split == 1 and not variant.shares:
             return 0, 0
         blocks = variant.grid(tiles, num_multiprocessors(), num_tokens)
         return self._room.of(blocks * variant.sum_bytes, blocks // variant.split, device)
@@ -172,8 +172,7 @@ class Int4Products:
         num_tokens, width = rows.shape
         if isinstance(variant, StreamVariant):
             return rows.data_ptr(), rows.stride(0), width
-        copied_rows = variant.copied_rows if isinstance(variant, WideVariant) else variant.tokens
-        return (self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), copied_rows, variant.planes),)
+        return (self._map(rows.data_ptr(), num_tokens, width, rows.stride(0), variant.tokens, variant.planes),)
 
     def _variant(self, num_tokens: int, matrix: PackedInt4Matrix, epilogue: str) -> Variant:
         tiles, steps, tile_bytes = matrix.tiles.shape

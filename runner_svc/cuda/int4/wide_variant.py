@@ -11,9 +11,12 @@ from runner_svc.cuda.int4.packed_matrix import STRIP_ROWS, TILE_ROWS
 _FEW_ROWS, _MANY_ROWS = (64, 128), 256
 _TILE_STRIPS = TILE_ROWS // STRIP_ROWS
 _PLANE_BYTES = 128
+_SLICE = 64
 _MOST_SPLITS = 8
 _FEWEST_STEPS = 4
 """Of a part of the columns."""
+_FEWEST_SHARED_STEPS = 8
+"""Of a block."""
 _GROUPS = {64: (1, 2, 3, 4), 128: (1, 2), 256: (1, 2)}
 """Warpgroups of a block by its rows of x: for what registers suffice. Three of 128 rows were slower on an H200."""
 _MOVING_ROWS = 256
@@ -36,8 +39,8 @@ class WideVariant:
     split: int
     tile_bytes: int
     gated: bool
-    sharers: int = 1
-    """Blocks of a cluster with the same rows of x, which they copy for each other: 1 or 2."""
+    shares: bool = False
+    """Whether each multiprocessor has the same number of steps, of several tiles; `split` is 1."""
 
     inputs: ClassVar[str] = "128s"
     """How x is given, as in `Kernel`: a map."""
@@ -59,7 +62,7 @@ class WideVariant:
         most = min(forms, key=lambda tokens: matrix.divided(tokens, nominal).cycles)
         division, passes = matrix.divided(most, nominal), -(-num_tokens // most)
         tokens = -(-num_tokens // (passes * 64)) * 64
-        return cls(tokens, division.groups, division.split, tile_bytes, epilogue == "EPILOGUE_GATED")
+        return cls(tokens, division.groups, division.split, tile_bytes, epilogue == "EPILOGUE_GATED", division.shares)
 
     @property
     def outputs(self) -> int:
@@ -80,16 +83,22 @@ class WideVariant:
     def _stages(self) -> tuple[int, int]:
         """Stages of x and of codes."""
         plane, codes = self.tokens * _PLANE_BYTES, self.groups * self.tile_bytes
-        room = SHARED_BYTES - self.tokens * 4 - 64 * 16
+        room = SHARED_BYTES - self.tokens * 4 - 64 * 16 - self._slice_bytes
         both = room // (2 * plane + codes)
-        return 2 * both, min(room - 2 * both * plane, (both + 1) * codes) // codes
+        of_codes = min(room - 2 * both * plane, (both + 1) * codes) // codes
+        return (room - of_codes * codes) // plane, of_codes
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory per block."""
         inputs, codes = self._stages
         rings = inputs * self.tokens * _PLANE_BYTES + codes * self.groups * self.tile_bytes
-        return rings + self.tokens * 4 + (inputs + codes) * 16
+        return rings + self._slice_bytes + self.tokens * 4 + (inputs + codes) * 16
+
+    @property
+    def _slice_bytes(self) -> int:
+        """Bytes of the sums that are ended at once, where they do not take the place of the rings."""
+        return _SLICE * (self.groups * TILE_ROWS + PITCH_PADDING) * 4 if self.shares else 0
 
     @property
     def sum_bytes(self) -> int:
@@ -107,7 +116,8 @@ class WideVariant:
             "PARTS": 1,
             "PARTS_IN_MEMORY": 1,
             "SPLIT": self.split,
-            "SHARERS": self.sharers,
+            "SHARES": int(self.shares),
+            **({"SLICE": _SLICE} if self.shares else {}),
             "CHUNK": self.chunk,
             "INPUT_STAGES": inputs,
             "CODE_STAGES": codes,
@@ -115,13 +125,9 @@ class WideVariant:
 
     def grid(self, tiles: int, multiprocessors: int, num_tokens: int) -> int:
         """Returns the number of blocks for W of `tiles` rows of tiles."""
-        tiles = -(-tiles // (self.groups * self.sharers)) * self.sharers
-        return tiles * self.split * -(-num_tokens // self.tokens)
-
-    @property
-    def copied_rows(self) -> int:
-        """Rows of x that are copied at once."""
-        return self.tokens // self.sharers
+        if self.shares:
+            return multiprocessors
+        return -(-tiles // self.groups) * self.split * -(-num_tokens // self.tokens)
 
 
 class _Division(NamedTuple):
@@ -130,6 +136,7 @@ class _Division(NamedTuple):
     cycles: int
     split: int
     groups: int
+    shares: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +152,26 @@ class _Matrix:
         """Returns the fastest division for `num_tokens` rows of x, `tokens` a block."""
         splits = [split for split in range(1, _MOST_SPLITS + 1) if split * _FEWEST_STEPS <= self.steps] or [1]
         passes = -(-num_tokens // tokens)
-        return min(self._division(tokens, passes, groups, split) for groups in _GROUPS[tokens] for split in splits)
+        found = [self._division(tokens, passes, groups, split) for groups in _GROUPS[tokens] for split in splits]
+        if self.tiles * passes * self.steps >= _FEWEST_SHARED_STEPS * self.multiprocessors:
+            found += [self._shares(tokens, passes, groups) for groups in _GROUPS[tokens]]
+        return min(found)
+
+    def _cycles_of_a_step(self, tokens: int, groups: int) -> int:
+        copied = (2 * tokens * _PLANE_BYTES + groups * self.tile_bytes) // _BYTES_A_CYCLE
+        return max(4 * groups * tokens, copied)
+
+    def _shares(self, tokens: int, passes: int, groups: int) -> _Division:
+        tiles = -(-self.tiles // groups) * passes
+        share = -(-tiles * self.steps // self.multiprocessors)
+        added = -(-self.steps // share)  # most blocks whose sums another adds
+        kept = _CYCLES_OF_A_MEETING + 8 * groups * TILE_ROWS * tokens // _BYTES_A_CYCLE
+        cycles = share * self._cycles_of_a_step(tokens, groups) + _CYCLES_OF_A_BLOCK + added * kept
+        return _Division(cycles, 1, groups, True)
 
     def _division(self, tokens: int, passes: int, groups: int, split: int) -> _Division:
         rounds = -(-(-(-self.tiles // groups) * split * passes) // self.multiprocessors)
-        copied = (2 * tokens * _PLANE_BYTES + groups * self.tile_bytes) // _BYTES_A_CYCLE
-        cycles = -(-self.steps // split) * max(4 * groups * tokens, copied) + _CYCLES_OF_A_BLOCK
+        cycles = -(-self.steps // split) * self._cycles_of_a_step(tokens, groups) + _CYCLES_OF_A_BLOCK
         if split > 1:
             cycles += _CYCLES_OF_A_MEETING + 8 * groups * TILE_ROWS * tokens // _BYTES_A_CYCLE
-        return _Division(rounds * cycles, split, groups)
+        return _Division(rounds * cycles, split, groups, False)
