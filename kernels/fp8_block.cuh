@@ -9,7 +9,6 @@ using Scalar = __nv_bfloat16;
 
 constexpr int kColumns = 128;  // of W in a step: 128 bytes
 constexpr int kRows = 64 * GROUPS;
-constexpr int kTurnedRows = 512;  // adjacent rows of W whose columns are added in the same order
 constexpr int kConsumers = 128 * GROUPS;
 constexpr int kWarps = kConsumers / 32;
 constexpr int kThreads = kConsumers + 64;  // with a warp that copies and one that reads the rows' factors
@@ -96,14 +95,6 @@ struct Problem {
     int tokens;   // rows of `out`
     int begin;    // columns of W that this block multiplies, in steps
     int steps;
-
-    // The step that is number `index` of a tile. With TURNED, other rows of W begin with other steps, for all blocks
-    // would ask L2 for the same columns of x at once.
-    __device__ __forceinline__ int step(int tile, int index) const {
-        if (!TURNED) return index;
-        const int turned = index + tile * kRows / kTurnedRows % steps;
-        return turned < steps ? turned : turned - steps;
-    }
 };
 
 struct Inputs {

@@ -1,7 +1,7 @@
 // Products of a few rows with a matrix of e4m3, out = x W^T, for Hopper (sm_90a): as fast as the weights can be read.
 //
 // As skinny_product.cu, with these differences. A step is 128 columns, a tile 64 or 128 rows of W. A wgmma adds up fewer
-// bits than float32 has, so a chain of them spans one step, and its sums are added in float32: in an order of steps, and in
+// bits than float32 has, so a chain of them spans one step, and its sums are added in float32: in ascending steps, and in
 // SPLIT parts, both given by the matrix alone. So a row's bits do not depend on the number of rows.
 //
 // fp8_rows.cu has rounded x to e4m3 before, and its codes are copied with the weights. With RESIDENT, each block rounds x
@@ -10,8 +10,7 @@
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; GROUPS, 1 or 2, warpgroups with 64 rows of a tile each;
 // STAGES; STEPS, most steps of a block; RESIDENT, which needs SPLIT 1; GROUPED, 1 for scales per 128 x 128 weights and
 // 128 inputs of a row; STATIC, 1 for one given scale of inputs; BATCH, steps whose products are in flight; OUT, type of
-// `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED; CANONICAL, 1 for the root of docs/determinism.md;
-// TURNED, 0: all tiles begin with the same step.
+// `out`; EPILOGUE, one of those below; ACTIVATION, for EPILOGUE_GATED; CANONICAL, 1 for the root of docs/determinism.md.
 
 #ifndef BIAS
 #define BIAS 0  // 1: biases are added to scale * product
@@ -52,21 +51,18 @@ __device__ __forceinline__ void produce(
     const int first_tile = blockIdx.x / SPLIT, ahead = min(STAGES, problem.steps);
     for (int i = 0; i < ahead; i++) {
         barrier_expect(shared.full(i), kStageBytes);
-        copy_weights(shared, weights, problem, first_tile, problem.step(first_tile, i), i);
+        copy_weights(shared, weights, problem, first_tile, i, i);
     }
     if (!RESIDENT) wait_for_predecessors();
     Ring<STAGES> ring(1);
-    for (int i = 0; i < ahead; i++, ring.advance()) {
-        copy_inputs(shared, inputs, problem, problem.step(first_tile, i), i);
-    }
+    for (int i = 0; i < ahead; i++, ring.advance()) copy_inputs(shared, inputs, problem, i, i);
     int done = ahead;
     for (int tile = first_tile; tile < problem.tiles; tile += gridDim.x / SPLIT, done = 0) {
         for (int i = done; i < problem.steps; i++, ring.advance()) {
             barrier_wait(shared.empty(ring.stage), ring.parity);
             barrier_expect(shared.full(ring.stage), kStageBytes);
-            const int step = problem.step(tile, i);
-            copy_weights(shared, weights, problem, tile, step, ring.stage);
-            copy_inputs(shared, inputs, problem, step, ring.stage);
+            copy_weights(shared, weights, problem, tile, i, ring.stage);
+            copy_inputs(shared, inputs, problem, i, ring.stage);
         }
     }
     if (SPLIT == 1) release_successors();
@@ -131,14 +127,10 @@ __device__ __forceinline__ void consume(
         // `parts` of consecutive steps, whose products are in flight together.
         const auto multiply_steps = [&](int first, auto count) {
             float block[BATCH];
-            int steps[BATCH];
 #pragma unroll
-            for (int i = 0; i < count.value; i++) {
-                steps[i] = problem.step(tile, first + i);
-                block[i] = GROUPED ? __ldg(scales + steps[i]) : 1.0f;
-            }
+            for (int i = 0; i < count.value; i++) block[i] = GROUPED ? __ldg(scales + first + i) : 1.0f;
 #pragma unroll
-            for (int i = 0; i < count.value; i++) start(parts[i], steps[i]);
+            for (int i = 0; i < count.value; i++) start(parts[i], first + i);
             wgmma_wait<0>();
 #pragma unroll
             for (int i = 0; i < count.value; i++) {
@@ -148,7 +140,7 @@ __device__ __forceinline__ void consume(
             }
 #pragma unroll
             for (int i = 0; i < count.value; i++) {
-                promote(totals, parts[i], tables.groups + steps[i] * TOKENS, block[i]);
+                promote(totals, parts[i], tables.groups + (first + i) * TOKENS, block[i]);
             }
         };
         int step = 0;

@@ -64,8 +64,6 @@ class Fp8Variant:
     groups: int = 1
     batch: int = 2
     blocks: int = 2
-    turned: bool = True
-    """Whether other rows of W begin with other columns."""
 
     @classmethod
     def choose(
@@ -85,8 +83,7 @@ class Fp8Variant:
     @classmethod
     def choose_canonical(cls, num_tokens: int, num_rows: int, num_columns: int, *, grouped: bool = False) -> Fp8Variant:
         """Returns the variant for the same product in the canonical order, for which rows are rounded before it."""
-        chosen = cls.choose(1, num_tokens, num_rows, num_columns, grouped=grouped)
-        return replace(chosen, resident=False, turned=False)
+        return replace(cls.choose(1, num_tokens, num_rows, num_columns, grouped=grouped), resident=False)
 
     @property
     def tile_rows(self) -> int:
@@ -131,5 +128,4 @@ class Fp8Variant:
             "GROUPS": self.groups,
             "BATCH": self.batch,
             "STAGES": self.stages,
-            "TURNED": int(self.turned),
         }
