@@ -51,6 +51,13 @@ CASES = {
         64, MatrixCase(576, 576, 64, has_zeros=True, scale=torch.float32), GATED, division=(64, 4, 1)
     ),
     "halves in turn": ProductCase(9, MatrixCase(448, 320, 32), STORE, division=(64, 1, 1)),
+    # Tiles of up to three blocks, and blocks of several tiles.
+    "shares of gates": ProductCase(
+        40, MatrixCase(640, 320, 64, has_zeros=True), GATED, division=(64, 1, 1), shares=True
+    ),
+    "shares": ProductCase(130, MatrixCase(448, 448), STORE, division=(192, 1, 1), shares=True),
+    "added shares": ProductCase(70, MatrixCase(448, 320), ADD, division=(128, 2, 1), shares=True),
+    "small shares": ProductCase(9, MatrixCase(128, 960), STORE, division=(64, 1, 1), shares=True),
     "added by four": ProductCase(64, MatrixCase(576, 320), ADD, division=(64, 4, 1)),
     # Warps without columns; blocks of one and of two units; units that lack strips; a row alone.
     "streams": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, stream=3),
@@ -67,9 +74,11 @@ DEQUANTIZED = {
 }
 
 
-@pytest.mark.parametrize("name", choice([*CASES, *DEQUANTIZED], in_ci=["parts", "two passes"]))
-def test_kernels(name: str) -> None:
+@pytest.mark.parametrize("name", choice([*CASES, *DEQUANTIZED], in_ci=["parts", "two passes", "small shares"]))
+def test_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in CASES:
+        if CASES[name].shares:
+            monkeypatch.setattr(few_rows, "num_multiprocessors", lambda: 5)
         CASES[name].check("cpu", 0)
         return
     case, dtype = DEQUANTIZED[name]
