@@ -19,6 +19,7 @@ MODULES = {
     "runner": ("accelerate", "gguf", "numpy", "safetensors", "torch", "transformers", "zmq"),
     "openai": ("smg_grpc_proto",),
     "cuda": ("cupy",),
+    "ray": ("ray",),
     "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc"),
     "sentencepiece": ("sentencepiece",),
     "bench": ("aiohttp", "matplotlib", "numpy", "tokenizers", "uvloop"),

@@ -22,7 +22,7 @@ from torch import Tensor
 from bench.common.provenance import provenance, write_results
 from roster_client.demo.prompts import DEMO_REQUESTS
 from runner_svc.attention.cpu import CpuAttention
-from runner_svc.backends.torch_backend import load_decoder
+from runner_svc.backends.decoder_loading import load_decoder
 from runner_svc.catalog.source import model_folder
 from runner_svc.decoder.cpu_decoder import DecoderInputs
 from runner_svc.decoder.served_decoder import ServedDecoder

@@ -28,7 +28,7 @@ from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import TILE_JOB_ROWS, ExpertVariant, TilesVariant, Variant
 from runner_svc.cuda.module import load
 from runner_svc.decoder.cuda_experts import grouped_product
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertPlan
+from runner_svc.interface.products.expert_launchers import FEW_ROWS, ExpertPlan
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig, RouterConfig, Scoring
 
 BF16 = torch.bfloat16

@@ -17,6 +17,8 @@ from runner_svc.weights.linear_weights import LinearWeights
 class CanonicalArithmetic(Arithmetic):
     """Functions whose bits depend on a row alone, in float32."""
 
+    adds_in_order = True
+
     def __init__(self) -> None:
         self._products = hashlib.blake2b(digest_size=16)
 

@@ -26,6 +26,9 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Arithmetic:
     """The fastest functions that torch has; the bits of a row may depend on the rows computed with it."""
 
+    adds_in_order = False
+    """Whether ranks add up what they have in their order, whatever is fastest."""
+
     def product(self, weights: LinearWeights, *, keep_plain: bool) -> Callable[[Tensor], Tensor]:
         """Returns y = x W^T + b for rows x [rows, in]; `keep_plain` as in `Matrix.product`."""
         return weights.matrix.product(weights.bias, keep_plain=keep_plain)

@@ -57,7 +57,9 @@ class Determinism:
     def numerics(self) -> str:
         """Returns 32 hex digits of all that the bits depend on: Hello.numerics. Raises UnusableSettings like `of`."""
         digest = hashlib.blake2b(digest_size=16)
-        for part in (ORDER_VERSION, *_libraries(), self.config.rope_fingerprint):
+        size = self.config.shard.size
+        ranks = [f"{size} ranks"] if size > 1 else []  # all on machines that are alike: each looks at its own
+        for part in (ORDER_VERSION, *_libraries(), self.config.rope_fingerprint, *ranks):
             digest.update(part.encode() + b"\0")
         for path in (self.folder / "config.json", *checkpoint_files(self.folder)):
             _add_file(digest, path)

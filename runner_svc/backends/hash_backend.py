@@ -8,6 +8,10 @@ device (`host_slots`). The KV of rejected drafts stays until the next run overwr
 depends only on the context, otherwise on (seed, sample_index, position) too. `expected_tokens` is the reference
 implementation: plain integers, no blocks, no batch.
 
+With several ranks each keeps a share of every entry, whose sum is the entry: of `mix64(token)` a rank takes its own
+bits (`HashShares`). All sums are linear, so one exchange of the rows' partial hashes gives the context's hash. A rank
+that missed, repeated or reordered a plan adds the share of another context, and every rank then picks a wrong token.
+
 Supported sampling parameters are temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among the
 allowed ids, all equally likely), and the logprobs fields, with the made-up numbers of `expected_logprobs`.
 """
@@ -30,9 +34,11 @@ from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.hash_shares import HashShares
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.ranks import Communicator
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids, run_positions
 from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
@@ -141,8 +147,10 @@ class HashBackend:
         poison: Poison | None = None,
         drafter: Drafter | None = None,
         max_drafts: int = 0,
+        ranks: Communicator | None = None,
     ) -> None:
-        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`."""
+        """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`. `ranks`: None computes all alone."""
+        self.shares = HashShares(ranks)
         self._poison = poison
         self.max_drafts = max_drafts if drafter is not None else 0
         self.drafter_name = drafter.name if drafter is not None else ""
@@ -156,9 +164,18 @@ class HashBackend:
         self._step_s = step_ms / 1000
         self._powers_a = _powers(KV_BASE, context_length)
         self._powers_b = _powers(_B, context_length + block_size)
-        garbage = np.random.default_rng(num_blocks).integers(0, 2**64, (num_blocks + 1) * block_size, np.uint64)
-        self._kv = garbage.reshape(num_blocks + 1, block_size)
+        self._kv = np.empty((num_blocks + 1, block_size), np.uint64)
+        self._forget_kv()
         self.host_slots = HostSlots(num_slots, context_length, block_size, drafter, vocab_size)
+
+    def _forget_kv(self) -> None:
+        garbage = np.random.default_rng(self.num_blocks)
+        self._kv[:] = garbage.integers(0, 2**64, self._kv.shape, np.uint64)
+
+    def regroup(self) -> None:
+        """As `Regrouping.regroup`."""
+        self._forget_kv()
+        self.host_slots.forget(self.num_blocks)
 
     def draft_with(self, drafter: Drafter, max_drafts: int) -> None:
         """Sets the drafter, before the first step; `max_drafts`: most drafts of a row."""
@@ -228,7 +245,8 @@ class HashBackend:
             self._poison.end_step()
 
     def _write_kv(self, batch: StepBatch) -> None:
-        terms = mix64_array(batch.tokens.astype(np.uint64) + np.uint64(1)) * self._powers_a[batch.positions]
+        mixed = self.shares.own(mix64_array(batch.tokens.astype(np.uint64) + np.uint64(1)))
+        terms = mixed * self._powers_a[batch.positions]
         sums = np.cumsum(terms, dtype=np.uint64)
         firsts = np.cumsum(batch.counts) - batch.counts
         before_row = sums[firsts] - terms[firsts]
@@ -245,7 +263,7 @@ class HashBackend:
         context = self._kv[tables].reshape(len(rows), tables.shape[1] * self.block_size)
         weights = self._powers_b[: context.shape[1]]
         inside = np.arange(context.shape[1]) < ends[:, None]
-        return np.where(inside, context * weights, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        return self.shares.summed(np.where(inside, context * weights, np.uint64(0)).sum(axis=1, dtype=np.uint64))
 
     def _picked(self, batch: StepBatch, rows: NDArray[np.intp], ends: NDArray[np.integer]) -> list[int]:
         """Returns the token that follows the first `ends` [L] positions of each of `rows` [L]."""

@@ -30,7 +30,13 @@ class OracleDrafter:
     backend: HashBackend
 
     def __init__(self, rng: random.Random, wrong: float = 0.3) -> None:
+        """Ranks of a group give the same `rng`, so that they propose the same."""
         self._rng, self._wrong = rng, wrong
+        self._began = rng.getstate()
+
+    def regroup(self) -> None:
+        """As `Regrouping.regroup`."""
+        self._rng.setstate(self._began)
 
     def propose(
         self,
@@ -41,20 +47,29 @@ class OracleDrafter:
     ) -> NDArray[np.int32]:
         proposals = np.full((len(slots), most.max()), -1, np.int32)
         vocabulary = self.backend.model.vocab_size
+        hashes = self._hashes(slots, counters)
         for row, (slot, count) in enumerate(zip(slots.tolist(), most.tolist(), strict=True)):
-            for place, token in enumerate(self._next(tokens[slot], slot, int(counters[row]), count)):
+            for place, token in enumerate(self._next(tokens[slot], slot, int(counters[row]), count, *hashes[row])):
                 wrong = self._rng.random() < self._wrong
                 proposals[row, place] = (token + self._rng.randrange(1, vocabulary)) % vocabulary if wrong else token
         return proposals
 
-    def _next(self, tokens: NDArray[np.int32], slot: int, known: int, count: int) -> list[int]:
+    def _hashes(self, slots: NDArray[np.int32], counters: NDArray[np.int32]) -> list[tuple[int, int]]:
+        """Returns for each slot the running hash and the context's, before its last known token."""
+        backend, partial = self.backend, np.zeros((len(slots), 2), np.uint64)
+        for row, (slot, known) in enumerate(zip(slots.tolist(), counters.tolist(), strict=True)):
+            blocks = backend.host_slots.tables[slot, : -(-known // backend.block_size)]
+            sums = backend._kv[blocks].reshape(-1)[: known - 1]
+            if known > 1:
+                with np.errstate(over="ignore"):
+                    partial[row] = sums[-1], (sums * backend._powers_b[: known - 1]).sum(dtype=np.uint64)
+        return [(running, context) for running, context in backend.shares.summed(partial).tolist()]
+
+    def _next(
+        self, tokens: NDArray[np.int32], slot: int, known: int, count: int, running: int, context_hash: int
+    ) -> list[int]:
         """Returns the next `count` tokens; leaves them behind the known ones, where penalties look for drafts."""
         backend, position = self.backend, known - 1
-        blocks = backend.host_slots.tables[slot, : -(-known // backend.block_size)]
-        sums = backend._kv[blocks].reshape(-1)[:position]
-        with np.errstate(over="ignore"):
-            context_hash = int((sums * backend._powers_b[:position]).sum(dtype=np.uint64))
-        running = int(sums[-1]) if position else 0
         row = _OneRow(backend.host_slots.admitted[slot])
         for place in range(position, position + count):
             running = (running + mix64(int(tokens[place]) + 1) * pow(KV_BASE, place, 1 << 64)) & MASK64

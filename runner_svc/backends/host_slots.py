@@ -20,6 +20,7 @@ from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.drafting.accept import accept
 from runner_svc.drafting.drafter import Drafter, FollowingDrafter, HiddenDrafter, LateDrafter, SlotDrafter
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
+from runner_svc.interface.ranks import Regrouping
 from runner_svc.interface.step import StepBatch, StepOutput
 
 
@@ -53,6 +54,19 @@ class HostSlots:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self.draft_with(drafter)
+
+    def forget(self, num_blocks: int) -> None:
+        """Forgets all sequences, and what the drafter keeps of them and of the cache's `num_blocks` blocks.
+
+        Ranks of a group then have equal states, whatever each has seen before.
+        """
+        for array in (self.tokens, self.tables, self.table_lengths, self.known, self.epochs):
+            array.fill(0)
+        self.admitted.clear()
+        if self._follower is not None:
+            self._follower.forget_blocks(np.arange(1, num_blocks + 1, dtype=np.int32))
+        if isinstance(self._drafter, Regrouping):
+            self._drafter.regroup()
 
     def draft_with(self, drafter: Drafter | None) -> None:
         """Sets the drafter, before the first change."""

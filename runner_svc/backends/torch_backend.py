@@ -18,24 +18,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.arithmetic.plain import PLAIN, Arithmetic
+from runner_svc.arithmetic.plain import PLAIN
+from runner_svc.backends.decoder_loading import determinism_of, load_decoder
 from runner_svc.backends.determinism import Determinism
 from runner_svc.backends.forward_pass import ForwardPass
 from runner_svc.backends.host_slots import HostSlots
 from runner_svc.catalog.source import model_folder
-from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS, Decoder
 from runner_svc.decoder.served_decoder import ServedDecoder
 from runner_svc.drafting.drafter import Drafter, HiddenDrafter
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.ranks import WHOLE, Communicator
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
-from runner_svc.model.checkpoint.weights import load_weights, weight_formats, weights_fingerprint
+from runner_svc.model.checkpoint.weights import weight_formats, weights_fingerprint
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder, not_quantized
+from runner_svc.model.decoder_choice import DecoderSetting
 from runner_svc.model.description import describe_model
-from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
-from runner_svc.model.folder.config_file import read_config
 from runner_svc.sampling.sampled_positions import each_position, logit_indexes, row_logprobs
 from runner_svc.sampling.sampler import SampledRows, Sampler
 from runner_svc.weights.on_load import NOTHING, OnLoad
@@ -74,10 +73,11 @@ class TorchBackend:
         drafter: Drafter | None = None,
         max_drafts: int = 0,
         determinism: Determinism | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """`max_drafts`: most drafts of a row; 0 unless there is a `drafter`, and at most what it can propose.
 
-        `determinism` has made the parts of the decoder.
+        `determinism` has made the parts of the decoder, which is one of `num_ranks`.
         """
         config = decoder.config
         if isinstance(drafter, HiddenDrafter):
@@ -94,7 +94,7 @@ class TorchBackend:
         self.host_slots = HostSlots(num_slots, model.context_length, block_size, drafter, config.vocab_size)
         self._pass = ForwardPass(decoder, num_blocks, block_size, determinism)
         self.cache = self._pass.cache
-        self.fingerprints = fingerprints(config, device, torch.float32, torch.float32)
+        self.fingerprints = fingerprints(config, device, torch.float32, torch.float32, num_ranks)
         self._decoder = decoder
         if determinism is not None:
             model.numerics = determinism.numerics()
@@ -117,17 +117,20 @@ class TorchBackend:
         make_drafter: MakeDrafter | None = None,
         max_drafts: int = 0,
         deterministic: bool = False,
+        ranks: Communicator | None = None,
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU; see `load_weights` for `on_load`.
 
-        `make_drafter` makes a drafter that depends on the model, once that is loaded.
+        With `ranks` it is a rank's part of the model, and nothing is exchanged before the first step. `make_drafter`
+        makes a drafter that depends on the model, once that is loaded.
         Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served,
         UnusableSettings if it can't be `deterministic`.
         """
         folder = model_folder(name, cache_folder, progress)
-        determinism = _determinism(folder, decoder, block_size, on_load) if deterministic else None
+        shard = ranks.shard if ranks is not None else WHOLE
+        determinism = determinism_of(folder, decoder, block_size, on_load, shard) if deterministic else None
         arithmetic = determinism.arithmetic if determinism is not None else PLAIN
-        loaded = load_decoder(folder, decoder, progress, on_load, arithmetic)
+        loaded = load_decoder(folder, decoder, progress, on_load, arithmetic, ranks)
         version = weights_fingerprint(folder, torch.float32, on_load)
         model = describe_model(name, folder, loaded.config, version, cache_folder, progress)
         if isinstance(loaded.config, ModelConfig):
@@ -144,6 +147,7 @@ class TorchBackend:
             drafter=drafter,
             max_drafts=max_drafts,
             determinism=determinism,
+            num_ranks=shard.size,
         )
 
     def change_slots(self, changes: SlotChanges) -> None:
@@ -268,45 +272,3 @@ class TorchBackend:
                 scored.append(self._sampler.prompt_logprobs(logits, batch, row))
             offset += count
         return scored
-
-
-def _determinism(folder: Path, asked: DecoderSetting, block_size: int, on_load: OnLoad) -> Determinism:
-    config = choose_decoder(read_config(folder), asked).config
-    formats = weight_formats(config, on_load) if config is not None else ""
-    return Determinism.of(folder, config, formats, block_size)
-
-
-def load_decoder(
-    folder: Path,
-    asked: DecoderSetting,
-    progress: Progress,
-    on_load: OnLoad = NOTHING,
-    arithmetic: Arithmetic = PLAIN,
-) -> ServedDecoder:
-    """Loads the model of `folder` into the decoder that `choose_decoder` chooses; see `load_weights`.
-
-    `arithmetic` is what Roster's own decoder computes with.
-
-    Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
-    """
-    raw = read_config(folder)
-    choice = choose_decoder(raw, asked)
-    if choice.config is not None:
-        weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress, on_load)
-        formats = weight_formats(choice.config, on_load)
-        if formats and choice.config.num_layer_weights > MAX_PLAIN_WEIGHTS:
-            held = "FP8 is held and multiplied in bfloat16, int4 is multiplied as it is stored"
-            log.info(f"quantized weights on the CPU: {held}", formats=formats)
-        return Decoder(choice.config, weights, arithmetic)
-    if on_load.name:
-        raise UnsupportedModel(not_quantized(choice.why_not_own))
-    from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
-
-    try:
-        decoder = load_transformers_decoder(folder, raw, torch.float32, progress)
-    except UnsupportedModel as error:
-        if choice.has_own_class:
-            raise UnsupportedModel(f"{choice.why_not_own} Through transformers: {error}") from error
-        raise
-    log.info("transformers computes the model", why=choice.why_not_own, architecture=decoder.config.architecture)
-    return decoder

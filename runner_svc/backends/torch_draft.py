@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.backends.decoder_loading import load_decoder
 from runner_svc.backends.forward_pass import ForwardPass
 from runner_svc.backends.model_drafter import ModelDrafter
-from runner_svc.backends.torch_backend import DraftTarget, load_decoder
+from runner_svc.backends.torch_backend import DraftTarget
 from runner_svc.decoder.served_decoder import ServedDecoder
 from runner_svc.drafting.draft_counters import DraftCounters
 from runner_svc.interface.progress import Progress

@@ -17,12 +17,14 @@ from torch.nn import functional
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
 from runner_svc.decoder.linear import Linear
 from runner_svc.decoder.mlp import DenseMlp, ExpertMlp, Mlp
-from runner_svc.decoder.norm import HeadNorm, Norm
+from runner_svc.decoder.norm import DividedNorms, HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.ranks import Communicator
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import LayerDescription, MlpDescription
+from runner_svc.model.families.description import LayerDescription, MlpDescription, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.rank_exchange import Exchange
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
@@ -55,8 +57,13 @@ class DecoderInputs:
 class DecoderLayer:
     """Attention and MLP of one layer."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, config: ModelConfig, index: int, weights: LayerWeights, arithmetic: Arithmetic, exchange: Exchange
+    ) -> None:
         described = config.layers[index]
+        self._summed = exchange.summed
+        # One sum of what attention and MLP give, where nothing is between them: the bits of a single rank stay.
+        self._sums_once = exchange.is_shared and described.parallel and not described.post_norms
         self._arithmetic = arithmetic
         self._index = index
         self._num_heads = config.num_heads
@@ -71,9 +78,7 @@ class DecoderLayer:
                 return _unchanged
             return Norm(described.norm, weights, config.norm_eps, arithmetic)
 
-        def head_norm(weights: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-            if weights is None:
-                return None
+        def head_norm(weights: Tensor) -> HeadNorm:
             return HeadNorm(described.qk_norm, described.norm, weights, config.norm_eps, arithmetic)
 
         self._attention_norm, self._attention_post_norm = (
@@ -81,7 +86,14 @@ class DecoderLayer:
             norm(weights.attention_post_norm),
         )
         self._mlp_norm, self._mlp_post_norm = norm(weights.mlp_norm), norm(weights.mlp_post_norm)
-        self._q_norm, self._k_norm = head_norm(weights.q_norm), head_norm(weights.k_norm)
+        self._qk_norms: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        if weights.q_norm is not None and weights.k_norm is not None:
+            if exchange.is_shared and described.qk_norm is QkNorm.PROJECTION:
+                both = weights.q_norm, weights.k_norm
+                self._qk_norms = DividedNorms(config, both, exchange.summed, arithmetic)
+            else:
+                of_queries, of_keys = head_norm(weights.q_norm), head_norm(weights.k_norm)
+                self._qk_norms = lambda queries, keys: (of_queries(queries), of_keys(keys))
         keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS
         self._qkv = Linear(weights.qkv, keep_plain=keep_plain, arithmetic=arithmetic)
         self._output = Linear(weights.output, keep_plain=keep_plain, arithmetic=arithmetic)
@@ -98,19 +110,22 @@ class DecoderLayer:
         """Returns the residual stream [T, hidden_size] after this layer."""
         normed = self._attention_norm(hidden)
         queries = self._project(normed, slot_mapping, rotations, cache)
-        attended = self._attention_post_norm(self._output(attention(self._index, queries)))
+        attended = self._output(attention(self._index, queries))
+        if self._sums_once:
+            return self._arithmetic.add(hidden, self._summed(attended + self._mlp(normed)), self._multiplier)
+        attended = self._attention_post_norm(self._summed(attended))
         hidden = self._arithmetic.add(hidden, attended, self._multiplier)
         if not self._is_parallel:
             normed = self._mlp_norm(hidden)
-        return self._arithmetic.add(hidden, self._mlp_post_norm(self._mlp(normed)), self._multiplier)
+        return self._arithmetic.add(hidden, self._mlp_post_norm(self._summed(self._mlp(normed))), self._multiplier)
 
     def _project(self, normed: Tensor, slot_mapping: Tensor, rotations: Sequence[Rotation], cache: KVCache) -> Tensor:
         """Writes the step's keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
         heads, kv_heads = self._num_heads, self._num_kv_heads
         qkv = self._qkv(normed).view(-1, heads + 2 * kv_heads, self._head_dim)
         rotated = qkv[:, : heads + kv_heads]  # queries and keys are adjacent: one rotation for both
-        if self._q_norm is not None and self._k_norm is not None:
-            rotated = torch.cat((self._q_norm(rotated[:, :heads]), self._k_norm(rotated[:, heads:])), dim=1)
+        if self._qk_norms is not None:
+            rotated = torch.cat(self._qk_norms(rotated[:, :heads], rotated[:, heads:]), dim=1)
         if self._rope is not None:
             rotated = rotations[self._rope].apply(rotated, self._arithmetic)
         cache.write(self._index, rotated[:, heads:].flatten(1), qkv[:, heads + kv_heads :].flatten(1), slot_mapping)
@@ -120,8 +135,17 @@ class DecoderLayer:
 class Decoder:
     """The model: embeddings, layers, final norm, head."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, arithmetic: Arithmetic = PLAIN) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        arithmetic: Arithmetic = PLAIN,
+        ranks: Communicator | None = None,
+    ) -> None:
+        """`config` and `weights` are a rank's part if there are `ranks`, which compute every call together."""
         self.embeddings = weights.embeddings
+        """The rank's rows of the table."""
+        self._exchange = Exchange(ranks, in_order=arithmetic.adds_in_order)
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs `forward` leaves in `tapped`; one behind the last stands for its output."""
         self.tapped: list[Tensor] = []
@@ -130,7 +154,7 @@ class Decoder:
         self._layers: list[DecoderLayer] = []
         sinks: list[Tensor | None] = []
         for index, layer in enumerate(weights.layers):
-            self._layers.append(DecoderLayer(config, index, layer, arithmetic))
+            self._layers.append(DecoderLayer(config, index, layer, arithmetic, self._exchange))
             sinks.append(layer.sinks)
         self.config = replace(config, sinks=tuple(sinks))
         self._norm = Norm(config.norm, weights.norm, config.norm_eps, arithmetic)
@@ -141,7 +165,7 @@ class Decoder:
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the residual stream [T, hidden_size], which `logits` reads."""
-        hidden = functional.embedding(inputs.tokens, self.embeddings)
+        hidden = self.embed(inputs.tokens)
         if self.config.model.embedding_scale != 1.0:
             hidden = hidden * self.config.model.embedding_scale
         if self._positions is not None:
@@ -156,6 +180,10 @@ class Decoder:
             self.tapped = [states[index] for index in self.taps]
         return hidden
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `ServedDecoder`."""
+        return self._exchange.looked_up(tokens, self.embeddings, self.config.vocabulary)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns float32 [L, vocab_size] for L positions of the residual stream, [L, hidden_size]."""
         return self.head(self.final_states(hidden))
@@ -166,7 +194,7 @@ class Decoder:
 
     def head(self, states: Tensor) -> Tensor:
         """See `ServedDecoder`."""
-        logits = self._head(states).float()
+        logits = self._exchange.side_by_side(self._head(states).float(), self.config.vocab_size)
         finish_logits(logits, self.config.model)
         return logits
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import (
+from runner_svc.interface.products.expert_launchers import (
     FEW_ROWS,
     ExpertLaunchers,
     ExpertPlan,

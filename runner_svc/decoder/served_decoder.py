@@ -14,15 +14,14 @@ from runner_svc.interface.served_config import ServedConfig
 class ServedDecoder(Protocol):
     """Computes steps in two calls: only the rows that sample and the prompt positions that are scored need logits.
 
-    `logits` is `head` of `final_states`.
+    `logits` is `head` of `final_states`. The ranks of a group make each call but `final_states` together.
     """
 
     @property
     def config(self) -> ServedConfig: ...
 
-    @property
-    def embeddings(self) -> Tensor:
-        """The table of token embeddings, [at least vocab_size, hidden_size]."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embeddings of tokens, [T, hidden_size] of int64 [T], before the model scales them."""
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""

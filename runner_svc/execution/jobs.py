@@ -11,6 +11,7 @@ import structlog
 
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.interface.ranks import RankLost
 
 log = structlog.get_logger()
 
@@ -91,7 +92,8 @@ class Executor(Protocol):
 def fault_of(session: int, error: Exception) -> plan_pb2.ToScheduler:
     """Logs the error and returns the fault message for the scheduler."""
     if isinstance(error, PlanFault):
-        log.error("fault", reason=str(error), exc_info=error.__cause__)
+        trace = None if isinstance(error.__cause__, RankLost) else error.__cause__
+        log.error("fault", reason=str(error), exc_info=trace)
         reason = str(error)
     else:
         log.error("fault", exc_info=error)

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,19 @@ from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.held_step import HeldStep
 from runner_svc.execution.jobs import ExecutePlan, TakeMasks, fault_of
 from runner_svc.interface.step import MaskedRows, PendingStep, StepOutput
+
+
+class PlanWitness(Protocol):
+    """Sees what becomes of a launched plan: the other ranks of a group do the same with theirs."""
+
+    def before_masks(self, number: int, masks: plan_pb2.Masks) -> None:
+        """Called before the plan takes masks. Raises PlanFault."""
+
+    def before_wait(self, number: int) -> None:
+        """Called before the plan is waited for or abandoned. Raises PlanFault."""
+
+    def after_wait(self, number: int, result: plan_pb2.Result) -> None:
+        """Called with the result. Raises PlanFault."""
 
 
 class LaunchedPlan:
@@ -50,6 +64,7 @@ class LaunchedPlan:
         """Time of the launch, or of the last masks received."""
         self.queued_s: float | None = None
         """Seconds for which the plan waited to be launched; None if launches do not wait for the plan before."""
+        self.witness: PlanWitness | None = None
         self._applied = applied
         self._pending = pending
         self._finish = finish
@@ -81,6 +96,8 @@ class LaunchedPlan:
     def mask(self, masks: plan_pb2.Masks) -> None:
         """Takes masks; masks of rows that wait for none are ignored. Raises PlanFault."""
         self.began_at = time.monotonic()
+        if self.witness is not None:
+            self.witness.before_masks(self.number, masks)
         for entry in masks.rows:
             if entry.row in self._missing:
                 self._masks[self._index_of[entry.row]] = self._bits(entry)
@@ -115,11 +132,16 @@ class LaunchedPlan:
             raise
 
     def _wait(self) -> plan_pb2.Result:
+        if self.witness is not None:
+            self.witness.before_wait(self.number)
         with self._faulting(self.number):
             output = self._pending.wait()
             if self._fault is not None:
                 raise self._fault
-            return self._finish(output, self._masked.wait() if self._masked is not None else None)
+            result = self._finish(output, self._masked.wait() if self._masked is not None else None)
+        if self.witness is not None:
+            self.witness.after_wait(self.number, result)
+        return result
 
     def _bits(self, entry: plan_pb2.RowMask) -> NDArray[np.uint32]:
         if len(entry.bits) != 4 * self._masks.shape[1]:

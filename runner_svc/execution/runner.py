@@ -85,6 +85,11 @@ class Runner:
         return self._overlapping is not None
 
     @property
+    def lost(self) -> str:
+        """Why no more plans can be executed with the other ranks of this runner's group; '' while they can."""
+        return ""
+
+    @property
     def last_plan(self) -> int:
         """Number of the last plan launched in this session; 0 before the first."""
         return self._last_plan
@@ -158,7 +163,7 @@ class Runner:
             self._tier.finish()
         except Exception as error:
             self._fail(error)
-            raise PlanFault(f"copying KV blocks failed: {type(error).__name__}: {error}") from error
+            raise PlanFault(self.lost or f"copying KV blocks failed: {told(error)}") from error
 
     def release_held(self) -> None:
         """Ends the wait of a result that is held until a copy is done."""
@@ -195,8 +200,9 @@ class Runner:
         if self._faulted:
             raise PlanFault("an earlier plan failed: no plan executes until a new session begins")
         if number != self._last_plan + 1:
-            self._fail()
-            raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
+            fault = PlanFault(f"plan {number} can't follow plan {self._last_plan}")
+            self._fail(fault)
+            raise fault
         with self._faulting(number):
             launched = self._launch(number, plan)
         self._last_plan = number
@@ -207,19 +213,19 @@ class Runner:
         """Turns any exception into a PlanFault and marks the session as faulted."""
         try:
             yield
-        except PlanFault:
-            self._fail()
+        except PlanFault as fault:
+            self._fail(fault)
             raise
         except Exception as error:
             self._fail(error)
-            raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
+            raise PlanFault(self.lost or f"plan {number} failed in the backend: {told(error)}") from error
 
-    def _fail(self, error: Exception | None = None) -> None:
-        """Marks the session as faulted, by an error of the backend if one is given."""
+    def _fail(self, error: Exception) -> None:
+        """Marks the session as faulted, by an error of the backend or because a plan is refused (PlanFault)."""
         self._faulted = True
         if self._tier is not None:
             self._tier.fault()
-        if error is not None:
+        if not isinstance(error, PlanFault):
             self.broken = self.broken or self._backend.is_broken_by(error)
 
     def _launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
@@ -279,6 +285,11 @@ class Runner:
         self._last_plan = 0
         self._faulted = False
         self._last_ended_at_ns = None
+
+
+def told(error: Exception) -> str:
+    """Returns the error's kind and text."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _waiting(applied: AppliedPlan) -> NDArray[np.bool_]:

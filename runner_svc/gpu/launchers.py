@@ -43,10 +43,10 @@ from runner_svc.cuda.scatter import ScatterSegments
 from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.draft_launchers import DraftLaunchers
-from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import LogprobsLauncher
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
+from runner_svc.interface.products.expert_launchers import ExpertLaunchers
 from runner_svc.interface.products.skinny_launchers import SkinnyLaunchers
 from runner_svc.interface.served_config import ServedConfig
 from runner_svc.model.config import ModelConfig

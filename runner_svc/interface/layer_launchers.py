@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
+from runner_svc.interface.products.expert_launchers import ActivationLauncher, ExpertLaunchers
 from runner_svc.interface.products.linear_launchers import (
     GatedLauncher,
     LinearLauncher,

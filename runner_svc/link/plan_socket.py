@@ -12,6 +12,7 @@
 | a plan that was executed before | its result again |
 | a plan after a missing one | Event: resend from the missing one |
 | an invalid plan, or an error in the backend | Event: fault; no more plans until a new session |
+| another rank of the runner's group is lost | the same, then RankLost: no Hello until the group has formed again |
 | an error that the backend can't survive | the same, then BrokenBackend: the process must restart |
 | Masks | none: the plan's result follows; masks of a plan that is done are duplicates, sent after a resend |
 | Grant, Pull | Moved, once the blocks may be read or are there; Revoke is not answered |
@@ -40,6 +41,7 @@ from runner_svc.execution.compute_thread import ComputeThread
 from runner_svc.execution.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.execution.overlapping_executor import OverlappingExecutor
 from runner_svc.execution.runner import Runner
+from runner_svc.interface.ranks import RankLost
 from runner_svc.link.answer_watch import AnswerWatch
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.scheduler_connection import SchedulerConnection
@@ -147,7 +149,8 @@ class PlanSocket:
         """Serves until `stop`.
 
         Raises Rejected if the scheduler rejects the runner, BrokenBackend if the backend can no longer compute. After
-        HungBackend the process must exit without waiting for its threads: the computing thread is stuck.
+        HungBackend the process must exit without waiting for its threads: the computing thread is stuck. Raises
+        RankLost, after a fault was reported, if the runner's group is given up.
         """
         self._compute.start()
         try:
@@ -155,6 +158,8 @@ class PlanSocket:
                 self._turn()
                 if self._faulted and self._compute.broken:
                     raise BrokenBackend
+                if self._runner.lost:
+                    self._leave_group()
             self._post(plan_pb2.ToScheduler(session=self._session, event=plan_pb2.Event(draining=True)))
             self._await_dismissal()
             self._compute.submit(Stop())
@@ -170,6 +175,31 @@ class PlanSocket:
                 self._end_moves()
                 self._wake.close(linger=0)
                 self._context.term()
+
+    def _leave_group(self) -> None:
+        """Ends the computing thread, whose exchanges fail by now, and reports a fault. Raises RankLost."""
+        self._compute.submit(Stop())
+        while self._compute.is_alive() or self._compute.finished:
+            self._turn()
+        if not self._faulted:
+            fault = plan_pb2.Event(fault=self._runner.lost)
+            self._post(plan_pb2.ToScheduler(session=self._session, event=fault))
+        self._connection.flush()
+        raise RankLost(self._runner.lost)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping
+
+    @property
+    def term(self) -> tuple[int, int]:
+        """The greatest term that a scheduler has had, and its id."""
+        return self._hello.term, self._hello.term_id
+
+    @term.setter
+    def term(self, term: tuple[int, int]) -> None:
+        self._know(*term)
 
     def _await_dismissal(self) -> None:
         """Goes on executing plans while the scheduler moves the sequences to other runners, for a limited time."""
@@ -248,7 +278,7 @@ class PlanSocket:
         if not self._seeking and now - self._heard_at > self._silence_s:
             log.warning("the scheduler is silent", seconds=round(now - self._heard_at, 1))
             self._seek()
-        if not self._seeking or now < self._next_hello_at or self._compute.broken:
+        if not self._seeking or now < self._next_hello_at or self._compute.broken or self._runner.lost:
             return
         if self._compute.oldest_began_at is not None:
             if self._watch.over:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
+from runner_svc.interface.ranks import WHOLE, Shard
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import (
     LayerDescription,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:  # configurations are read without torch
     from torch import Tensor
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "mish")
+
+
+_ROWS = 16
+"""A rank's part of a vocabulary is a multiple of this."""
 
 
 class HuggingFaceConfig(Protocol):
@@ -69,11 +74,25 @@ class ModelConfig:
     quantization: Quantization | None = None
     # Of each layer, float32 [num_heads]: known only when weights have been read.
     sinks: tuple[Tensor | None, ...] | None = field(default=None, compare=False, repr=False)
+    # The rank that this is the part of: `runner_svc.model.rank_parts`.
+    shard: Shard = WHOLE
+    # Ranks that have the same heads of keys.
+    kv_replicas: int = 1
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def vocabulary(self) -> slice:
+        """Token ids of the rows that embeddings and head have here: as many on each rank of a group.
+
+        Those of the last ranks may end beyond `vocab_size`, where rows are zeros.
+        """
+        size = self.shard.size
+        each = self.vocab_size if size == 1 else -(-self.vocab_size // (size * _ROWS)) * _ROWS
+        return slice(self.shard.rank * each, (self.shard.rank + 1) * each)
 
     @property
     def norm(self) -> NormKind:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from runner_svc.interface.ranks import Shard
 from runner_svc.model.config import ARCHITECTURES, ModelConfig
 from runner_svc.model.errors import BrokenModel, UnsupportedModel
 
@@ -75,3 +76,12 @@ def not_quantized(why_not_own: str) -> str:
         "Weights are quantized for Roster's own decoder only, which does not compute this model: set quantization to "
         f"'none' and quantize_head to false. {why_not_own}"
     )
+
+
+def refuse_ranks(shard: Shard, why_not_own: str) -> None:
+    """Raises UnsupportedModel for a model that transformers would compute on one of several ranks."""
+    if shard.size > 1:
+        raise UnsupportedModel(
+            f"Only Roster's own decoder is divided among {shard.size} ranks, and it does not compute this model: set "
+            f"tensor_parallel to 1. {why_not_own}"
+        )

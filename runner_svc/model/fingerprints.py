@@ -11,12 +11,17 @@ from runner_svc.interface.served_config import ServedConfig
 
 
 def fingerprints(
-    config: ServedConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype
+    config: ServedConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype, ranks: int = 1
 ) -> dict[str, str]:
-    """Returns those of a model that is computed in one dtype, with KV in another. Model has that of the weights."""
+    """Returns those of a model that is computed in one dtype, with KV in another. Model has that of the weights.
+
+    `ranks`: how many compute it together, which adds up in another order than one alone.
+    """
     numerics = f"{_processor(device)} {_name(computed)}"
     if config.decoder != "roster":  # which rounds at other places
         numerics += f" {config.decoder}"
+    if ranks > 1:
+        numerics += f" on {ranks} ranks"
     values = {"kv": _name(cached), "numerics": numerics}
     if config.rope_fingerprint is not None:
         values["rope"] = config.rope_fingerprint

@@ -20,6 +20,7 @@ from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForTests, OldVariables, old_flag, refusal
 from runner_svc.settings.drafter_names import check_draft
+from runner_svc.settings.rank_settings import check_ranks
 
 
 def default_cache_folder() -> Path:
@@ -206,6 +207,44 @@ class RunnerSettings(ServiceSettings):
         "default: roster in the user's cache folder.",
         json_schema_extra=tuning("the user's cache folder is too small or not persistent"),
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Number of ranks that compute the model together, each a process with its own GPU or share of the "
+        "CPU, and a part of the model and of the KV cache (docs/parallel.md). To the scheduler they are one runner.",
+        json_schema_extra=tuning("the model does not fit on one GPU, or one GPU takes too long for a token"),
+    )
+    rank_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="Seconds without a heartbeat after which a rank is killed and started again.",
+        json_schema_extra=tuning("processes of this machine stall for longer than this"),
+    )
+    nnodes: int = Field(
+        1,
+        ge=1,
+        description="Number of hosts that share the ranks; each runs this command with the same settings.",
+        json_schema_extra=tuning("the ranks are on several hosts"),
+    )
+    rdzv_endpoint: str = Field(
+        "",
+        description="Address of torchrun's rendezvous, host:port, of which the first of the hosts listens; with "
+        "nnodes > 1.",
+        json_schema_extra=tuning("the ranks are on several hosts"),
+    )
+    launcher: Literal["local", "ray"] = Field(
+        "local",
+        description="What starts the ranks. local: this command, on this host. ray: a Ray cluster, which places groups "
+        "of ranks on its nodes, a GPU for each rank (docs/parallel.md).",
+        json_schema_extra=tuning("a Ray cluster has the GPUs"),
+    )
+    groups: int = Field(
+        1,
+        ge=1,
+        description="Number of runners that launcher 'ray' starts, each with tensor_parallel ranks on one node.",
+        json_schema_extra=tuning("one command is to start several runners on a Ray cluster"),
+    )
     silence_s: float = Field(
         3.0,
         gt=0,
@@ -282,6 +321,11 @@ class RunnerSettings(ServiceSettings):
                 )
         if self.role != "both" and not self.move_listen:
             raise ValueError(f"role {self.role!r} needs move_listen: without it no sequence can move to or from here")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_can_share(self) -> Self:
+        check_ranks(self)
         return self
 
     @model_validator(mode="before")

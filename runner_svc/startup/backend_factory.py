@@ -13,6 +13,7 @@ import structlog
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.ranks import Communicator
 from runner_svc.settings.drafter_names import EAGLE, MEDUSA, MODEL, draft_parts
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu
@@ -59,18 +60,23 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
+def build_backend(
+    settings: RunnerSettings, device: str, progress: Progress, ranks: Communicator | None = None
+) -> Backend:
     """Builds the backend for `settings` on a device of `choose_device`, ready to compute.
+
+    `ranks`: with which others this process computes the model; None: alone. The group has not formed yet. Once it has,
+    the caller calls `regroup` of a `Regrouping` backend.
 
     Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
     _refuse_deterministic(settings, device)
     if device == "cuda":
-        return _gpu_backend(settings, progress)
+        return _gpu_backend(settings, progress, ranks)
     _refuse_fp8_cache(settings, device)
     if device == "cpu":
         try:
-            return _cpu_backend(settings, progress)
+            return _cpu_backend(settings, progress, ranks)
         except MemoryError as error:
             raise UnusableSettings(
                 "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
@@ -80,10 +86,10 @@ def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> 
         raise UnusableSettings(
             f"draft is {settings.draft!r}, but the test backend 'null' verifies nothing: set draft to ''"
         )
-    return _test_backend(settings, device)
+    return _test_backend(settings, device, ranks)
 
 
-def _test_backend(settings: RunnerSettings, device: str) -> Backend:
+def _test_backend(settings: RunnerSettings, device: str, ranks: Communicator | None) -> Backend:
     sizes = Sizes.of(settings, on_gpu=False)
     num_blocks = sizes.num_blocks(settings.block_size) or 1
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
@@ -92,7 +98,11 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         from runner_svc.backends.hash_backend import HashBackend, Poison
         from runner_svc.backends.hash_drafter import OracleDrafter
 
-        oracle = OracleDrafter(random.Random(), given.draft_wrong) if given.draft_wrong is not None else None
+        oracle = (
+            OracleDrafter(random.Random(0 if ranks else None), given.draft_wrong)
+            if given.draft_wrong is not None
+            else None
+        )
         backend = HashBackend(
             num_slots=sizes.slots,
             block_size=settings.block_size,
@@ -105,6 +115,7 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
             drafter=oracle,
             max_drafts=settings.max_drafts,
+            ranks=ranks,
         )
         if oracle is not None:
             oracle.backend = backend
@@ -151,7 +162,7 @@ def _refuse_quantization(settings: RunnerSettings, device: str) -> None:
             )
 
 
-def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+def _cpu_backend(settings: RunnerSettings, progress: Progress, ranks: Communicator | None) -> Backend:
     import torch
 
     from runner_svc.backends.torch_backend import TorchBackend
@@ -175,13 +186,14 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         make_drafter=cpu_drafter(settings, progress),
         max_drafts=settings.max_drafts,
         deterministic=settings.deterministic,
+        ranks=ranks,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)
     return backend
 
 
-def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+def _gpu_backend(settings: RunnerSettings, progress: Progress, ranks: Communicator | None) -> Backend:
     import torch
 
     from runner_svc.cuda.module import LOADS

@@ -134,7 +134,7 @@ def _eagle_drafter(settings: RunnerSettings, folder: Path, target: DraftTarget) 
         decoder.taps = weights.taps
         states_of = partial(_tapped, decoder)
     sizes = target.num_slots, target.num_blocks, target.block_size
-    return EagleDrafter(settings.draft, weights, states_of, decoder.head, decoder.embeddings, *sizes)
+    return EagleDrafter(settings.draft, weights, states_of, decoder.head, decoder.embed, *sizes)
 
 
 def _tapped(decoder: Decoder, hidden: Tensor) -> Tensor:

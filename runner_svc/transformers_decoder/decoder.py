@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from runner_svc.decoder.cpu_decoder import DecoderInputs, LayerAttention
 from runner_svc.interface.attention_layer import AttentionLayer
@@ -99,11 +100,9 @@ class TransformersDecoder:
             raise UnsupportedModel(f"{name} does not run on tokens and positions alone: {reason}") from error
         self.config = TransformersConfig.of(model, self.calls, vocab_size, hidden_size, prefix_positions)
 
-    @property
-    def embeddings(self) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """See `ServedDecoder`."""
-        weight: Tensor = self.model.get_input_embeddings().weight
-        return weight
+        return functional.embedding(tokens, self.model.get_input_embeddings().weight)
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""

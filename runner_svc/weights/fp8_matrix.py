@@ -21,7 +21,11 @@ from runner_svc.weights.activation_rounding import (
     to_e4m3,
 )
 from runner_svc.weights.cpu_products import TILE_ROWS, bfloat16_product
-from runner_svc.weights.matrix import Cuts, Matrix, Product
+from runner_svc.weights.matrix import Cuts, Matrix, Product, extended
+from runner_svc.weights.matrix_part import common_unit
+
+LEAST_BLOCK = 16
+"""Smaller blocks than multiples of this are not made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +65,29 @@ class Fp8Matrix(Matrix):
         if self.block is not None:
             scales = scales[:, columns.start // wide : -(-columns.stop // wide)]
         return replace(self, codes=self.codes[rows, columns], scales=scales)
+
+    def finer(self, rows: slice, columns: slice) -> Fp8Matrix | None:
+        """Returns it in blocks at which rows and columns begin and end, which may be smaller ones.
+
+        Activations are then rounded in as many columns as a block has.
+        """
+        if self.block is None:
+            return Matrix.finer(self, rows, columns)
+        high, wide = common_unit(self.block[0], rows, self.size[0]), common_unit(self.block[1], columns, self.size[1])
+        if (high, wide) == self.block:
+            return self
+        if high % LEAST_BLOCK or wide % LEAST_BLOCK:
+            return None
+        scales = self.scales.repeat_interleave(self.block[0] // high, dim=0)[: -(-self.size[0] // high)]
+        scales = scales.repeat_interleave(self.block[1] // wide, dim=1)[:, : -(-self.size[1] // wide)]
+        rounding = GroupRounding(wide) if isinstance(self.rounding, GroupRounding) else self.rounding
+        return replace(self, scales=scales.contiguous(), block=(high, wide), rounding=rounding)
+
+    def with_zeros(self, rows: int, columns: int) -> Fp8Matrix:
+        codes = extended(_bytes(self.codes), rows, columns).view(E4M3)
+        high, wide = self.block or (1, columns)
+        scales = extended(self.scales, -(-rows // high), -(-columns // wide))
+        return replace(self, codes=codes, scales=scales)
 
     def reordered(self, order: Tensor) -> Fp8Matrix:
         if self.block is not None and self.block[0] != 1:

@@ -5,6 +5,7 @@ All layouts of checkpoints become this one when they are read (`int4_packing`), 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from runner_svc.weights.cpu_products import Nibbles, can_pack_int4, nibble_product
 from runner_svc.weights.int4_packing import pack_pairs, unpack_pairs
-from runner_svc.weights.matrix import Cuts, Matrix, Product
+from runner_svc.weights.matrix import Cuts, Matrix, Product, extended
+from runner_svc.weights.matrix_part import common_unit
 
 MIDDLE = 8
 """The zero of symmetric groups."""
+LEAST_GROUP = 16
+"""Smaller groups than multiples of this are not made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +64,48 @@ class Int4Matrix(Matrix):
             scales=self.scales[rows, groups],
             zeros=self.zeros[rows, groups] if self.zeros is not None else None,
             columns=columns.stop - columns.start,
+        )
+
+    def finer(self, rows: slice, columns: slice) -> Int4Matrix | None:
+        """Returns it in groups at which the columns begin and end, which may be smaller ones with the same scales."""
+        group = common_unit(self.group, columns, self.columns)
+        if group == self.group and self.group % 2 == 0 and self.order is None:
+            return self
+        if self.order is not None:
+            return Matrix.finer(self, rows, columns)
+        return self._regrouped(group)
+
+    def _regrouped(self, group: int) -> Int4Matrix | None:
+        """Returns it in smaller groups with the same scales; None for groups that are too small."""
+        if group == self.group:
+            return self
+        if group % LEAST_GROUP:
+            return None
+        count = -(-self.columns // group)
+
+        def spread(of_groups: Tensor) -> Tensor:
+            return of_groups.repeat_interleave(self.group // group, dim=1)[:, :count].contiguous()
+
+        zeros = spread(self.zeros) if self.zeros is not None else None
+        return replace(self, scales=spread(self.scales), zeros=zeros, group=group)
+
+    def with_zeros(self, rows: int, columns: int) -> Int4Matrix | None:
+        if columns == self.columns:
+            return self._extended(rows, columns)
+        if self.order is not None or self.columns % 2:
+            return None
+        # Scales of 0 make zeros of any code, so the columns that are added begin with a group.
+        grouped = self._regrouped(math.gcd(self.group, self.columns))
+        return grouped._extended(rows, columns) if grouped is not None else None
+
+    def _extended(self, rows: int, columns: int) -> Int4Matrix:
+        groups = -(-columns // self.group)
+        return replace(
+            self,
+            codes=extended(self.codes, rows, -(-columns // 2)),
+            scales=extended(self.scales, rows, groups),
+            zeros=extended(self.zeros, rows, groups) if self.zeros is not None else None,
+            columns=columns,
         )
 
     def reordered(self, order: Tensor) -> Int4Matrix:

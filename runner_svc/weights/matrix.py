@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.weights.cpu_products import plain_product, tiled_product
+from runner_svc.weights.matrix_part import common_unit
 
 Product = Callable[[Tensor], Tensor]
 """Takes x [rows, columns of the matrix] and returns [rows, rows of the matrix]."""
@@ -63,6 +64,19 @@ class Matrix(ABC):
     @abstractmethod
     def cut(self, rows: slice, columns: slice) -> Self:
         """Returns a part, a view where that is possible. Raises ValueError for a place where it can't be cut."""
+
+    def finer(self, rows: slice, columns: slice) -> Self | None:
+        """Returns the same numbers in a form that can be cut there: itself, or in smaller groups; None if none can."""
+        units = self.cuts
+        fits = [
+            whole == common_unit(whole, places, size)
+            for whole, places, size in zip((units.rows, units.columns), (rows, columns), self.size, strict=True)
+        ]
+        return self if all(fits) else None
+
+    def with_zeros(self, rows: int, columns: int) -> Self | None:
+        """Returns the matrix with zeros up to that size; None if its format has no such matrix."""
+        return None
 
     @abstractmethod
     def reordered(self, order: Tensor) -> Self:
@@ -121,6 +135,13 @@ class Matrix(ABC):
         return tile[begin - first : end - first]
 
 
+def extended(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns the tensor [rows, columns] with zeros behind what it has, as bits."""
+    whole = torch.zeros(rows, columns, dtype=tensor.dtype, device=tensor.device)
+    whole[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return whole
+
+
 def joined(matrices: list[Matrix]) -> Matrix:
     """Returns one matrix with the rows of all, in this order. Neighbours that are not alike stay apart within it."""
     if len(matrices) == 1:
@@ -174,6 +195,15 @@ class JoinedMatrix(Matrix):
             parts.append(part.reordered(own))
             begin = end
         return JoinedMatrix(tuple(parts))
+
+    def with_zeros(self, rows: int, columns: int) -> JoinedMatrix | None:
+        first, *others = (
+            part.with_zeros(part.size[0] + (rows - self.size[0] if part is self.parts[-1] else 0), columns)
+            for part in self.parts
+        )
+        if first is None or any(other is None for other in others):
+            return None
+        return JoinedMatrix((first, *(other for other in others if other is not None)))
 
     def beneath(self, others: list[Matrix]) -> None:
         return None

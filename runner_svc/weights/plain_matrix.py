@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.weights.cpu_products import plain_product
-from runner_svc.weights.matrix import Cuts, Matrix, Product
+from runner_svc.weights.matrix import Cuts, Matrix, Product, extended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,9 @@ class PlainMatrix(Matrix):
     def cut(self, rows: slice, columns: slice) -> PlainMatrix:
         self.cuts.check(self.size, rows, columns)
         return PlainMatrix(self.weight[rows, columns])
+
+    def with_zeros(self, rows: int, columns: int) -> PlainMatrix:
+        return PlainMatrix(extended(self.weight, rows, columns))
 
     def reordered(self, order: Tensor) -> PlainMatrix:
         return PlainMatrix(self.weight[order.to(self.weight.device)])

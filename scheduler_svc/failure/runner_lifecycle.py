@@ -202,6 +202,7 @@ class RunnerLifecycle:
             model=hello.model.name,
             slots=hello.num_slots,
             kv_tokens=hello.num_blocks * hello.block_size,
+            **({"ranks": hello.ranks} if hello.ranks > 1 else {}),
         )
         self._when_changed()
 

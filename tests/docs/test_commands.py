@@ -128,6 +128,7 @@ ELSEWHERE = [
     Elsewhere(r"roster policy set mine\.py", "tests/e2e/test_policies.py"),
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),
     Elsewhere(r"roster-runner --device cuda", "tests/gpu/test_cuda_backend.py"),
+    Elsewhere(r"roster-runner --model MODEL --tensor-parallel 2", "tests/e2e/test_ranks.py"),
     Elsewhere(r"python -m bench\..*", "tests/bench/test_modules.py"),
     Elsewhere(r"(ROSTER_\w+=\w+ )*pytest( -s| -o timeout=0)*( tests/\S+)+", "tests/docs/test_commands.py"),
     Elsewhere(

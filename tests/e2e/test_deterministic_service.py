@@ -24,7 +24,7 @@ from tests.support.chaos import settled
 from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.processes import RosterProcesses
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE
-from tests.support.thoroughness import count
+from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import make_tiny_model
 
 REQUESTS = count(40, in_ci=12)
@@ -78,9 +78,12 @@ async def killed_once(roster: RosterProcesses, seen: list[int], tokens: int) -> 
     roster.start_one("runner")
 
 
-@pytest.mark.parametrize("cache", ["auto", *(["fp8_e4m3"] if PROCESS_DEVICE == "cuda" else [])])
+CASES = [("auto", 1), *([("fp8_e4m3", 1)] if PROCESS_DEVICE == "cuda" else [("auto", 2)])]
+
+
+@pytest.mark.parametrize(("cache", "ranks"), choice(CASES, in_ci=[case for case in CASES if case[1] == 1]))
 @pytest.mark.timeout(600)
-async def test_answers_are_those_of_the_requests_alone(cache: str, tmp_path: Path) -> None:
+async def test_answers_are_those_of_the_requests_alone(cache: str, ranks: int, tmp_path: Path) -> None:
     if PROCESS_DEVICE == "cpu":
         skip_where_refused()
     elif torch.cuda.get_device_capability() != (9, 0):
@@ -89,7 +92,9 @@ async def test_answers_are_those_of_the_requests_alone(cache: str, tmp_path: Pat
     print(f"seed {seed}")
     rng = random.Random(seed)
     model = make_tiny_model("llama", tmp_path / "tiny", seed, torch.bfloat16, hidden_size=256, intermediate_size=128)
-    runner = RUNNER | (ON_GPU | {"kv_cache_dtype": cache} if PROCESS_DEVICE == "cuda" else {}) | {"model": str(model)}
+    runner = RUNNER | {"model": str(model), "tensor_parallel": ranks}
+    if PROCESS_DEVICE == "cuda":
+        runner |= ON_GPU | {"kv_cache_dtype": cache}
     asked = [options_of(index, rng) for index in range(REQUESTS)]
     with RosterProcesses(tmp_path, scheduler={"check": True}, runner=runner, ready_s=READY_S) as roster:
         async with RosterClient(roster.address, reconnect_s=READY_S) as client:

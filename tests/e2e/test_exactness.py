@@ -23,11 +23,19 @@ GROWING = 8
 """Requests that arrive together and outgrow the pool, so that some are preempted whatever the other requests are."""
 
 
-# Depth, block size, KV tokens: each pool holds little more than the longest sequence, so that eight slots preempt.
-@pytest.fixture(scope="module", params=[(1, 8, 160), (2, 16, 192), (3, 32, 256)], ids=lambda p: "-".join(map(str, p)))
+# Depth, block size, KV tokens, ranks: each pool holds little more than the longest sequence, so that eight slots
+# preempt.
+@pytest.fixture(
+    scope="module",
+    params=[(1, 8, 160, 1), (2, 16, 192, 1), (3, 32, 256, 1), (2, 16, 192, 3)],
+    ids=lambda p: "-".join(map(str, p)),
+)
 def roster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    depth, block_size, kv_tokens = request.param
-    runner = {"device": "hash", "slots": 8, "block_size": block_size, "kv_tokens": kv_tokens, "max_step_tokens": 24}
+    depth, block_size, kv_tokens, ranks = request.param
+    runner = {
+        "device": "hash", "slots": 8, "block_size": block_size, "kv_tokens": kv_tokens, "max_step_tokens": 24,
+        "tensor_parallel": ranks,
+    }  # fmt: skip
     scheduler = {"depth": depth, "check": True}
     with roster_processes(tmp_path_factory.mktemp("exact"), scheduler=scheduler, runner=runner) as processes:
         yield processes

@@ -22,9 +22,12 @@ TOKENS = 400
 STEP_MS = 5
 
 
-@pytest.fixture(scope="module")
-def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    runner = {"device": "hash", "slots": 8, "test_backend": {"step_ms": STEP_MS}, "silence_s": 1.0, "kv_tokens": 16384}
+@pytest.fixture(scope="module", params=[1, 2], ids=lambda ranks: f"{ranks} ranks")
+def roster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
+    runner = {
+        "device": "hash", "slots": 8, "test_backend": {"step_ms": STEP_MS}, "silence_s": 1.0, "kv_tokens": 16384,
+        "tensor_parallel": request.param,
+    }  # fmt: skip
     scheduler = {"check": True, "flush_ms": 0, "retention_s": 30}
     with roster_processes(tmp_path_factory.mktemp("restart"), scheduler=scheduler, runner=runner) as processes:
         yield processes

@@ -23,7 +23,7 @@ from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace
 from runner_svc.decoder.fusions import Activating
 from runner_svc.decoder.hidden import Hidden
-from runner_svc.interface.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan
+from runner_svc.interface.products.expert_launchers import FEW_ROWS, ExpertLaunchers, ExpertPlan
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.model.families.experts_config import ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_matrices import ExpertMatrices

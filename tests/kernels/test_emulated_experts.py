@@ -16,7 +16,7 @@ from runner_svc.cuda.experts.expert_product import ExpertProducts
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import ExpertVariant, TilesVariant, Variant
-from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE
+from runner_svc.interface.products.expert_launchers import ROUTED_AT_ONCE
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.expert_cases import ERNIE, GPT_OSS, GROUPED, QWEN, TINY, ExpertCase, ExpertTensors, check_plan

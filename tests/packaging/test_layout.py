@@ -28,8 +28,8 @@ ORDER = {
         "model/quantization model/families model/tokenizer model model/checkpoint catalog sampling drafting "
         "cuda/memory cuda cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/canonical cuda/experts cuda/tiers "
         "attention attention/canonical_gpu decoder transformers_decoder transformers_decoder/gpu drafting/medusa "
-        "drafting/eagle timings batch backends gpu/canonical gpu/blocks gpu gpu/drafts execution transfer link "
-        "startup ."
+        "drafting/eagle timings batch backends gpu/canonical gpu/blocks gpu gpu/drafts execution group transfer "
+        "link startup launch ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -57,6 +57,8 @@ class Outcome:
     """Number of failures of each kind."""
     resumed_s: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "scheduler": []})
     """Seconds from a kill to the next token, for each stream that had tokens at that moment."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """For each of these streams the time of the kill, and of the next token, on the monotonic clock."""
     kills: list[tuple[float, str]] = field(default_factory=list)
     """Time on the monotonic clock at which each runner or scheduler was killed."""
 
@@ -65,9 +67,20 @@ class Load:
     """Sends `count` requests, `concurrency` at a time, each until it is answered."""
 
     def __init__(
-        self, roster: RosterProcesses, count: int, concurrency: int, seed: int, large: float = 0.0, first: int = 0
+        self,
+        roster: RosterProcesses,
+        count: int,
+        concurrency: int,
+        seed: int,
+        large: float = 0.0,
+        first: int = 0,
+        may_begin: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        """`large`: see `RequestSpec.of`. `first`: number of the first request; a service refuses a number it had."""
+        """`large`: see `RequestSpec.of`. `first`: number of the first request; a service refuses a number it had.
+
+        `may_begin`: whether the request of a number may be sent yet.
+        """
+        self._may_begin = may_begin
         self._roster = roster
         self._end = first + count
         self._concurrency = concurrency
@@ -91,6 +104,8 @@ class Load:
         while self._next < self._end:
             spec = RequestSpec.of(self._next, self._seed, self._large)
             self._next += 1
+            while not self._may_begin(spec.number):
+                await asyncio.sleep(0.02)
             deadline = time.monotonic() + PATIENCE_S
             failure: RosterError | None = None
             while (failure := await self._attempt(spec, client, session, failure)) is not None:
@@ -174,6 +189,7 @@ class Load:
             if name == "scheduler" and now_s - at_s < ON_ITS_WAY_S:
                 return heard_s
             self.outcome.resumed_s[name].append(now_s - at_s)
+            self.outcome.pauses.append((at_s, now_s))
         return now_s
 
 

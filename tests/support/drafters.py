@@ -178,8 +178,12 @@ class LateHash(HashBackend):
 
 def let_draft(backend: Any, rng: random.Random, max_drafts: int = 5) -> None:
     """Lets a backend on the CPU that computes a model draft n-grams, of which tiny models repeat many, and lies."""
-    drafters: list[Drafter] = [NgramDrafter(), NgramDrafter(), LyingDrafter(rng, backend.model.vocab_size)]
-    backend.host_slots.draft_with(MixedDrafter(rng, drafters))
+    state = rng.getrandbits(32)
+    for each in getattr(backend, "ranks", [backend]):  # the ranks of a group draft alike
+        own = random.Random(state)
+        drafters: list[Drafter] = [NgramDrafter(), NgramDrafter(), LyingDrafter(own, backend.model.vocab_size)]
+        each.host_slots.draft_with(MixedDrafter(own, drafters))
+        each.max_drafts, each.drafter_name = max_drafts, "mixed"
     backend.max_drafts, backend.drafter_name = max_drafts, "mixed"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.arithmetic.plain import ACTIVATION_FUNCTIONS
-from runner_svc.interface.expert_launchers import ExpertPlan
+from runner_svc.interface.products.expert_launchers import ExpertPlan
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig, RouterConfig, Scoring
 
 QWEN = ExpertsConfig(16, 4, 64, RouterConfig(normalize=True), activation="silu")

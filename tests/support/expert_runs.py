@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.interface.expert_launchers import (
+from runner_svc.interface.products.expert_launchers import (
     FEW_ROWS,
     EntryLauncher,
     ExpertPlan,

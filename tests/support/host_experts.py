@@ -8,7 +8,13 @@ from torch.nn import functional
 
 from runner_svc.decoder.mlp import gate_function, route
 from runner_svc.decoder.norm import Norm
-from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers, ExpertPlan, LoneRow, RowNorm
+from runner_svc.interface.products.expert_launchers import (
+    ActivationLauncher,
+    ExpertLaunchers,
+    ExpertPlan,
+    LoneRow,
+    RowNorm,
+)
 from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 from tests.support.expert_cases import equal_jobs

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
 from runner_svc.tiers.thread_copier import HostCache
@@ -26,6 +26,7 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_links import FakeFront, FakeRunners
 from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named
+from tests.support.rank_group import RankGroup
 from tests.support.scored_streams import ScoredStream
 from tests.support.scripted_drafts import Script, follow_script
 from tests.support.stepped_copier import SteppedCopier
@@ -222,13 +223,27 @@ class Stack:
         self.front.put(submit=submit)
 
     def add_runner(
-        self, backend: Backend, host_blocks: int = 0, copies: random.Random | None = None, lost: float = 0.0
+        self,
+        backend: Backend,
+        host_blocks: int = 0,
+        copies: random.Random | None = None,
+        lost: float = 0.0,
+        ranks: int = 1,
     ) -> int:
         """`host_blocks`: those of its host pool, for a backend on the CPU.
 
         `copies` draws when they are copied; `lost` is the probability that the end of a ticket is never reported.
+        `ranks` > 1: as many copies of the unused hash backend compute as one runner.
         """
         copier = None
+        if ranks > 1:
+            assert isinstance(backend, HashBackend)
+            seed = copies.random() if copies is not None else 1.0
+
+            def make_copier(one: HashBackend, rank: int) -> SteppedCopier:
+                return SteppedCopier(one.cache_regions, host_blocks, random.Random(seed + rank), lost)
+
+            return self.connect(RankGroup.spread(backend, ranks, make_copier if host_blocks else None).runner)
         if host_blocks and isinstance(backend, HostCache):
             copier = SteppedCopier(backend.cache_regions, host_blocks, copies or random.Random(1), lost)
         return self.connect(Runner(backend, copier=copier))

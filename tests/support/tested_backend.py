@@ -22,6 +22,7 @@ from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.exact_parity import ExactParity
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.parity import BFLOAT16, EXACT, FLOAT16, FLOAT32, Parity, Precision
+from tests.support.ranked_backend import RankedBackend
 from tests.support.tested_device import DEVICE
 from tests.support.tiny_models import KERNEL_SIZES, make_tiny_model
 
@@ -29,7 +30,7 @@ KERNEL_BLOCK_SIZES = (16, 32)
 HOST_SHARE = 2
 """In CI the host runs one in this many of the CPU's cases."""
 
-ModelBackend = TorchBackend | CudaBackend
+ModelBackend = TorchBackend | CudaBackend | RankedBackend
 
 
 def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
@@ -39,6 +40,10 @@ def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend
 def _load_deterministic(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
     skip_where_refused()
     return _load_cpu(folder, dtype=dtype, deterministic=True, **sizes)
+
+
+def _load_ranks(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> RankedBackend:
+    return RankedBackend.load(folder, 2, **sizes)
 
 
 def _load_transformers(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
@@ -124,6 +129,8 @@ CPU = TestedBackend("cpu", _load_cpu, False, FLOAT32, FLOAT32)
 HOST = TestedBackend("host", host_backend, True, FLOAT32, FLOAT32)
 DETERMINISTIC = TestedBackend("deterministic", _load_deterministic, False, EXACT, EXACT, HOST_SHARE, ("llama-dynamic",))
 """The CPU's with `deterministic`: two runs are compared without near ties. See `parity_of`."""
+RANKS = TestedBackend("ranks", _load_ranks, False, FLOAT32, FLOAT32, HOST_SHARE, ("llama-head-dim",))
+"""The CPU's, divided among two ranks, which are threads."""
 CUDA = TestedBackend("cuda", _load_cuda, True, FLOAT16, BFLOAT16)
 
 TESTED = {"cpu": CPU, "host": HOST, "cuda": CUDA}[DEVICE]
@@ -133,11 +140,12 @@ TESTED_AND_HOST = (
         CPU,
         TestedBackend("host", host_backend, True, FLOAT32, FLOAT32, HOST_SHARE),
         TestedBackend("transformers", _load_transformers, False, FLOAT32, FLOAT32, HOST_SHARE),
+        RANKS,
     ]
     if TESTED is CPU
     else [TESTED]
 )
-"""`TESTED` and, on the CPU, part of the cases on the CUDA backend's host code, and on transformers' decoder."""
+"""`TESTED` and, on the CPU, part of the cases on the GPU's host code, transformers' decoder, and two ranks."""
 
 
 def parity_of(device: TestedBackend, folder: Path, precision: Precision | None = None) -> Parity | ExactParity:

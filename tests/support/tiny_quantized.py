@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +279,10 @@ _LEFT_KEYS = {"compressed-tensors": "ignore", "fp8": "modules_to_not_convert", "
 """Where a `quantization_config` names modules that stay plain, by `quant_method`. GPTQ has no such key."""
 
 
+def _in_parts(round_: Round, count: int, x: Tensor) -> Tensor:
+    return torch.cat([round_(part) for part in x.chunk(count, dim=-1)], dim=-1)
+
+
 def _is_left(kind: str, module: str, has_head: bool) -> bool:
     if module == "lm_head":
         return not has_head
@@ -297,9 +301,12 @@ def _with_head(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_tiny_quantized(
-    kind: str, family: str, folder: Path, seed: int = 0, *, has_head: bool = False, **sizes: Any
+    kind: str, family: str, folder: Path, seed: int = 0, *, has_head: bool = False, ranks: int = 1, **sizes: Any
 ) -> tuple[Path, Any]:
-    """Returns the folder of a quantized model, and transformers' model in float32 that computes the same."""
+    """Returns the folder of a quantized model, and transformers' model in float32 that computes the same.
+
+    `ranks`: how many divide the columns of the matrices whose products they sum; each rounds its own part of the input.
+    """
     plain = make_tiny_model(family, folder / "plain", seed, **sizes)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
     tensors, numbers, rounds, routers = {}, {}, {}, []
@@ -313,7 +320,8 @@ def make_tiny_quantized(
         tensors |= {f"{module}.{below}": each.contiguous() for below, each in matrix.tensors.items()}
         numbers[name] = matrix.numbers.contiguous()
         if matrix.round is not None:
-            rounds[module] = matrix.round
+            is_summed = module.endswith(("o_proj", "down_proj"))
+            rounds[module] = partial(_in_parts, matrix.round, ranks if is_summed else 1)
     save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     config = json.loads((plain / "config.json").read_text())

@@ -12,7 +12,7 @@ from runner_svc.cuda.experts.expert_routing import routing_defines
 from runner_svc.cuda.experts.expert_variant import STEP, TilesVariant, num_tiles
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan
+from runner_svc.interface.products.expert_launchers import ROUTED_AT_ONCE, ExpertPlan
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 _THREADS = 256

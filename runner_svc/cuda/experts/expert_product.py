@@ -18,7 +18,7 @@ from runner_svc.cuda.experts.expert_variant import STEP, Variant, num_tiles
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.interface.expert_launchers import ExpertPlan, LoneRow, max_jobs
+from runner_svc.interface.products.expert_launchers import ExpertPlan, LoneRow, max_jobs
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 # Maps of a model's weights, and of a decoder's workspace for every number of rows.

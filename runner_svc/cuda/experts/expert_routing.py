@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel, address_of
 from runner_svc.cuda.module import load
-from runner_svc.interface.expert_launchers import ROUTED_AT_ONCE, ExpertPlan, RowNorm
+from runner_svc.interface.products.expert_launchers import ROUTED_AT_ONCE, ExpertPlan, RowNorm
 from runner_svc.model.families.experts_config import ExpertsConfig, Scoring
 
 _THREADS = 1024

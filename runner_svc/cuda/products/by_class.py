@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from runner_svc.interface.expert_launchers import ActivationLauncher
+from runner_svc.interface.products.expert_launchers import ActivationLauncher
 from runner_svc.interface.products.linear_launchers import (
     GatedLauncher,
     LinearLauncher,

@@ -35,7 +35,7 @@ class EagleDrafter:
         weights: EagleWeights,
         states_of: Callable[[Tensor], Tensor],
         model_head: Callable[[Tensor], Tensor],
-        embeddings: Tensor,
+        embed: Callable[[Tensor], Tensor],
         num_slots: int,
         num_blocks: int,
         block_size: int,
@@ -43,14 +43,13 @@ class EagleDrafter:
         """`name`: as the setting `draft` has it.
 
         `states_of`: returns what the layer reads of the model, [T, ...], for the hidden states [T, hidden_size] that
-        `ServedDecoder.forward` has just returned. `model_head`: `ServedDecoder.head`, for EAGLE-1. `embeddings`: the
-        model's, for a layer without its own.
+        `ServedDecoder.forward` has just returned. `model_head`: `ServedDecoder.head`, for EAGLE-1. `embed`:
+        `ServedDecoder.embed`, for a layer without embeddings of its own.
         """
         self.name = name
-        own = weights.embeddings
         positions, config = (num_blocks + 1) * block_size, weights.config
         cache = torch.zeros(2, positions, config.num_kv_heads, config.head_dim)
-        self._layer = EagleLayer(weights, embeddings if own is None else own, cache)
+        self._layer = EagleLayer(weights, embed, cache)
         self._states = torch.zeros(positions, weights.config.hidden_size)
         """The model's state at each position of the cache."""
         self._states_of, self._model_head = states_of, model_head

@@ -7,7 +7,7 @@ rotate by p - 1, the place of the pair in EAGLE's own counting.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from runner_svc.drafting.eagle.checkpoint import EagleWeights
 class EagleLayer:
     """The layer and its KV, on the device and in the dtype of its weights."""
 
-    def __init__(self, weights: EagleWeights, embeddings: Tensor, cache: Tensor) -> None:
-        """`embeddings` [vocab_size, H]: those of the layer, or the model's.
+    def __init__(self, weights: EagleWeights, embed: Callable[[Tensor], Tensor], cache: Tensor) -> None:
+        """`embed` returns the embeddings [T, H] of tokens, int64 [T]: those of the model, if the layer has none.
 
         `cache` [2, positions, kv_heads, head_dim]: room for keys and values.
         """
         self._weights = weights
-        self._embeddings = embeddings
+        own = weights.embeddings
+        self._embed = embed if own is None else lambda tokens: functional.embedding(tokens, own)
         config = weights.config
         self._heads, self._kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._rope = RotaryEmbedding(config.ropes[0], weights.qkv.device)
@@ -42,7 +43,7 @@ class EagleLayer:
         `tokens`, `positions`: int64 [T], positions from 1 on. `states` [T, H]: those before, as `fused` or `step`
         return them. Returns the queries [T, heads, head_dim] and the residual stream [T, H] before attention.
         """
-        weights, embedded = self._weights, functional.embedding(tokens, self._embeddings)
+        weights, embedded = self._weights, self._embed(tokens)
         if weights.is_third:
             normed = self._norm(states, weights.state_norm)
             residual = normed if weights.norm_before_residual else states

@@ -7,10 +7,13 @@ the model's does. It sees no key of position 0, where the layer has nothing to r
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.drafting.eagle.checkpoint import EagleWeights
@@ -51,8 +54,8 @@ class EagleDraft:
         self.draws = draws
         self._decoder, self._slots, self._block_size = decoder, slots, block_size
         self.cache = KVCache(config, num_blocks, block_size, decoder.dtype, device)
-        own = weights.embeddings
-        self._layer = EagleLayer(weights, decoder.embeddings if own is None else own, self.cache.data[0].flatten(1, 2))
+        embed = partial(functional.embedding, weight=decoder.embeddings)
+        self._layer = EagleLayer(weights, embed, self.cache.data[0].flatten(1, 2))
         self._head_ids = weights.head_ids
         self._states = torch.zeros(
             (num_blocks + 1) * block_size, config.hidden_size, dtype=decoder.dtype, device=device

@@ -7,19 +7,23 @@ from collections.abc import Callable, Container, Sequence
 import torch
 from torch import Tensor
 
+from runner_svc.interface.ranks import WHOLE, Shard
 from runner_svc.model.checkpoint.expert_reader import ExpertReader
+from runner_svc.model.checkpoint.quantized_matrices import MatrixReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.rank_parts import RankParts
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix, joined
+from runner_svc.weights.matrix_part import ALL, WHOLE_MATRIX, MatrixPart, Region
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights
 from runner_svc.weights.plain_matrix import PlainMatrix
 
 
-def _all_plain(module: str) -> Matrix | None:
+def _all_plain(module: str, part: MatrixPart = WHOLE_MATRIX, /) -> Matrix | None:
     return None
 
 
@@ -28,24 +32,27 @@ def _unchanged(matrix: Matrix) -> Matrix:
 
 
 class LayerReader:
-    """Reads one model's tensors."""
+    """Reads one model's tensors, or a rank's part of them."""
 
     def __init__(
         self,
         config: ModelConfig,
         base: str,
-        read: Callable[[str], Tensor],
+        read: Callable[..., Tensor],
         tensors: Container[str],
-        read_exact: Callable[[str], Tensor] | None = None,
-        quantized: Callable[[str], Matrix | None] = _all_plain,
+        read_exact: Callable[..., Tensor] | None = None,
+        quantized: MatrixReader = _all_plain,
         quantize: Callable[[Matrix], Matrix] | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        """`read` returns the tensor of a name, in the type and on the device that are wanted.
+        """`config` is the whole model's, and `shard` is the rank's.
 
-        `read_exact` returns it in the type that it is stored in; by default there is no other. `quantized` returns the
-        matrix of a module that is quantized in the checkpoint. Each plain matrix of a layer becomes what `quantize`
-        returns.
+        `read` returns the tensor of a name, or slices of its first dimensions, in the type and on the device that are
+        wanted. `read_exact` returns it in the type that it is stored in; by default there is no other. `quantized`
+        returns the matrix of a module that is quantized in the checkpoint. Each plain matrix of a layer becomes what
+        `quantize` returns.
         """
+        self._parts = RankParts(config, shard)
         self._quantized = quantized
         self._quantize = quantize or _unchanged
         self.config = config
@@ -82,61 +89,105 @@ class LayerReader:
         return LayerWeights(
             attention_norm=self._layer_norm(prefix, names.attention_norm, described, described.pre_norms),
             attention_post_norm=self._layer_norm(prefix, names.attention_post_norm, described, described.post_norms),
-            q_norm=self._qk_norm(f"{prefix}.{names.q_norm}", described) if has_qk_norm else None,
-            k_norm=self._qk_norm(f"{prefix}.{names.k_norm}", described) if has_qk_norm else None,
+            q_norm=self._qk_norm(f"{prefix}.{names.q_norm}", described, self._parts.heads) if has_qk_norm else None,
+            k_norm=self._qk_norm(f"{prefix}.{names.k_norm}", described, self._parts.kv_heads) if has_qk_norm else None,
             qkv=self._qkv(prefix, described),
-            output=self._linear(prefix, (names.output,), described.output_bias),
+            output=self._summed(prefix, names.output, described.output_bias, self._parts.queries),
             mlp_norm=self._layer_norm(
                 prefix, names.mlp_norm, described, described.pre_norms and not described.parallel
             ),
             mlp_post_norm=self._layer_norm(prefix, names.mlp_post_norm, described, described.post_norms),
             mlp=self._mlp(prefix, described),
-            sinks=self._read(f"{self._base}{prefix}.{names.sinks}").float() if described.sinks else None,
+            sinks=self._sinks(f"{self._base}{prefix}.{names.sinks}") if described.sinks else None,
         )
+
+    def _sinks(self, name: str) -> Tensor:
+        return self._rows(name, MatrixPart((self._parts.heads,))).float()
 
     def _mlp(self, prefix: str, described: LayerDescription) -> MlpWeights | ExpertWeights:
         names, mlp = self.config.names, described.mlp
         if isinstance(mlp, ExpertsConfig):
             quantized = self._quantized if self.config.quantization is not None else None
             reader = ExpertReader(
-                mlp, self.config.hidden_size, names.experts, self._read, self._tensors, self._read_exact, quantized
+                mlp,
+                self.config.hidden_size,
+                names.experts,
+                self._read,
+                self._tensors,
+                self._read_exact,
+                quantized,
+                self._parts,
             )
             return reader.layer(f"{self._base}{prefix}")
         return MlpWeights(
-            gate_up=self._linear(prefix, names.gate_up, mlp.bias), down=self._linear(prefix, (names.down,), mlp.bias)
+            gate_up=self._linear(prefix, names.gate_up, mlp.bias, self._parts.gate_up(mlp, len(names.gate_up))),
+            down=self._summed(prefix, names.down, mlp.bias, self._parts.width(mlp.width)),
         )
 
     def _layer_norm(self, prefix: str, module: str, described: LayerDescription, is_there: bool) -> Tensor | None:
         return self.norm(f"{prefix}.{module}", described.norm) if is_there else None
 
-    def _linear(self, prefix: str, modules: Sequence[str], has_bias: bool, *, quantize: bool = True) -> LinearWeights:
+    def _linear(
+        self, prefix: str, modules: Sequence[str], has_bias: bool, parts: Sequence[MatrixPart], *, quantize: bool = True
+    ) -> LinearWeights:
+        """Reads modules whose rows the ranks divide."""
         bias = None
         if has_bias:
-            parts = [self._matrix(self.name(f"{prefix}.{module}", "bias")) for module in modules]
-            bias = parts[0] if len(parts) == 1 else torch.cat(parts)
+            each = [
+                self._rows(self.name(f"{prefix}.{module}", "bias"), part)
+                for module, part in zip(modules, parts, strict=True)
+            ]
+            bias = each[0] if len(each) == 1 else torch.cat(each)
         change = self._quantized_if_plain if quantize else _unchanged
-        matrices = [change(self._format(f"{self._base}{prefix}.{module}")) for module in modules]
+        matrices = [
+            change(self._format(f"{self._base}{prefix}.{module}", part))
+            for module, part in zip(modules, parts, strict=True)
+        ]
         return LinearWeights(joined(matrices), bias)
 
-    def _format(self, module: str) -> Matrix:
-        matrix = self._quantized(module)
-        return PlainMatrix(self._matrix(f"{module}.weight")) if matrix is None else matrix
+    def _summed(self, prefix: str, module: str, has_bias: bool, columns: slice) -> LinearWeights:
+        """Reads a module whose columns the ranks divide: they sum what they compute, with one bias."""
+        bias = self._read(self.name(f"{prefix}.{module}", "bias")) if has_bias and self._parts.is_first else None
+        matrix = self._format(f"{self._base}{prefix}.{module}", MatrixPart(None, columns))
+        return LinearWeights(self._quantized_if_plain(matrix), bias)
+
+    def _format(self, module: str, part: MatrixPart) -> Matrix:
+        """Returns a part of a module's matrix."""
+        if self._parts.is_whole:
+            part = WHOLE_MATRIX
+        matrix = self._quantized(module, part)
+        if matrix is not None:
+            return matrix
+        regions = [self._region(f"{module}.weight", region) for region in part.regions]
+        return PlainMatrix(regions[0] if len(regions) == 1 else torch.cat(regions))
 
     def _quantized_if_plain(self, matrix: Matrix) -> Matrix:
         return self._quantize(matrix) if isinstance(matrix, PlainMatrix) else matrix
 
-    def _matrix(self, name: str) -> Tensor:
-        tensor = self._read(name)
-        return tensor.t().contiguous() if self.config.names.transposed and tensor.dim() == 2 else tensor
+    def _region(self, name: str, region: Region) -> Tensor:
+        places = [region.rows, region.columns]
+        if self.config.names.transposed:
+            places.reverse()
+        tensor = self._read(name) if region == ALL else self._read(name, *(each or slice(None) for each in places))
+        return tensor.t().contiguous() if self.config.names.transposed else tensor
+
+    def _rows(self, name: str, part: MatrixPart) -> Tensor:
+        """Returns a part of a tensor's first dimension."""
+        if self._parts.is_whole or part.rows is None:
+            return self._read(name)
+        return torch.cat([self._read(name, rows) for rows in part.rows])
 
     def _qkv(self, prefix: str, described: LayerDescription) -> LinearWeights:
         is_moved = self.config.names.interleaved and described.rope is not None
         # Rows of blocks can't be moved one by one: these are quantized afterwards.
-        qkv = self._linear(prefix, self.config.names.qkv, described.qkv_bias, quantize=not is_moved)
+        modules = self.config.names.qkv
+        parts = self._parts.qkv(len(modules))
+        qkv = self._linear(prefix, modules, described.qkv_bias, parts, quantize=not is_moved)
         if not is_moved:
             return qkv
         rows = torch.arange(qkv.size[0])
-        width = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_dim
+        width = sum(heads.stop - heads.start for heads in (self._parts.heads, self._parts.kv_heads))
+        width *= self.config.head_dim
         order = torch.cat((self._in_halves(rows[:width], described.rope), rows[width:]))
         try:
             matrix = self._quantized_if_plain(qkv.matrix.reordered(order))
@@ -144,8 +195,13 @@ class LayerReader:
             raise UnsupportedModel(f"{self.config.architecture} can't be read: {error}.") from error
         return LinearWeights(matrix, qkv.bias[order.to(qkv.bias.device)] if qkv.bias is not None else None)
 
-    def _qk_norm(self, module: str, described: LayerDescription) -> Tensor:
-        weight = self._read(self.name(module, "weight")).flatten()
+    def _qk_norm(self, module: str, described: LayerDescription, heads: slice) -> Tensor:
+        part = WHOLE_MATRIX
+        if described.qk_norm is QkNorm.PROJECTION:
+            part = MatrixPart((slice(heads.start * self.config.head_dim, heads.stop * self.config.head_dim),))
+        elif described.qk_norm is QkNorm.LAYER_HEAD:
+            part = MatrixPart((heads,))
+        weight = self._rows(self.name(module, "weight"), part).flatten()
         if not self.config.names.interleaved:
             return weight
         return self._in_halves(weight, described.rope)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from runner_svc.model.checkpoint.expected_experts import block_name
 from runner_svc.model.config import ModelConfig
@@ -16,8 +16,10 @@ from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES
 from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredFormat, StoredTensors
 from runner_svc.model.quantization.stored_mxfp4 import StoredMxfp4
+from runner_svc.weights.matrix_part import WHOLE_MATRIX, MatrixPart
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from runner_svc.weights.matrix import Matrix
@@ -39,9 +41,20 @@ class QuantizedMatrix:
         """Returns its tensors by name. Raises UnsupportedModel for sizes that its format can't have."""
         return {each.name: each for each in self.format.tensors(self.module, self.rows, self.columns)}
 
-    def read(self, stored: StoredTensors) -> Matrix:
-        """Returns the matrix."""
-        return self.format.read(self.module, self.rows, self.columns, stored)
+    def read(self, stored: StoredTensors, part: MatrixPart, dtype: torch.dtype) -> Matrix:
+        """Returns a part, without reading more than it needs. `dtype`: of a part that becomes plain; see `part_of`."""
+        if part == WHOLE_MATRIX:
+            return self.format.read(self.module, self.rows, self.columns, stored)
+        from runner_svc.weights.cutting import part_of
+        from runner_svc.weights.matrix import joined
+
+        units, size, found = self.format.units(self.rows, self.columns), (self.rows, self.columns), []
+        for region in part.regions:
+            outer = region.outward(units, size)
+            matrix, inner = self.format.read(self.module, *size, stored, outer), region.within(outer)
+            rows = (inner.rows,) if inner.rows is not None else None
+            found.append(part_of(matrix, MatrixPart(rows, inner.columns), dtype))
+        return joined(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +71,16 @@ class QuantizedStack:
         """Returns its tensors by name. Raises UnsupportedModel for sizes that its format can't have."""
         return {each.name: each for each in self.format.stacked(self.module, self.count, self.rows, self.columns)}
 
-    def read(self, stored: StoredTensors) -> Matrix:
-        """Returns the rows of all beneath each other."""
-        return self.format.read_stack(self.module, stored)
+    def read(self, stored: StoredTensors, part: MatrixPart, dtype: torch.dtype) -> Matrix:
+        """Returns the part of each, beneath each other; it has rows in one piece. `dtype`: see `QuantizedMatrix`."""
+        (region,) = part.regions
+        if region.columns is None:
+            return self.format.read_stack(self.module, stored, region)
+        from runner_svc.weights.cutting import part_of
+
+        outer = region.outward(self.format.units(self.rows, self.columns), (self.rows, self.columns))
+        matrix = self.format.read_stack(self.module, stored, outer)
+        return part_of(matrix, MatrixPart(None, region.within(outer).columns), dtype)
 
 
 Quantized = QuantizedMatrix | QuantizedStack
@@ -131,12 +151,36 @@ def with_formats(
     return {name: each for name, each in found.items() if each.required or name in tensors}
 
 
-def matrix_reader(
-    matrices: Mapping[str, Quantized], tensors: Container[str], read: Callable[[str], Tensor]
-) -> Callable[[str], Matrix | None]:
-    """Returns what returns a module's quantized matrix; None for a plain one. `read`: tensors as stored."""
-    stored = StoredTensors(tensors, read)
-    return lambda module: matrices[module].read(stored) if module in matrices else None
+class MatrixReader(Protocol):
+    """Reads quantized matrices."""
+
+    def __call__(self, module: str, part: MatrixPart = WHOLE_MATRIX, /) -> Matrix | None:
+        """Returns a part of a module's matrix; None if that is plain."""
+
+
+class QuantizedReader:
+    """Implements `MatrixReader` for the quantized matrices of a checkpoint."""
+
+    def __init__(
+        self,
+        matrices: Mapping[str, Quantized],
+        tensors: Container[str],
+        read: Callable[..., Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        """`read`: tensors as stored; `dtype`: of parts that become plain."""
+        self.made_plain: list[str] = []
+        """Modules whose format has no such part, so that it was made plain."""
+        self._matrices, self._stored, self._dtype = matrices, StoredTensors(tensors, read), dtype
+
+    def __call__(self, module: str, part: MatrixPart = WHOLE_MATRIX, /) -> Matrix | None:
+        """See `MatrixReader`."""
+        if module not in self._matrices:
+            return None
+        matrix = self._matrices[module].read(self._stored, part, self._dtype)
+        if matrix.format == str(self._dtype).removeprefix("torch."):
+            self.made_plain.append(module)
+        return matrix
 
 
 def _tables(config: ModelConfig, base: str) -> tuple[str, str]:

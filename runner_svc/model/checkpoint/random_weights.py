@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.ranks import WHOLE, Shard
+from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
+from runner_svc.model.checkpoint.padded_widths import padded_mlp
 from runner_svc.model.checkpoint.weights import check_on_load
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.rank_parts import RankParts
 from runner_svc.weights.expert_matrices import ExpertMatrices
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
@@ -31,11 +36,13 @@ def random_weights(
     progress: Progress,
     seed: int = 0,
     on_load: OnLoad = NOTHING,
+    shard: Shard = WHOLE,
 ) -> ModelWeights:
     """Returns normally distributed matrices, norms of one and biases of zero; layers are created on iteration.
 
-    `on_load` quantizes them, a layer at a time. Raises UnsupportedModel for a model that is quantized already, and as
-    `check_on_load`.
+    `on_load` quantizes them, a layer at a time. A rank of several makes each layer as a whole and keeps its part, so
+    that the group has the numbers of a single one. Raises UnsupportedModel for a model that is quantized already, or
+    that can't be divided, and as `check_on_load`.
     """
     if config.quantization is not None:
         raise UnsupportedModel(
@@ -43,19 +50,26 @@ def random_weights(
             "quantized: remove 'quantization_config' from its config.json, and set quantization."
         )
     check_on_load(config, on_load)
-    make = _Maker(config, dtype, device, seed)
+    make, parts = _Maker(config, dtype, device, seed), RankParts(config, shard)
+    parts.local()
 
     def layers() -> Iterator[LayerWeights]:
         for index, described in enumerate(config.layers):
-            yield make.layer(described).mapped(on_load.layer_matrix)
+            own = cut_layer(make.layer(described).mapped(on_load.layer_matrix), described, parts, dtype)
+            yield replace(own, mlp=padded_mlp(own.mlp, described.mlp, parts, dtype))
             progress("making weights up", (index + 1) / config.num_layers)
 
     embeddings = make.matrix(config.vocab_size, config.hidden_size)
     head = embeddings if config.tied_embeddings else make.matrix(config.vocab_size, config.hidden_size)
+    if not parts.is_whole:
+        own = embeddings[parts.vocabulary].clone()
+        head = own if head is embeddings else head[parts.vocabulary].clone()
+        embeddings = own
+    embeddings, of_head = padded_ends(embeddings, PlainMatrix(head), parts)
     has_positions = config.model.position_offset is not None
     return ModelWeights(
         embeddings=embeddings,
-        head=LinearWeights(on_load.head_matrix(PlainMatrix(head))),
+        head=LinearWeights(on_load.head_matrix(of_head)),
         norm=make.ones(config.hidden_size, config.norm),
         layers=layers(),
         positions=make.matrix(config.context_length, config.hidden_size) if has_positions else None,

@@ -7,6 +7,7 @@ take memory.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from runner_svc.model.checkpoint.runs import Runs
 from runner_svc.model.folder.errors import BrokenModel
 from runner_svc.model.folder.json_file import AGAIN
 from runner_svc.model.folder.safetensors_header import StoredTensor
@@ -71,12 +73,15 @@ class StagedReader:
         self,
         tensors: Mapping[str, StoredTensor],
         device: torch.device,
-        read: Callable[[str], Tensor],
+        read: Callable[..., Tensor],
         *,
         threads: int | None = None,
         piece_bytes: int = _PIECE_BYTES,
     ) -> None:
-        """`read` reads a tensor to the CPU: those of types that are not in `DTYPES`, and names that `tensors` lacks."""
+        """`read` reads a tensor or slices of it to the CPU.
+
+        It reads those of types that are not in `DTYPES`, and names that `tensors` lacks.
+        """
         self._tensors = tensors
         self._device = device
         self._read = read
@@ -98,30 +103,38 @@ class StagedReader:
         self._closing.close()
         self._files.clear()
 
-    def __call__(self, name: str) -> Tensor:
-        """Returns the tensor on the device, complete once the current stream is.
+    def __call__(self, name: str, *places: slice) -> Tensor:
+        """Returns the tensor, or slices of its first dimensions, on the device, complete once the current stream is.
 
         Raises BrokenModel if the file has become shorter, and OSError with its name if it can't be read.
         """
         stored = self._tensors.get(name)
         if stored is None or stored.dtype not in DTYPES:
-            return self._read(name).to(self._device)
-        tensor = torch.empty(stored.shape, dtype=DTYPES[stored.dtype], device=self._device)
+            return self._read(name, *places).to(self._device)
+        dtype = DTYPES[stored.dtype]
+        if math.prod(stored.shape) * dtype.itemsize != stored.num_bytes:  # which the safetensors library refuses
+            return self._read(name, *places).to(self._device)
+        runs = Runs.of(stored.shape, places)
+        tensor = torch.empty(runs.shape, dtype=dtype, device=self._device)
         content = tensor.view(-1).view(torch.uint8)
-        if len(content) != stored.num_bytes:  # which the safetensors library refuses
-            return self._read(name).to(self._device)
         file = self._open(stored.path)
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         pieces = [
-            self._threads.submit(self._copy, stored, file, content, begin, stream)
-            for begin in range(0, stored.num_bytes, self._piece_bytes)
+            self._threads.submit(self._copy, stored, file, content, begin, stream, runs)
+            for begin in range(0, len(content), self._piece_bytes)
         ]
         for piece in pieces:
             piece.result()
         return tensor
 
     def _copy(
-        self, stored: StoredTensor, file: int, content: Tensor, begin: int, stream: torch.cuda.Stream | None
+        self,
+        stored: StoredTensor,
+        file: int,
+        content: Tensor,
+        begin: int,
+        stream: torch.cuda.Stream | None,
+        runs: Runs,
     ) -> None:
         """Reads a piece of a tensor and launches its copy."""
         part = content[begin : begin + self._piece_bytes]
@@ -129,7 +142,8 @@ class StagedReader:
         if buffer.copied is not None:
             buffer.copied.synchronize()
         staged = buffer.content[: len(part)]
-        _fill(staged, file, stored.begin + begin, stored.path)
+        for first, last, place in runs.places(begin, begin + len(part), DTYPES[stored.dtype].itemsize):
+            _fill(staged[first - begin : last - begin], file, stored.begin + place, stored.path)
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             part.copy_(staged, non_blocking=True)
             if stream is not None:

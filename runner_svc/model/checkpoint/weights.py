@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,23 @@ from safetensors import safe_open
 from torch import Tensor
 
 from runner_svc.interface.progress import Progress
+from runner_svc.interface.ranks import WHOLE, Shard
+from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
 from runner_svc.model.checkpoint.expected_tensors import check_tensors
 from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
-from runner_svc.model.checkpoint.quantized_matrices import Quantized, matrix_reader
+from runner_svc.model.checkpoint.padded_widths import padded_mlp
+from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, QuantizedReader
 from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 from runner_svc.model.folder.file_samples import sample_bytes
 from runner_svc.model.quantization.stored_format import StoredTensors
+from runner_svc.model.rank_parts import RankParts
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.matrix import Matrix
+from runner_svc.weights.matrix_part import MatrixPart
 from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 from runner_svc.weights.on_load import NOTHING, OnLoad
 from runner_svc.weights.plain_matrix import PlainMatrix
@@ -50,20 +56,24 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def read(self, name: str) -> Tensor:
-        """Returns the tensor as stored. Raises UnsupportedModel if there is no tensor of that name."""
+    def read(self, name: str, *places: slice) -> Tensor:
+        """Returns the tensor as stored, or slices of its first dimensions, without reading the rest.
+
+        Raises UnsupportedModel if there is no tensor of that name.
+        """
         if name not in self.tensors:
             raise UnsupportedModel(
                 f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json requires."
             )
-        tensor: Tensor = self._open(self.tensors[name].path).get_tensor(name)
+        file = self._open(self.tensors[name].path)
+        tensor: Tensor = file.get_slice(name)[places] if places else file.get_tensor(name)
         return tensor
 
-    def on(self, device: torch.device) -> AbstractContextManager[Callable[[str], Tensor]]:
-        """Returns what reads tensors to the device, as stored, while the context is open."""
+    def on(self, device: torch.device) -> AbstractContextManager[Callable[..., Tensor]]:
+        """Returns what reads tensors to the device, as `read` does, while the context is open."""
         if device.type == "cuda":
             return StagedReader(self.tensors, device, self.read)
-        return nullcontext(lambda name: self.read(name).to(device))
+        return nullcontext(lambda name, *places: self.read(name, *places).to(device))
 
     def _open(self, path: Path) -> Any:
         if path not in self._open_files:
@@ -78,33 +88,36 @@ def load_weights(
     device: torch.device,
     progress: Progress,
     on_load: OnLoad = NOTHING,
+    shard: Shard = WHOLE,
 ) -> ModelWeights:
     """Loads the weights in `dtype` to `device`; layers are loaded, and progress reported, on iteration.
 
-    `on_load` quantizes plain matrices, each when it has been read, so that a plain copy of the whole never exists. On a
-    GPU, layers are complete for the stream that is current on iteration and, after it, for all. Raises UnsupportedModel
-    for a checkpoint that is not the configuration's, or that can't be quantized.
+    `config` is the whole model's; a rank reads the part that `RankParts` says. `on_load` quantizes plain matrices, each
+    when it has been read, so that a plain copy of the whole never exists. On a GPU, layers are complete for the stream
+    that is current on iteration and, after it, for all. Raises UnsupportedModel for a checkpoint that is not the
+    configuration's, or that can't be quantized or divided.
     """
     check_on_load(config, on_load)
-    if config.why_shorter is not None:
-        log.warning(
-            f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
-        )
-    checkpoint = Checkpoint(folder)
+    parts, checkpoint = RankParts(config, shard), Checkpoint(folder)
+    parts.local()  # a model that can't be divided is refused before anything is read
     matrices = check_tensors(checkpoint.tensors, config)
-    _log_formats(config, matrices)
-
+    _log(config, matrices)
     with ExitStack() as opening:
         read_exact = opening.enter_context(checkpoint.on(device))
 
-        def read(name: str) -> Tensor:
-            return read_exact(name).to(dtype)
+        def read(name: str, *places: slice) -> Tensor:
+            return read_exact(name, *places).to(dtype)
 
         progress("loading weights", 0.0)
-        quantized = matrix_reader(matrices, checkpoint.tensors, read_exact)
+        quantized = QuantizedReader(matrices, checkpoint.tensors, read_exact, dtype)
         base = config.names.start(checkpoint.__contains__)
-        reader = LayerReader(config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix)
-        embeddings, head = _ends(checkpoint, config, read, quantized, reader.name(config.names.embeddings, "weight"))
+        # What is quantized on load is quantized as a whole, so that a group of ranks has the numbers of one.
+        of_reader = WHOLE if on_load.layers != "none" else shard
+        reader = LayerReader(
+            config, base, read, checkpoint.tensors, read_exact, quantized, on_load.layer_matrix, of_reader
+        )
+        ends = _ends(checkpoint, parts, read, quantized, reader.name(config.names.embeddings, "weight"))
+        embeddings, head = padded_ends(*ends, parts)
         if on_load.head and not isinstance(head, PlainMatrix):
             raise UnsupportedModel("The checkpoint's head is quantized already: set quantize_head to false.")
         used_head = LinearWeights(on_load.head_matrix(head))
@@ -113,7 +126,8 @@ def load_weights(
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # layers may be read on another stream
         opened = opening.pop_all()
-    layers = _layers(reader, progress, opened)
+        opened.callback(_log_plain, quantized.made_plain)
+    layers = _layers(reader, progress, opened, parts, is_cut=of_reader == shard, dtype=dtype)
     return ModelWeights(embeddings, used_head, norm, layers=layers, positions=positions, kv_scales=scales)
 
 
@@ -133,7 +147,12 @@ def check_on_load(config: ModelConfig, on_load: OnLoad) -> None:
         )
 
 
-def _log_formats(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
+def _log(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None:
+    """Logs how long the context is, if that is not the model's, and in which formats matrices are."""
+    if config.why_shorter is not None:
+        log.warning(
+            f"the context is shorter than the model's: {config.why_shorter}", context_length=config.context_length
+        )
     if config.quantization is None:
         return
     counts = Counter(matrix.format.name for matrix in matrices.values())
@@ -144,18 +163,29 @@ def _log_formats(config: ModelConfig, matrices: Mapping[str, Quantized]) -> None
         log.warning(f"activations are quantized otherwise: {note}")
 
 
+def _log_plain(modules: Sequence[str]) -> None:
+    """Logs which of a rank's parts lost their format."""
+    if modules:
+        log.warning(
+            "matrices became plain numbers, as this rank's part of them begins within their groups of columns",
+            matrices=len(modules),
+            first=modules[0],
+        )
+
+
 def _ends(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    read: Callable[[str], Tensor],
-    quantized: Callable[[str], Matrix | None],
-    first: str,
+    checkpoint: Checkpoint, parts: RankParts, read_any: Callable[..., Tensor], quantized: MatrixReader, first: str
 ) -> tuple[Tensor, Matrix]:
-    """Returns the embeddings, by their name, and the head, tied or not as transformers decides.
+    """Returns the rank's rows of the embeddings, by their name, and of the head, tied or not as transformers decides.
 
     Tied ones may have either name. Where both are there and differ, the checkpoint counts and not the configuration.
     """
-    if (matrix := quantized(config.names.head)) is not None:
+    config, rows = parts.whole, () if parts.is_whole else (parts.vocabulary,)
+
+    def read(name: str) -> Tensor:
+        return read_any(name, *rows)
+
+    if (matrix := quantized(config.names.head, MatrixPart(rows or None))) is not None:
         return read(first), matrix
     last = f"{config.names.head}.weight"
     if first not in checkpoint or last not in checkpoint:
@@ -174,11 +204,16 @@ def _ends(
     return embeddings, PlainMatrix(head)
 
 
-def _layers(reader: LayerReader, progress: Progress, opened: ExitStack) -> Iterator[LayerWeights]:
+def _layers(
+    reader: LayerReader, progress: Progress, opened: ExitStack, parts: RankParts, *, is_cut: bool, dtype: torch.dtype
+) -> Iterator[LayerWeights]:
+    """Yields what the reader reads, which `is_cut` to the parts already, or is cut to them, and padded."""
     num_layers = reader.config.num_layers
     with opened:
-        for index in range(num_layers):
-            yield reader.layer(index)
+        for index, described in enumerate(reader.config.layers):
+            layer = reader.layer(index)
+            own = layer if is_cut else cut_layer(layer, described, parts, dtype)
+            yield replace(own, mlp=padded_mlp(own.mlp, described.mlp, parts, dtype))
             progress("loading weights", (index + 1) / num_layers)
 
 

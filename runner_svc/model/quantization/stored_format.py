@@ -9,6 +9,8 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from runner_svc.weights.matrix_part import ALL, Region
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -33,8 +35,14 @@ class StoredTensors:
     """The tensors of a checkpoint."""
 
     names: Container[str]
-    read: Callable[[str], Tensor]
-    """Returns a tensor in the type that it is stored in, on the device that is wanted."""
+    read: Callable[..., Tensor]
+    """Returns a tensor, or slices of its first dimensions, in the type that it is stored in, on the device."""
+
+    def part(self, name: str, *places: slice | None) -> Tensor:
+        """Returns what is at those places of the first dimensions; None: at all."""
+        if all(each is None for each in places):
+            return self.read(name)
+        return self.read(name, *(each or slice(None) for each in places))
 
     def optional(self, name: str) -> Tensor | None:
         """Returns a tensor that may be absent."""
@@ -48,11 +56,21 @@ class StoredFormat(Protocol):
     def name(self) -> str:
         """For logs and refusals."""
 
+    @property
+    def unit(self) -> int:
+        """Rows and columns at whose multiples a matrix can be divided in this format."""
+
     def tensors(self, module: str, rows: int, columns: int) -> Iterator[ExpectedTensor]:
         """Yields the tensors of the matrix [rows, columns] of a module.
 
         Raises UnsupportedModel for sizes that the format can't have.
         """
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module. Raises UnsupportedModel, naming the tensor whose values can't be used."""
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """Returns at which multiples of rows and of columns `read` can begin and end in a matrix [rows, columns]."""
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns a region of the matrix [rows, columns] of a module.
+
+        Raises UnsupportedModel, naming the tensor whose values can't be used.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.stored_format import SCALE_TYPES, ExpectedTensor, StoredTensors
+from runner_svc.weights.matrix_part import ALL, Region, counted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from runner_svc.weights.activation_rounding import Rounding
     from runner_svc.weights.matrix import Matrix
 
@@ -48,6 +52,11 @@ class StoredFp8:
         """For logs and refusals."""
         return f"FP8 per {self.scales}, activations {self.activations}"
 
+    @property
+    def unit(self) -> int:
+        """See `StoredFormat`."""
+        return math.lcm(*self.block) if self.block is not None else 1
+
     def tensors(self, module: str, rows: int, columns: int) -> Iterator[ExpectedTensor]:
         """Yields the tensors of the matrix [rows, columns] of a module."""
         yield ExpectedTensor(f"{module}.weight", ((rows, columns),), ("F8_E4M3",))
@@ -60,15 +69,19 @@ class StoredFp8:
         if self.activations is Activations.STATIC:
             yield ExpectedTensor(f"{module}.input_scale", ((), (1,), (1, 1)), SCALE_TYPES)
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module. Raises UnsupportedModel for a scale or a code that is no number."""
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """See `StoredFormat`."""
+        return self.block if self.scales is Scales.BLOCK and self.block is not None else (1, 1)
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns a region of the matrix. Raises UnsupportedModel for a scale or a code that is no number."""
         from runner_svc.weights.fp8_matrix import Fp8Matrix, has_nan, per_channel
 
-        scale = stored.read(f"{module}.{self.scale}").float()
+        scale = self._scale(module, stored, region).float()
         if not bool((scale.isfinite() & (scale >= 0)).all()):
             raise UnsupportedModel(f"The checkpoint's {module}.{self.scale} has a scale that is not a positive number.")
         is_block = self.scales is Scales.BLOCK
-        codes = stored.read(f"{module}.weight")
+        codes = stored.part(f"{module}.weight", region.rows, region.columns)
         if has_nan(codes):
             raise UnsupportedModel(
                 f"The checkpoint's {module}.weight has codes that stand for no number: it is broken, or in e4m3fnuz, "
@@ -76,10 +89,18 @@ class StoredFp8:
             )
         return Fp8Matrix(
             codes,
-            scale if is_block else per_channel(scale, rows),
+            scale if is_block else per_channel(scale, len(codes)),
             self._rounding(module, stored),
             self.block if is_block else None,
         )
+
+    def _scale(self, module: str, stored: StoredTensors, region: Region) -> Tensor:
+        name = f"{module}.{self.scale}"
+        if self.scales is Scales.TENSOR:
+            return stored.read(name)
+        if self.block is None:
+            return stored.part(name, region.rows)
+        return stored.part(name, counted(region.rows, self.block[0]), counted(region.columns, self.block[1]))
 
     def _rounding(self, module: str, stored: StoredTensors) -> Rounding:
         from runner_svc.weights.activation_rounding import GroupRounding, NoRounding, StaticRounding, TokenRounding

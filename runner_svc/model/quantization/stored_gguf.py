@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredTensors
+from runner_svc.weights.matrix_part import ALL, Region, counted
 
 if TYPE_CHECKING:
     from runner_svc.weights.matrix import Matrix
@@ -38,6 +39,11 @@ class StoredGguf:
         """For logs and refusals."""
         return f"GGUF {self.kind}"
 
+    @property
+    def unit(self) -> int:
+        """See `StoredFormat`."""
+        return BLOCKS[self.kind][0]
+
     def tensors(self, module: str, rows: int, columns: int) -> Iterator[ExpectedTensor]:
         """Yields the tensor of the matrix [rows, columns] of a module."""
         elements, size = BLOCKS[self.kind]
@@ -47,8 +53,15 @@ class StoredGguf:
             )
         yield ExpectedTensor(f"{module}.blocks", ((rows, columns // elements * size),), ("U8",))
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module."""
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """See `StoredFormat`."""
+        return 1, self.unit
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns a region of the matrix of a module."""
         from runner_svc.weights.blocks.gguf_matrix import read_blocks
 
-        return read_blocks(stored.read(f"{module}.blocks"), self.kind)
+        elements, size = BLOCKS[self.kind]
+        blocks = counted(region.columns, elements)
+        places = slice(blocks.start * size, blocks.stop * size) if blocks is not None else None
+        return read_blocks(stored.part(f"{module}.blocks", region.rows, places), self.kind)

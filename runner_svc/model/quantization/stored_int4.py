@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.stored_format import SCALE_TYPES, ExpectedTensor, StoredTensors
+from runner_svc.weights.matrix_part import ALL, Region, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from runner_svc.weights.matrix import Matrix
+
+
+_WORD = 8
+"""Codes in an element of int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,15 @@ class _Groups:
 
     def _count(self, columns: int) -> int:
         return -(-columns // self._group(columns))
+
+    def _groups(self, region: Region, columns: int) -> slice | None:
+        """Returns those of the region's columns; None: all."""
+        return counted(region.columns, self._group(columns)) if self._count(columns) > 1 else None
+
+    @property
+    def unit(self) -> int:
+        """See `StoredFormat`: at groups, and at whole bytes and words."""
+        return math.lcm(self.group or 1, _WORD)
 
     def _check_zeros(self, zeros: Tensor, module: str) -> None:
         """Refuses zeros of symmetric groups that are not in the middle, which other programs do not even read."""
@@ -62,16 +77,22 @@ class StoredAwq(_Groups):
         yield ExpectedTensor(f"{module}.qzeros", ((groups, rows // 8),), ("I32",))
         yield ExpectedTensor(f"{module}.scales", ((groups, rows),), SCALE_TYPES)
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module."""
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """See `StoredFormat`."""
+        return _WORD, self.unit
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns a region of the matrix of a module."""
         from runner_svc.weights.int4_matrix import Int4Matrix
         from runner_svc.weights.int4_packing import AWQ_ORDER, pack_pairs, unpack_words
 
-        codes = unpack_words(stored.read(f"{module}.qweight"), 1, AWQ_ORDER).t()
-        zeros = unpack_words(stored.read(f"{module}.qzeros"), 1, AWQ_ORDER).t().contiguous()
+        words, groups = counted(region.rows, _WORD), self._groups(region, columns)
+        codes = unpack_words(stored.part(f"{module}.qweight", region.columns, words), 1, AWQ_ORDER).t()
+        zeros = unpack_words(stored.part(f"{module}.qzeros", groups, words), 1, AWQ_ORDER).t().contiguous()
         self._check_zeros(zeros, module)
-        scales = _checked(stored.read(f"{module}.scales"), f"{module}.scales").t().contiguous()
-        return Int4Matrix(pack_pairs(codes), scales, _unless_middle(zeros), self._group(columns), columns)
+        scales = _checked(stored.part(f"{module}.scales", groups, region.rows), f"{module}.scales").t().contiguous()
+        own = codes.shape[1]
+        return Int4Matrix(pack_pairs(codes), scales, _unless_middle(zeros), self._group(own), own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +118,22 @@ class StoredGptq(_Groups):
         yield ExpectedTensor(f"{module}.scales", ((groups, rows),), SCALE_TYPES)
         yield ExpectedTensor(f"{module}.g_idx", ((columns,),), ("I32", "I64"), required=self.reordered)
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module. Raises UnsupportedModel for zeros or a `g_idx` whose meaning is unclear."""
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """See `StoredFormat`; columns that are not in the group of their place are read all."""
+        return _WORD, columns if self.reordered else self.unit
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns a region of the matrix of a module.
+
+        Raises UnsupportedModel for zeros or a `g_idx` whose meaning is unclear.
+        """
         from runner_svc.weights.int4_matrix import Int4Matrix
         from runner_svc.weights.int4_packing import pack_pairs, unpack_words
 
-        codes = unpack_words(stored.read(f"{module}.qweight"), 0).t()
-        zeros = unpack_words(stored.read(f"{module}.qzeros"), 1).t().contiguous()
+        words, groups = counted(region.columns, _WORD), self._groups(region, columns)
+        codes = unpack_words(stored.part(f"{module}.qweight", words, region.rows), 0).t()
+        zeros = stored.part(f"{module}.qzeros", groups, counted(region.rows, _WORD))
+        zeros = unpack_words(zeros, 1).t().contiguous()
         if self.version == 1:
             if bool((zeros == 15).any()):
                 raise UnsupportedModel(
@@ -112,11 +142,11 @@ class StoredGptq(_Groups):
                 )
             zeros = zeros + 1
         self._check_zeros(zeros, module)
-        scales = _checked(stored.read(f"{module}.scales"), f"{module}.scales").t().contiguous()
-        order = self._order(module, columns, stored)
+        scales = _checked(stored.part(f"{module}.scales", groups, region.rows), f"{module}.scales").t().contiguous()
+        order, own = self._order(module, columns, stored), codes.shape[1]
         if order is not None:
             codes = codes[:, order]
-        return Int4Matrix(pack_pairs(codes), scales, _unless_middle(zeros), self._group(columns), columns, order)
+        return Int4Matrix(pack_pairs(codes), scales, _unless_middle(zeros), self._group(own), own, order)
 
     def _order(self, module: str, columns: int, stored: StoredTensors) -> Tensor | None:
         """Returns the columns group by group; None if each is in the group of its place."""
@@ -156,8 +186,12 @@ class StoredPacked(_Groups):
         if not self.symmetric:
             yield ExpectedTensor(f"{module}.weight_zero_point", ((-(-rows // 8), groups),), ("I32",))
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
-        """Returns the matrix of a module. Raises UnsupportedModel if its `weight_shape` is another one."""
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """See `StoredFormat`."""
+        return _WORD, self.unit
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns a region of the matrix. Raises UnsupportedModel if its `weight_shape` is another one."""
         from runner_svc.weights.int4_matrix import Int4Matrix
         from runner_svc.weights.int4_packing import pack_pairs, unpack_words
 
@@ -167,14 +201,19 @@ class StoredPacked(_Groups):
                 f"The checkpoint's {module}.weight_shape is {shape}, but by its config.json it should be "
                 f"{[rows, columns]}."
             )
-        codes = unpack_words(stored.read(f"{module}.weight_packed"), 1)[:, :columns]
-        scales = _checked(stored.read(f"{module}.weight_scale"), f"{module}.weight_scale")
+        own, groups = _length(region.columns, columns), self._groups(region, columns)
+        words = stored.part(f"{module}.weight_packed", region.rows, counted(region.columns, _WORD))
+        codes = unpack_words(words, 1)[:, :own]
+        scales = _checked(stored.part(f"{module}.weight_scale", region.rows, groups), f"{module}.weight_scale")
         zeros = None
         if not self.symmetric:
-            zeros = unpack_words(stored.read(f"{module}.weight_zero_point"), 0)[:rows].contiguous()
-        return Int4Matrix(
-            pack_pairs(codes), scales.reshape(rows, -1).contiguous(), zeros, self._group(columns), columns
-        )
+            packed = stored.part(f"{module}.weight_zero_point", counted(region.rows, _WORD), groups)
+            zeros = unpack_words(packed, 0)[: len(codes)].contiguous()
+        return Int4Matrix(pack_pairs(codes), scales.reshape(len(codes), -1).contiguous(), zeros, self._group(own), own)
+
+
+def _length(places: slice | None, whole: int) -> int:
+    return whole if places is None else places.stop - places.start
 
 
 def _check_multiple(module: str, size: int, unit: int, what: str, name: str) -> None:

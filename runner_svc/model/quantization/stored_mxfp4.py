@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.stored_format import ExpectedTensor, StoredTensors
+from runner_svc.weights.matrix_part import ALL, Region, counted
 
 if TYPE_CHECKING:
     from runner_svc.weights.matrix import Matrix
@@ -24,6 +25,11 @@ class StoredMxfp4:
         """For logs and refusals."""
         return "MXFP4"
 
+    @property
+    def unit(self) -> int:
+        """See `StoredFormat`."""
+        return _GROUP
+
     def stacked(self, module: str, count: int, rows: int, columns: int) -> Iterator[ExpectedTensor]:
         """Yields the tensors of `count` matrices [rows, columns]."""
         if columns % _GROUP:
@@ -32,19 +38,27 @@ class StoredMxfp4:
         yield ExpectedTensor(f"{module}_blocks", ((count, rows, groups, _GROUP // 2),), ("U8",))
         yield ExpectedTensor(f"{module}_scales", ((count, rows, groups),), ("U8",))
 
-    def read_stack(self, module: str, stored: StoredTensors) -> Matrix:
-        """Returns the rows of all matrices beneath each other. Raises UnsupportedModel for a scale that is NaN."""
+    def read_stack(self, module: str, stored: StoredTensors, region: Region = ALL) -> Matrix:
+        """Returns the rows of all matrices, or of a region of each, beneath each other.
+
+        Raises UnsupportedModel for a scale that is NaN.
+        """
         from runner_svc.weights.blocks.mxfp4_matrix import NOT_A_NUMBER, Mxfp4Matrix
 
-        scales = stored.read(f"{module}_scales").flatten(0, 1)
+        groups = counted(region.columns, _GROUP)
+        scales = stored.part(f"{module}_scales", None, region.rows, groups).flatten(0, 1)
         if bool((scales == NOT_A_NUMBER).any()):
             raise UnsupportedModel(f"The checkpoint's {module}_scales has a scale that is not a number.")
-        return Mxfp4Matrix(stored.read(f"{module}_blocks").flatten(0, 1).flatten(1), scales)
+        return Mxfp4Matrix(stored.part(f"{module}_blocks", None, region.rows, groups).flatten(0, 1).flatten(1), scales)
 
     def tensors(self, module: str, rows: int, columns: int) -> Iterator[ExpectedTensor]:
         """Raises UnsupportedModel: only matrices of experts are stored so."""
         raise UnsupportedModel(f"By the model's 'quantization_config', {module!r} is in MXFP4; only experts may be.")
 
-    def read(self, module: str, rows: int, columns: int, stored: StoredTensors) -> Matrix:
+    def units(self, rows: int, columns: int) -> tuple[int, int]:
+        """See `StoredFormat`."""
+        return 1, _GROUP
+
+    def read(self, module: str, rows: int, columns: int, stored: StoredTensors, region: Region = ALL) -> Matrix:
         """Raises UnsupportedModel; see `tensors`."""
         raise UnsupportedModel(f"{module!r} can't be in MXFP4: only experts may be.")

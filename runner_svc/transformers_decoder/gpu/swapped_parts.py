@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner_svc.interface.expert_launchers import ActivationLauncher
 from runner_svc.interface.layer_launchers import NormLauncher
+from runner_svc.interface.products.expert_launchers import ActivationLauncher
 
 _ROWS = 3
 _ACTIVATIONS = {"silu": functional.silu}

@@ -12,7 +12,7 @@ from runner_svc.weights.blocks.grouped import Grouped, GroupedMatrix
 from runner_svc.weights.blocks.int8_matrix import Int8Matrix
 from runner_svc.weights.int4_matrix import Int4Matrix
 from runner_svc.weights.int4_packing import pack_pairs
-from runner_svc.weights.matrix import Cuts, Matrix
+from runner_svc.weights.matrix import Cuts, Matrix, extended
 
 _SIMPLE = 32
 """Columns of a block of Q4_0 and Q8_0, which have one float16 scale before their codes."""
@@ -52,6 +52,12 @@ class GgufMatrix(GroupedMatrix):
         self.cuts.check(self.size, rows, columns)
         first, last = (place // self.type.elements * self.type.num_bytes for place in (columns.start, columns.stop))
         return replace(self, blocks=self.blocks[rows, first:last])
+
+    def with_zeros(self, rows: int, columns: int) -> GgufMatrix | None:
+        """A block whose bytes are zeros is zeros, as its scales are."""
+        if columns % self.type.elements:
+            return None
+        return replace(self, blocks=extended(self.blocks, rows, columns // self.type.elements * self.type.num_bytes))
 
     def reordered(self, order: Tensor) -> GgufMatrix:
         return replace(self, blocks=self.blocks[order.to(self.blocks.device)])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.weights.blocks.grouped import Grouped, GroupedMatrix
-from runner_svc.weights.matrix import Cuts, Matrix
+from runner_svc.weights.matrix import Cuts, Matrix, extended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +40,15 @@ class Int8Matrix(GroupedMatrix):
         self.cuts.check(self.size, rows, columns)
         groups = slice(columns.start // self.group, columns.stop // self.group)
         return replace(self, codes=self.codes[rows, columns], scales=self.scales[rows, groups])
+
+    def with_zeros(self, rows: int, columns: int) -> Int8Matrix | None:
+        if columns % self.group:
+            return None
+        return replace(
+            self,
+            codes=extended(self.codes, rows, columns),
+            scales=extended(self.scales, rows, columns // self.group),
+        )
 
     def reordered(self, order: Tensor) -> Int8Matrix:
         order = order.to(self.codes.device)

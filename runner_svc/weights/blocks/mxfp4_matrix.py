@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runner_svc.weights.blocks.grouped import Grouped, GroupedMatrix
 from runner_svc.weights.int4_packing import unpack_pairs
-from runner_svc.weights.matrix import Cuts, Matrix
+from runner_svc.weights.matrix import Cuts, Matrix, extended
 
 GROUP = 32
 """Columns of a scale."""
@@ -48,6 +48,11 @@ class Mxfp4Matrix(GroupedMatrix):
         self.cuts.check(self.size, rows, columns)
         codes = self.codes[rows, columns.start // 2 : columns.stop // 2]
         return Mxfp4Matrix(codes, self.scales[rows, columns.start // GROUP : columns.stop // GROUP])
+
+    def with_zeros(self, rows: int, columns: int) -> Mxfp4Matrix | None:
+        if columns % GROUP:
+            return None
+        return Mxfp4Matrix(extended(self.codes, rows, columns // 2), extended(self.scales, rows, columns // GROUP))
 
     def reordered(self, order: Tensor) -> Mxfp4Matrix:
         order = order.to(self.codes.device)

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from bench.answers.divergence import Divergence, line, logits_of
-from runner_svc.backends.torch_backend import load_decoder
+from runner_svc.backends.decoder_loading import load_decoder
 from runner_svc.weights.on_load import OnLoad
 from tests.support.host_backend import no_progress
 from tests.support.tiny_models import make_tiny_model

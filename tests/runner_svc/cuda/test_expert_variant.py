@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner_svc.cuda.experts.expert_variant import JOB_ROWS, TILE_JOB_ROWS, ExpertVariant, TilesVariant, num_tiles
-from runner_svc.interface.expert_launchers import max_jobs
+from runner_svc.interface.products.expert_launchers import max_jobs
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from runner_svc.backends.torch_backend import TorchBackend, load_decoder
+from runner_svc.backends.decoder_loading import load_decoder
+from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder import cpu_decoder
 from runner_svc.interface.backend import Backend
 from runner_svc.model.checkpoint.weights import load_weights, weights_fingerprint

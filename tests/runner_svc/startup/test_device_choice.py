@@ -120,7 +120,7 @@ def test_device_cuda_without_a_usable_gpu_is_refused(gpu: FakeGpu, case: str) ->
 def test_the_ready_line_says_why_it_is_the_cpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.no_cupy()
     backend = HashBackend(num_slots=1, block_size=16, num_blocks=4)
-    monkeypatch.setattr(service, "build_backend", lambda settings, device, progress: backend)
+    monkeypatch.setattr(service, "load_backend", lambda settings, device, times: backend)
     monkeypatch.setattr(service, "gc", mock.Mock())
     monkeypatch.setattr(service.signal, "signal", mock.Mock())
     with capture_logs() as logs:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from runner_svc.backends.torch_backend import load_decoder
+from runner_svc.backends.decoder_loading import load_decoder
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.transformers_decoder import linear_layers, start_check
 from runner_svc.transformers_decoder.linear_layers import ServedLinear, swap_linear_layers, watched_layers

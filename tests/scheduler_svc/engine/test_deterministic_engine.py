@@ -2,13 +2,14 @@
 
 No near tie is excused. Requests are crowded into a pool so small that they are preempted, drafted for with lies, hit
 prefixes of each other, have several choices, are swapped to host pools and loaded from them, and go on when the
-scheduler restarts and when a runner is lost.
+scheduler restarts and when a runner is lost. So they do with a fixed number of ranks.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from scheduler_svc.link.runner_events import Loss
 from tests.support.drafters import let_draft
 from tests.support.host_backend import no_progress
 from tests.support.in_process import Stack, Stream
+from tests.support.ranked_backend import RankedBackend
 from tests.support.scripted_drafts import RandomDrafts
 from tests.support.tested_backend import poison
 from tests.support.thoroughness import choice, count
@@ -59,19 +61,25 @@ class ScoredStack(Stack):
         return [(token, scores.get(index)) for index, token in enumerate(stream.tokens)]
 
 
-def load(folder: Path, pool_tokens: int, *, deterministic: bool = True) -> TorchBackend:
-    loaded = TorchBackend.load(
-        str(folder),
-        cache_folder=folder / "unused",
-        progress=no_progress,
-        num_blocks=pool_tokens // 8,
-        block_size=8,
-        num_slots=6,
-        max_step_tokens=128,
-        deterministic=deterministic,
-    )
-    poison(loaded.cache.data)
-    return loaded
+@dataclass(frozen=True)
+class Loading:
+    """A model, and how many ranks compute it, each with its part."""
+
+    folder: Path
+    ranks: int
+
+    def load(self, pool_tokens: int, *, deterministic: bool = True) -> TorchBackend | RankedBackend:
+        sizes = {"num_blocks": pool_tokens // 8, "block_size": 8, "num_slots": 6, "max_step_tokens": 128}
+        loaded: TorchBackend | RankedBackend
+        if self.ranks == 1:
+            unused = self.folder / "unused"
+            loaded = TorchBackend.load(
+                str(self.folder), cache_folder=unused, progress=no_progress, deterministic=deterministic, **sizes
+            )
+        else:
+            loaded = RankedBackend.load(self.folder, self.ranks, deterministic=deterministic, **sizes)
+        poison(loaded.cache.data)
+        return loaded
 
 
 def random_request(rng: random.Random, stem: list[int]) -> dict[str, Any]:
@@ -93,10 +101,10 @@ def random_request(rng: random.Random, stem: list[int]) -> dict[str, Any]:
 
 
 def crowd(
-    folder: Path, rng: random.Random, requests: list[dict[str, Any]], *, deterministic: bool
+    loading: Loading, rng: random.Random, requests: list[dict[str, Any]], *, deterministic: bool
 ) -> tuple[list[Any], int]:
     """Returns the answers of requests that run together, in trouble; and the tokens scored twice, and differently."""
-    backends = [load(folder, 64, deterministic=deterministic) for _ in range(2)]
+    backends = [loading.load(64, deterministic=deterministic) for _ in range(2)]
     let_draft(backends[0], rng, max_drafts=7)
     stack = ScoredStack(depth=rng.randint(1, 3), policy_parameters={"step_tokens": rng.choice((9, 24, 128))})
     stack.drafts = RandomDrafts(rng)
@@ -121,9 +129,9 @@ def crowd(
     return [[stack.answer(stream) for stream in request.streams] for request in submitted], stack.rescored_otherwise
 
 
-def alone(folder: Path, requests: list[dict[str, Any]], *, deterministic: bool) -> list[Any]:
+def alone(loading: Loading, requests: list[dict[str, Any]], *, deterministic: bool) -> list[Any]:
     """Returns the answers of requests, each alone in a stack of its own without a former one's cache."""
-    backend, answers = load(folder, 400, deterministic=deterministic), []
+    backend, answers = loading.load(400, deterministic=deterministic), []
     for request in requests:
         poison(backend.cache.data)
         stack = ScoredStack(depth=1, prefix_sharing=False)
@@ -145,18 +153,21 @@ def differences(crowded: list[Any], solo: list[Any]) -> int:
     return found
 
 
-@pytest.mark.parametrize("family", choice(("llama", "gemma3", "qwen3-moe", "llama-longrope"), in_ci=("qwen3-moe",)))
-def test_crowded_requests_equal_those_that_ran_alone(family: str, tmp_path: Path) -> None:
+CASES = [(family, 1) for family in ("llama", "gemma3", "qwen3-moe", "llama-longrope")] + [("olmo2", 2), ("cohere", 4)]
+
+
+@pytest.mark.parametrize(("family", "ranks"), choice(CASES, in_ci=[("qwen3-moe", 1), ("olmo2", 2)]))
+def test_crowded_requests_equal_those_that_ran_alone(family: str, ranks: int, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    folder = make_tiny_model(family, tmp_path / family, seed % 1000)
+    loading = Loading(make_tiny_model(family, tmp_path / family, seed % 1000), ranks)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(20)]
     requests = [random_request(rng, stem) for _ in range(count(120, in_ci=7))]
 
     def found(requests: list[dict[str, Any]], *, deterministic: bool) -> int:
-        solo = alone(folder, requests, deterministic=deterministic)
-        crowded, twice = crowd(folder, rng, requests, deterministic=deterministic)
+        solo = alone(loading, requests, deterministic=deterministic)
+        crowded, twice = crowd(loading, rng, requests, deterministic=deterministic)
         return differences(crowded, solo) + twice
 
     assert found(requests, deterministic=True) == 0

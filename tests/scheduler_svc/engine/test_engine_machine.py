@@ -70,6 +70,7 @@ class EngineMachine(RuleBasedStateMachine):
         forces=st.sampled_from([True, True, True, False]),
         host=st.one_of(st.none(), st.randoms(use_true_random=False)),
         moves=st.one_of(st.none(), st.randoms(use_true_random=False)),
+        ranks=st.sampled_from([1, 1, 2]),
     )
     def start(
         self,
@@ -86,13 +87,16 @@ class EngineMachine(RuleBasedStateMachine):
         forces: bool,
         host: random.Random | None,
         moves: random.Random | None,
+        ranks: int,
     ) -> None:
         """`drafts`: draws what most runners draft; None: no runner has a drafter. `late`: draws which masks come late.
 
         `forces`: whether the first runners take forced tokens; later ones do. `host`: draws which runners have a host
         pool, of which size, and when its copies are done or lost; None: none has one. `moves`: draws the roles of
-        runners and the fate of messages about moves; None: no runner takes part in moves.
+        runners and the fate of messages about moves; None: no runner takes part in moves. `ranks`: of each runner whose
+        sequences can't move.
         """
+        self.ranks = ranks if moves is None else 1
         self.host = host
         self.drafts = drafts
         self.stack = Stack(
@@ -126,14 +130,17 @@ class EngineMachine(RuleBasedStateMachine):
         """Every third one is larger: all of them can hold each request, but they are of two size classes."""
         larger = self.stack._sessions % 3 == 2
         drafts = self.drafts if self.drafts is not None and self.drafts.random() < 0.8 else None
+        if drafts is not None and self.ranks > 1:
+            drafts = random.Random(drafts.random())  # each rank draws the same
         self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS, drafts))
         if self.roles is not None and (role := self.roles.choice(["", "", "prefill", "decode"])):
             self.stack.runners.roles[f"runner-{self.stack._sessions + 1}"] = role
         if self.host is None:
-            self.stack.add_runner(self.backends[-1])
+            self.stack.add_runner(self.backends[-1], ranks=self.ranks)
             return
         host_blocks, lost = self.host.choice((0, 4, NUM_BLOCKS, 4 * NUM_BLOCKS)), self.host.choice((0.0, 0.0, 0.3))
-        self.stack.add_runner(self.backends[-1], host_blocks, random.Random(self.host.random()), lost)
+        copies = random.Random(self.host.random())
+        self.stack.add_runner(self.backends[-1], host_blocks, copies, lost, self.ranks)
 
     @rule(
         prompt=st.one_of(

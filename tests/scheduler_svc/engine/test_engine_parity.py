@@ -32,6 +32,7 @@ from tests.support.drafters import let_draft
 from tests.support.exact_parity import ExactParity
 from tests.support.in_process import Stack, Submitted
 from tests.support.parity import Parity, Precision
+from tests.support.ranked_backend import RankedBackend
 from tests.support.scripted_drafts import RandomDrafts
 from tests.support.tested_backend import (
     CPU,
@@ -124,7 +125,7 @@ def load(
 
 def draft(stack: Stack, backend: ModelBackend, rng: random.Random) -> None:
     """Lets rows draft random numbers of tokens, if the backend can; in CI in a part of the runs."""
-    if isinstance(backend, TorchBackend) and rng.random() < (1 if FULL else 0.2):
+    if isinstance(backend, TorchBackend | RankedBackend) and rng.random() < (1 if FULL else 0.2):
         let_draft(backend, rng)
         stack.drafts = RandomDrafts(rng)
 

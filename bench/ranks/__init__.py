@@ -1,0 +1,1 @@
+"""How fast plans reach the ranks of a group."""

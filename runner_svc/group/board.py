@@ -1,0 +1,152 @@
+"""What the ranks of a group tell one another and their launcher: which are ready, which epoch was given up, and why.
+
+An epoch is one forming of the group. It begins when every rank is ready for it, and ends when any rank or the launcher
+gives it up; the next one is the number after. Each value has one writer at a time and is one aligned machine word, so
+that no reader sees half of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from runner_svc.group.futex import Word
+from runner_svc.group.shared_page import BOARD_BYTES
+from runner_svc.tiers.kv_copier import Direction
+
+DIGESTS_KEPT = 64
+"""Number of plans by which a rank may lag behind another until their digests can't be compared."""
+_TEXT_BYTES = 500
+_LOOK_S = 0.05
+"""Seconds between looks while a rank sleeps, should a wake-up be missed."""
+
+_RANK = np.dtype(
+    [
+        ("ready", np.uint64),  # the greatest epoch for which the rank has come; 0 while it loads
+        ("beat_ns", np.uint64),
+        ("offloads", np.uint64),  # tickets done since the epoch began
+        ("loads", np.uint64),
+        ("text_bytes", np.uint64),
+        ("digests", np.uint64, (DIGESTS_KEPT,)),  # number of the plan << 32 | digest, by number % DIGESTS_KEPT
+        ("text", f"V{_TEXT_BYTES}"),  # why the rank gave up or ended
+    ],
+    align=True,
+)
+_HEAD = np.dtype([("news", np.uint32), ("_", np.uint32), ("given_up", np.uint64)])
+
+
+class Board:
+    """The board as one process sees it. `given_up` and `ready` may be waited for; the rest is only looked at."""
+
+    def __init__(self, memory: mmap.mmap, size: int) -> None:
+        """`size`: number of ranks."""
+        self.size = size
+        self._nobody = size  # its text says why the last epoch was given up
+        if _HEAD.itemsize + (size + 1) * _RANK.itemsize > BOARD_BYTES:
+            raise ValueError(f"{size} ranks have no room on the board")
+        self._head = np.frombuffer(memory, _HEAD, 1)
+        self._ranks = np.frombuffer(memory, _RANK, size + 1, _HEAD.itemsize)
+        self._news = Word(memory, 0)
+
+    # ------------------------------------------------------------------ epochs
+
+    @property
+    def given_up(self) -> int:
+        """The greatest epoch that was given up; 0 before the first."""
+        return int(self._head["given_up"][0])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that lasts, or for which the ranks gather."""
+        return self.given_up + 1
+
+    def ready(self, rank: int) -> int:
+        """Returns the greatest epoch for which the rank has come; 0 while it loads."""
+        return int(self._ranks["ready"][rank])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank has come for the epoch."""
+        return bool((self._ranks["ready"][: self.size] == self.epoch).all())
+
+    def come(self, rank: int, epoch: int) -> None:
+        """Notes that the rank is ready for the epoch; 0: that its process is gone."""
+        self._ranks["ready"][rank] = epoch
+        self._news.bump()
+
+    def give_up(self, epoch: int, why: str) -> None:
+        """Ends the epoch. Does nothing if it has ended."""
+        if self.given_up >= epoch:
+            return
+        self.explain(self._nobody, why)
+        self._head["given_up"][0] = epoch
+        self._news.bump()
+
+    def why_given_up(self, epoch: int) -> str:
+        """Returns why the epoch has ended; '' while it has not."""
+        if self.given_up < epoch:
+            return ""
+        return self.explanation(self._nobody) or "the group was given up"
+
+    def wait(self, come_true: Callable[[], bool]) -> None:
+        """Sleeps until the condition holds, which is looked at whenever a rank has come or an epoch has ended."""
+        while True:
+            seen = self._news.value
+            if come_true():
+                return
+            self._news.sleep(seen, _LOOK_S)
+
+    # ------------------------------------------------------------------ each rank's own values
+
+    def start(self, rank: int) -> None:
+        """Clears the values of a rank that has a new process."""
+        self._ranks[rank] = np.zeros((), _RANK)
+        self.beat(rank)
+
+    def beat(self, rank: int) -> None:
+        """Notes that the rank's process runs."""
+        self._ranks["beat_ns"][rank] = time.monotonic_ns()
+
+    def beat_ns(self, rank: int) -> int:
+        """Returns when the rank's process last ran (`time.monotonic_ns`)."""
+        return int(self._ranks["beat_ns"][rank])
+
+    def explain(self, rank: int, why: str) -> None:
+        """Keeps why the rank gave up or ended."""
+        text = why.encode()[:_TEXT_BYTES]
+        self._ranks["text"][rank] = np.void(text.ljust(_TEXT_BYTES, b"\0"))
+        self._ranks["text_bytes"][rank] = len(text)
+
+    def explanation(self, rank: int) -> str:
+        """Returns why the rank gave up or ended; '' if it has not said."""
+        count = int(self._ranks["text_bytes"][rank])
+        return self._ranks["text"][rank].tobytes()[:count].decode("utf-8", "ignore")
+
+    def begin_epoch(self, rank: int) -> None:
+        """Forgets the rank's digests and tickets of the epoch before."""
+        for name in ("offloads", "loads", "digests"):
+            self._ranks[name][rank] = 0
+
+    def keep_digest(self, rank: int, number: int, digest: int) -> None:
+        """Keeps the digest of what the rank computed for a plan, 32 bits."""
+        self._ranks["digests"][rank, number % DIGESTS_KEPT] = number << 32 | digest
+
+    def digest(self, rank: int, number: int) -> int | None:
+        """Returns the rank's digest of a plan; None if it has not computed it, or long ago."""
+        kept = int(self._ranks["digests"][rank, number % DIGESTS_KEPT])
+        return kept & 0xFFFFFFFF if kept >> 32 == number else None
+
+    def count_tickets(self, rank: int, direction: Direction, count: int) -> None:
+        """Notes how many tickets of a direction the rank has done in this epoch, and wakes what waits for it."""
+        self._ranks[_COLUMNS[direction]][rank] = count
+        self._news.bump()
+
+    def tickets_of_all(self, direction: Direction) -> int:
+        """Returns the number of tickets of a direction that every rank has done in this epoch."""
+        return int(self._ranks[_COLUMNS[direction]][: self.size].min())
+
+
+_COLUMNS = {Direction.OFFLOAD: "offloads", Direction.LOAD: "loads"}

@@ -1,0 +1,184 @@
+"""Forms the ranks' process group of `torch.distributed`, exchanges tensors in it, gives it up and forms it again.
+
+A group is formed under an *epoch*, which prefixes its keys in the store where ranks find one another: what a rank of an
+earlier epoch wrote there is never read. A rank that dies closes its connections. The ranks that exchange with it then
+raise RankLost and give the group up, which closes theirs, and so on until every rank knows. Processes, weights and
+kernels stay: only the group is new.
+
+CPUs use gloo, GPUs NCCL. NCCL's part was not run on several GPUs. Its watchdog must leave errors to the ranks, so
+`runner_svc.group.member.prepare_environment` is called before torch is imported.
+
+The objects of `torch._C._distributed_c10d` are used directly, without the one default group of a process: so tests form
+a group of threads, and no collective is at hand that pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner_svc.interface.ranks import RankLost, Shard
+
+_LOOPBACK = "127.0.0.1"
+
+FindStore = Callable[[int], "dist.Store"]
+"""Returns the store of an epoch, which all ranks reach."""
+
+
+def store_in(folder: Path, size: int) -> FindStore:
+    """Returns what opens a store of `size` ranks in a folder of this host, for example below /dev/shm."""
+
+    def find(epoch: int) -> dist.Store:
+        return dist.FileStore(str(folder / f"epoch-{epoch}"), size)
+
+    return find
+
+
+class Group:
+    """Implements `runner_svc.interface.ranks.Communicator`. One thread uses it at a time.
+
+    Until the group has formed for the first time, exchanges are left out: a rank that loads its weights may run the
+    model to measure memory and times. `all_reduce` then returns `x`, and `all_gather` returns `x` once for each rank.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        find_store: FindStore,
+        *,
+        one_host: bool = True,
+        timeout_s: float = 30.0,
+        forming_s: float = 10.0,
+        given_up: Callable[[], str] = str,
+    ) -> None:
+        """`one_host`: listens on loopback alone. `timeout_s`: seconds that an exchange may take. `forming_s`: seconds
+        in which the ranks must find one another.
+
+        `given_up`: returns why the epoch was given up by another process, or '' while it was not.
+        """
+        self._shard = shard
+        self._find_store = find_store
+        self._on_gpu, self._one_host = False, one_host
+        self._timeout, self._forming = timedelta(seconds=timeout_s), timedelta(seconds=forming_s)
+        self._given_up = given_up
+        self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
+        self._store: dist.Store | None = None
+        self._has_formed = False
+
+    @property
+    def shard(self) -> Shard:
+        return self._shard
+
+    def use(self, on_gpu: bool) -> None:
+        """Sets what exchanges: NCCL or gloo. Called before the group forms."""
+        self._on_gpu = on_gpu
+
+    @property
+    def needs_abort(self) -> bool:
+        """Whether only `abort` ends an exchange whose other ranks are gone, so that a thread must watch for that."""
+        return self._on_gpu
+
+    def form(self, epoch: int = 1) -> None:
+        """Forms the group of `epoch` with the other ranks, which call this too. Raises RankLost if one doesn't come."""
+        self.abort()
+        with self._losing():
+            store = self._find_store(epoch)
+            store.set_timeout(self._forming)
+            prefixed = dist.PrefixStore(f"roster-{epoch}", store)
+            make = self._nccl if self._on_gpu else self._gloo
+            self._processes, self._store = make(prefixed), store
+            self._has_formed = True
+            self.barrier()
+
+    def abort(self) -> None:
+        """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.
+
+        Any thread may call it. An exchange of gloo that another thread waits for keeps the connections until it ends;
+        one of NCCL is cut short.
+        """
+        processes, self._processes, self._store = self._processes, None, None
+        if processes is not None and self._on_gpu:
+            processes.abort()
+
+    def _gloo(self, store: dist.Store) -> Any:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = self._timeout
+        if self._one_host:
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+        else:
+            options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        return dist.ProcessGroupGloo(store, self._shard.rank, self._shard.size, options)
+
+    def _nccl(self, store: dist.Store) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return dist.ProcessGroupNCCL(store, self._shard.rank, self._shard.size, options)
+
+    # ------------------------------------------------------------------ exchanges
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        processes = self._formed()
+        if processes is None:
+            return x
+        x = x.contiguous()
+        self._wait(lambda: processes.allreduce([x]))
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        processes = self._formed()
+        if processes is None:
+            return torch.cat([x] * self._shard.size, 1)
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self._shard.size)]
+        self._wait(lambda: processes.allgather([parts], [x]))
+        return torch.cat(parts, 1)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Returns rank 0's `x` on every rank; overwrites and returns `x`."""
+        processes = self._formed()
+        if processes is None:
+            return x
+        x = x.contiguous()
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._wait(lambda: processes.broadcast([x], options))
+        return x
+
+    def least(self, value: int) -> int:
+        """Returns the least of all ranks' values, for example of how many KV blocks fit."""
+        device = "cuda" if self._on_gpu else "cpu"
+        gathered = self.all_gather(torch.tensor([[value]], dtype=torch.int64, device=device))
+        return int(gathered.min())
+
+    def barrier(self) -> None:
+        """Waits until every rank has come here."""
+        self.least(0)
+
+    def _formed(self) -> Any:
+        """Returns the group; None before the first one. Raises RankLost after the group was given up."""
+        processes = self._processes
+        if processes is None and self._has_formed:
+            raise RankLost(self._given_up() or "the group was given up")
+        return processes
+
+    def _wait(self, begin: Callable[[], Any]) -> None:
+        with self._losing():
+            begin().wait()  # on a GPU the stream waits, not this thread
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Turns errors of torch into RankLost, and gives the group up."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.abort()
+            if isinstance(error, RankLost):
+                raise
+            raise RankLost(self._given_up() or "the connection to another rank broke") from error

@@ -1,0 +1,1 @@
+"""Starts the ranks of a runner, and what each of them does."""

@@ -1,0 +1,240 @@
+"""Starts the ranks of a group as processes of this host, starts lost ones again, and ends them all.
+
+A rank is lost when its process ends, when its heartbeat is silent for `rank_timeout_s`, or when it has not left an
+epoch that long after the others did: it is killed then, so that it never computes with a group that it no longer
+belongs to. The launcher imports neither torch nor a model.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from runner_svc.group.board import Board
+from runner_svc.group.member import VARIABLE, Place
+from runner_svc.group.shared_page import attach, create
+from runner_svc.launch.starting import REJECTED, UNUSABLE, complain
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.runner_name import default_name
+
+_TICK_S = 0.05
+_LOADING_SILENCE_S = 60.0
+"""Least time for which a rank that loads may be silent: one call of a library may hold the interpreter for long."""
+_LONGEST_DELAY_S = 30.0
+_STOP_S = 5.0
+"""Seconds in which the other ranks end after rank 0."""
+_FOLDER = "roster-ranks-"
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank's process and what the launcher has seen of it."""
+
+    process: subprocess.Popen[bytes] | None = None
+    descriptor: int = -1  # that becomes readable when the process ends
+    start_at: float = 0.0  # when to start it, while there is no process
+    started_at: float = 0.0
+    has_loaded: bool = False
+    failures: int = 0  # ends in a row before it came for an epoch
+    beat_ns: int = 0
+    silent_s: float = 0.0
+    late_s: float = 0.0  # since the epoch ended that it has not left
+    is_drained: bool = False
+
+
+class Launcher:
+    """Supervises the ranks of one runner. `run` needs the main thread."""
+
+    def __init__(self, settings: RunnerSettings, command: list[str] | None = None) -> None:
+        """`command`: starts a rank; default: this program with its arguments."""
+        self._settings = settings
+        self._command = command or [sys.executable, "-m", "runner_svc.main", *sys.argv[1:]]
+        self._size = settings.tensor_parallel
+        self._page = create()
+        self._board = Board(attach(self._page), self._size)
+        self._ranks = [_Rank() for _ in range(self._size)]
+        self._signals: list[int] = []
+        self._stopping = False
+        self._looked_at = time.monotonic()
+
+    def run(self) -> int:
+        """Serves until a signal, or until rank 0 or the settings end the runner; returns the exit status."""
+        wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+        name = self._settings.runner_id or default_name(self._settings.cache_dir)
+        folder = _own_folder()
+        try:
+            environment = self._environment(name)
+            while (status := self._turn(wake, folder, environment)) is None:
+                pass
+            return status
+        finally:
+            self._end_all()
+            shutil.rmtree(folder, ignore_errors=True)
+            signal.set_wakeup_fd(-1)
+            os.close(wake)
+            os.close(write_end)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _turn(self, wake: int, folder: Path, environment: Mapping[str, str]) -> int | None:
+        """Starts what is due, sleeps until something happens, and handles it; returns the exit status, if it ends."""
+        for rank, state in enumerate(self._ranks):
+            if state.process is None and not state.is_drained and time.monotonic() >= state.start_at:
+                self._start(rank, folder, environment)
+        poll = select.poll()
+        for descriptor in (wake, *(state.descriptor for state in self._ranks if state.process is not None)):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(_TICK_S * 1000)
+        with suppress(BlockingIOError):
+            os.read(wake, 64)
+        while self._signals:
+            self._signals.pop()
+            if not self._forward_stop():
+                return 0
+        for rank, state in enumerate(self._ranks):
+            if state.process is not None and state.process.poll() is not None:
+                status = self._ended(rank, state.process.returncode)
+                if status is not None:
+                    return status
+        self._look()
+        return None
+
+    # ------------------------------------------------------------------ processes
+
+    def _start(self, rank: int, folder: Path, environment: Mapping[str, str]) -> None:
+        place = Place(rank, self._size, os.getpid(), self._page, str(folder))
+        self._board.start(rank)
+        state = self._ranks[rank]
+        state.process = subprocess.Popen(
+            self._command,
+            env={**environment, VARIABLE: place.text()},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self._page,),
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
+        state.descriptor = os.pidfd_open(state.process.pid)
+        state.silent_s = state.late_s = 0.0
+        state.started_at, state.has_loaded = time.monotonic(), False
+        log.info("started a rank", rank=rank, pid=state.process.pid)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        own = {"ROSTER_RUNNER_ID": name}
+        if not self._settings.threads:  # all ranks together use each core once
+            own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._size))
+        return {**os.environ, **own}
+
+    def _ended(self, rank: int, status: int) -> int | None:
+        """Handles the end of a rank's process; returns the exit status if all end with it."""
+        state, board = self._ranks[rank], self._board
+        assert state.process is not None
+        pid, state.process = state.process.pid, None
+        os.close(state.descriptor)
+        if status == UNUSABLE:
+            return complain(board.explanation(rank) or f"rank {rank} can't be used with these settings")
+        if rank == 0 and status in (0, REJECTED):
+            return status
+        if status == 0:
+            state.is_drained = True  # rank 0 has told it to end, and ends too
+            return None
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        why = board.explanation(rank)
+        ready = board.ready(rank)
+        if ready > board.given_up:
+            why = f"rank {rank} (pid {pid}) {how}"
+            board.give_up(ready, why)
+        board.come(rank, 0)
+        if self._stopping:
+            state.is_drained = True
+            return 0 if rank == 0 else None
+        state.failures = 0 if ready else state.failures + 1
+        delay_s = min(_LONGEST_DELAY_S, 2.0 ** (state.failures - 2)) if state.failures else 0.0
+        state.start_at = time.monotonic() + delay_s
+        log.warning("a rank is lost, and starts again", rank=rank, pid=pid, how=how, reason=why, delay_s=delay_s)
+        return None
+
+    # ------------------------------------------------------------------ silence
+
+    def _look(self) -> None:
+        """Kills ranks that are silent, or that have not left an epoch. A pause of this process counts as one tick."""
+        now = time.monotonic()
+        tick_s, self._looked_at = min(2 * _TICK_S, now - self._looked_at), now
+        limit_s, board = self._settings.rank_timeout_s, self._board
+        for rank, state in enumerate(self._ranks):
+            if state.process is None:
+                continue
+            ready = board.ready(rank)
+            if ready and not state.has_loaded:
+                state.has_loaded = True
+                log.info("a rank has loaded", rank=rank, seconds=round(now - state.started_at, 3))
+            beat_ns = board.beat_ns(rank)
+            state.silent_s = state.silent_s + tick_s if beat_ns == state.beat_ns else 0.0
+            state.beat_ns = beat_ns
+            state.late_s = state.late_s + tick_s if 0 < ready <= board.given_up else 0.0
+            if state.silent_s > (limit_s if ready else max(limit_s, _LOADING_SILENCE_S)):
+                self._kill(rank, state, f"was silent for {state.silent_s:.1f} s")
+            elif state.late_s > limit_s:
+                self._kill(rank, state, f"computed for {state.late_s:.1f} s after its group was given up")
+
+    def _kill(self, rank: int, state: _Rank, why: str) -> None:
+        assert state.process is not None
+        told = f"rank {rank} (pid {state.process.pid}) {why}"
+        ready = self._board.ready(rank)
+        if ready > self._board.given_up:
+            self._board.give_up(ready, told)
+        log.warning("a rank is killed", rank=rank, pid=state.process.pid, reason=why)
+        state.silent_s = state.late_s = 0.0
+        state.process.kill()
+
+    # ------------------------------------------------------------------ the end
+
+    def _forward_stop(self) -> bool:
+        """Has rank 0 drain; returns False if it does not run."""
+        self._stopping = True
+        process = self._ranks[0].process
+        if process is None:
+            return False
+        with suppress(ProcessLookupError):
+            process.terminate()
+        return True
+
+    def _end_all(self) -> None:
+        """Ends all ranks: they have a moment if rank 0 has told them to end."""
+        until_at = time.monotonic() + (_STOP_S if self._stopping else 0.0)
+        for state in self._ranks:
+            if state.process is None:
+                continue
+            with suppress(subprocess.TimeoutExpired):
+                state.process.wait(max(0.0, until_at - time.monotonic()))
+            state.process.kill()
+            state.process.wait()
+            os.close(state.descriptor)
+            state.process = None
+
+
+def _own_folder() -> Path:
+    """Returns a new folder for the ranks' store; removes those of launchers that were killed."""
+    parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    for path in parent.glob(f"{_FOLDER}*"):
+        pid = path.name.removeprefix(_FOLDER).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))

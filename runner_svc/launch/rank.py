@@ -1,0 +1,239 @@
+"""What one rank's process does: it loads its part of the model once, and serves with the others, again and again.
+
+Rank 0 has the link to the scheduler; the others follow it. When the group is given up, the process keeps its weights,
+kernels and measured choices, drops its KV, and comes for the next epoch.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import structlog
+import zmq
+
+from roster_common.curve_keys import UnusableKey
+from roster_common.setting_sources import UnusableSettings
+from roster_protos import plan_pb2
+from runner_svc.arithmetic.instruction_set import pin
+from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.group.follower import Follower
+from runner_svc.group.member import Member, Place, prepare_environment
+from runner_svc.group.rank_copier import RankCopier
+from runner_svc.group.rank_runner import LeadingRunner, RankRunner
+from runner_svc.interface.backend import Backend
+from runner_svc.interface.ranks import RankLost, Regrouping, Shard
+from runner_svc.launch.starting import (
+    BROKEN,
+    UNUSABLE,
+    described,
+    equip,
+    leave_at_once,
+    load_backend,
+    measure,
+    read_curve,
+    run_link,
+)
+from runner_svc.launch.with_parent import end_with
+from runner_svc.link.health import RunnerHealth
+from runner_svc.link.plan_socket import PlanSocket
+from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.device_choice import BrokenGpu, choose_device
+from runner_svc.startup.host_pool import build_copier
+from runner_svc.startup.start_times import StartTimes
+from runner_svc.tiers.kv_copier import KVCopier
+
+if TYPE_CHECKING:
+    from runner_svc.group.forming import Group
+
+_SWITCH_INTERVAL_S = 0.0002  # as of a runner of one process
+_GC_THRESHOLD = 20_000
+_BEATS = 20
+"""Heartbeats in the time after which a silent rank is ended."""
+_FORMING_S = 10.0
+
+log = structlog.get_logger()
+
+
+def serve_rank(settings: RunnerSettings, place: Place) -> int:
+    """Runs this process as a rank of its launcher's group, until it ends; returns the exit status.
+
+    Why settings can't be used is on the board: the launcher prints it once for all ranks.
+    """
+    end_with(place.launcher, signal.SIGKILL)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave_at_once)
+    member = Member(Shard(place.rank, place.size), place.page)
+    _Heart(member, settings.rank_timeout_s / _BEATS).start()
+    try:
+        process = RankProcess(settings, member, Path(place.folder))
+        return process.run()
+    except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
+        why = str(error)
+    except zmq.ZMQError as error:
+        why = f"link is {settings.link!r}, which is not a usable ZeroMQ endpoint: {error}"
+    except BrokenGpu as error:
+        member.board.explain(place.rank, str(error))
+        return BROKEN
+    member.board.explain(place.rank, why)
+    return UNUSABLE
+
+
+class _Heart(threading.Thread):
+    """Notes on the board, again and again, that this process runs."""
+
+    def __init__(self, member: Member, interval_s: float) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._member, self._interval_s = member, interval_s
+
+    def run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._interval_s):
+            self._member.board.beat(self._member.shard.rank)
+
+
+class RankProcess:
+    """A rank with its loaded backend, which outlives each epoch."""
+
+    def __init__(self, settings: RunnerSettings, member: Member, folder: Path) -> None:
+        """Loads the rank's part of the model. Raises what `load_backend` and `build_copier` raise.
+
+        `folder`: where the ranks find one another.
+        """
+        self._settings, self._member, self._folder = settings, member, folder
+        self._leads = member.shard.rank == 0
+        self._health = RunnerHealth.open(settings.health_listen if self._leads else "")
+        self._curve = read_curve(settings)
+        times = StartTimes()
+        times.begin("choosing the device")
+        if settings.deterministic:
+            pin()  # before torch is imported
+        self._group = _group(settings, member, folder)
+        self._choice = choose_device(settings)
+        if self._choice.device != "cuda" or settings.profile == "quiet":
+            member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
+        if self._leads:
+            self._choice.tell()
+        self._group.use(on_gpu=self._choice.device == "cuda")
+        self._backend: Backend = load_backend(settings, self._choice.device, times, self._group)
+        self._copier: KVCopier | None = build_copier(settings, self._backend, times)
+        self._step_costs: list[plan_pb2.StepCost] | None = None
+        self._term = (0, 0)
+        if self._choice.device != "hash" and self._leads:
+            log.info("started", **times.fields())
+
+    def run(self) -> int:
+        """Serves in one epoch after the other; returns the exit status."""
+        while True:
+            epoch = self._member.gather()
+            copier = RankCopier(self._member, self._copier) if self._copier is not None else None
+            runner: RankRunner | None = None
+            try:
+                self._form(epoch)
+                kind = LeadingRunner if self._leads else RankRunner
+                name = self._settings.runner_id or "runner"
+                runner = kind(self._member, self._backend, name, copier=copier, role=self._settings.role)
+                return self._lead(runner) if isinstance(runner, LeadingRunner) else self._follow(runner)
+            except RankLost as error:
+                self._group.abort()
+                why = self._member.learn_why(str(error))
+                if runner is not None and runner.broken:
+                    return BROKEN
+                log.warning("the group is given up, and forms again", epoch=epoch, reason=why)
+            finally:
+                if copier is not None:
+                    copier.close()
+
+    def _abort_when_given_up(self, epoch: int) -> None:
+        """Ends the exchanges of an epoch once any process has given it up."""
+        self._member.board.wait(lambda: self._member.board.given_up >= epoch)
+        if self._member.epoch == epoch:
+            self._group.abort()
+
+    def _form(self, epoch: int) -> None:
+        """Forms the group, and has the backend begin with it. Raises RankLost."""
+        backend = self._backend
+        if self._group.needs_abort:
+            threading.Thread(target=self._abort_when_given_up, args=(epoch,), name="abort", daemon=True).start()
+        self._group.form(epoch)
+        if self._leads:
+            for path in self._folder.glob("epoch-*"):
+                if path.name != f"epoch-{epoch}":
+                    path.unlink(missing_ok=True)
+        if isinstance(backend, Regrouping):
+            backend.regroup()
+        backend.num_blocks = self._group.least(backend.num_blocks)
+
+    def _follow(self, runner: RankRunner) -> int:
+        Follower(self._member, runner).run()
+        return 0
+
+    def _lead(self, runner: LeadingRunner) -> int:
+        """Serves the scheduler. Raises RankLost unless the runner is to stop anyway."""
+        settings = self._settings
+        self._measure(runner)
+        link = PlanSocket(runner, settings.link, settings.silence_s, self._curve, settings.plan_timeout_s)
+        link.term = self._term
+        equip(link, settings, self._health, None)
+
+        def finish(number: int, frame: FrameType | None) -> None:
+            link.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, finish)
+        log.info(
+            "ready",
+            runner_id=runner.runner_id,
+            **described(self._backend, self._choice),
+            ranks=self._member.shard.size,
+            epoch=self._member.epoch,
+            link=settings.link,
+        )
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD, 20, 20)
+        try:
+            status = run_link(link, settings.plan_timeout_s)
+            runner.stop()
+            return status
+        except (RankLost, PlanFault):
+            if link.is_stopping:
+                return 0
+            raise RankLost(self._member.lost) from None
+        finally:
+            self._term = link.term
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, leave_at_once)
+
+    def _measure(self, runner: LeadingRunner) -> None:
+        """Measures steps once in this process."""
+        if self._step_costs is not None:
+            runner.step_costs = self._step_costs
+            return
+        try:
+            measure(runner, self._choice.device, getattr(self._backend, "kept_timings", None))
+        except PlanFault as fault:
+            raise RankLost(str(fault)) from fault
+        if runner.lost:
+            raise RankLost(runner.lost)
+        self._step_costs = runner.step_costs
+
+
+def _group(settings: RunnerSettings, member: Member, folder: Path) -> Group:
+    prepare_environment()  # before torch is imported
+    from runner_svc.group.forming import Group, store_in
+
+    return Group(
+        member.shard,
+        store_in(folder, member.shard.size),
+        timeout_s=settings.plan_timeout_s,
+        forming_s=_FORMING_S,
+        given_up=lambda: member.lost,
+    )

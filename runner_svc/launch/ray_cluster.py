@@ -1,0 +1,86 @@
+"""Starts command lines on the nodes of a Ray cluster. The only module that imports Ray.
+
+A command is an actor of a class without code of its own, whose name alone Ray pickles. Ray gives a group's actor a
+bundle of the placement group, so that all ranks of a group are on one node, each with a GPU of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.launch.ray_launcher import CommandLost, Resources
+
+_ANSWER_S = 30.0
+"""Seconds after which a node that does not answer counts as lost."""
+
+
+class RunnerCommand(subprocess.Popen[bytes]):
+    """A process on a node of the cluster."""
+
+    __class_getitem__ = None  # type: ignore[assignment]  # Ray looks for the signature of every method
+
+
+class RayCluster:
+    """A placement group with a bundle for each group of ranks."""
+
+    def __init__(self, groups: int, each: Resources) -> None:
+        """`each`: what a group needs. Raises UnusableSettings if there is no cluster."""
+        try:
+            ray.init(address="auto", configure_logging=False, log_to_driver=True)
+        except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+            raise UnusableSettings(
+                f"launcher is 'ray', but no Ray cluster is found ({_first_line(error)}): start one with `ray start "
+                "--head`, or set RAY_ADDRESS to its address"
+            ) from error
+        self._each = each
+        bundle = {name: float(count) for name, count in (("CPU", each.cpus), ("GPU", each.gpus)) if count}
+        self._bundles = placement_group([bundle] * groups, strategy="SPREAD")
+        self._command = ray.remote(RunnerCommand)
+
+    def has_room(self, seconds: float) -> bool:
+        """Waits for room for all groups, at most so long; returns whether the cluster has it."""
+        return bool(self._bundles.wait(seconds))
+
+    def start(self, group: int, command: list[str]) -> Any:
+        """Starts a command in the group's bundle; returns it."""
+        place = PlacementGroupSchedulingStrategy(self._bundles, group)
+        options = self._command.options(
+            num_cpus=self._each.cpus, num_gpus=self._each.gpus, scheduling_strategy=place, max_restarts=0
+        )
+        return options.remote(command)
+
+    def status(self, command: Any) -> int | None:
+        """Returns the command's exit status; None while it runs. Raises CommandLost with its node."""
+        return self._ask(command.poll)
+
+    def stop(self, command: Any) -> None:
+        """Sends the command SIGTERM. Raises CommandLost."""
+        self._ask(command.terminate)
+
+    def remove(self, command: Any) -> None:
+        """Ends the command, if it runs, and its actor."""
+        with suppress(RayError):
+            ray.kill(command)
+
+    def close(self) -> None:
+        """Leaves the cluster, which ends what runs."""
+        ray.shutdown()
+
+    def _ask(self, method: Any) -> Any:
+        try:
+            return ray.get(method.remote(), timeout=_ANSWER_S)
+        except RayError as error:
+            raise CommandLost(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,101 @@
+"""Ranks form a group over gloo, exchange, lose one and form again; here threads stand in for processes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner_svc.group.forming import Group, store_in
+from runner_svc.interface.ranks import RankLost, Shard
+from tests.support.import_graph import ROOT, modules
+from tests.support.ranks import together
+
+SIZES = (2, 3, 4)
+
+
+def of_each(group: Group) -> dict[str, list[list[int]]]:
+    rank = group.shard.rank
+    whole = torch.full((2, 3), rank + 1)
+    most = torch.full((1, 2), 2**63 - 1)  # sums of the hash backend wrap
+    return {
+        "reduced": group.all_reduce(whole).tolist(),
+        "wrapped": group.all_reduce(most).tolist(),
+        "gathered": group.all_gather(torch.full((2, 1), rank)).tolist(),
+        "broadcast": group.broadcast(torch.tensor([[7 - rank]])).tolist(),
+        "least": [[group.least(10 - rank)]],
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_exchanges_give_every_rank_the_same(size: int, tmp_path: Path) -> None:
+    def run(shard: Shard) -> dict[str, list[list[int]]]:
+        group = Group(shard, store_in(tmp_path, size))
+        group.form()
+        return of_each(group)
+
+    wrapped = (size * (2**63 - 1) + 2**63) % 2**64 - 2**63
+    assert (
+        together(size, run)
+        == [
+            {
+                "reduced": [[size * (size + 1) // 2] * 3] * 2,
+                "wrapped": [[wrapped] * 2],
+                "gathered": [list(range(size))] * 2,
+                "broadcast": [[7]],
+                "least": [[11 - size]],
+            }
+        ]
+        * size
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_rank_sees_that_one_gave_up_and_all_form_again(size: int, tmp_path: Path) -> None:
+    def run(shard: Shard) -> dict[str, list[list[int]]]:
+        group = Group(shard, store_in(tmp_path, size))
+        for epoch in (1, 2, 3):
+            group.form(epoch)
+            of_each(group)
+            if shard.rank == epoch % size:
+                group.abort()
+            else:
+                with pytest.raises(RankLost, match="the connection to another rank broke"):
+                    of_each(group)
+            with pytest.raises(RankLost, match="the group was given up"):
+                group.all_reduce(torch.ones(1))
+        group.form(9)
+        return of_each(group)
+
+    first, *others = together(size, run)
+    assert others == [first] * (size - 1)
+
+
+def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:
+    group = Group(Shard(0, 2), store_in(tmp_path, 2), timeout_s=0.3, given_up=lambda: "rank 1 has ended")
+    with pytest.raises(RankLost, match="rank 1 has ended"):
+        group.form()
+
+
+def test_nothing_is_exchanged_before_the_group_has_formed(tmp_path: Path) -> None:
+    group = Group(Shard(1, 3), store_in(tmp_path, 3))
+    assert of_each(group) == {
+        "reduced": [[2] * 3] * 2,
+        "wrapped": [[2**63 - 1] * 2],
+        "gathered": [[1] * 3] * 2,
+        "broadcast": [[6]],
+        "least": [[9]],
+    }
+
+
+def test_nothing_calls_a_collective_that_pickles() -> None:
+    """Torch's collectives of objects pickle, so that a rank could be made to execute what another sends."""
+    calls = [
+        f"{path.relative_to(ROOT)}: {node.attr}"
+        for path in modules("runner_svc").values()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and (node.attr.endswith("_object") or "_object_" in node.attr)
+    ]
+    assert [call for call in calls if "send" in call or "gather" in call or "cast" in call or "scatter" in call] == []
