@@ -23,7 +23,11 @@ def test_blocks_fit(tiles: int, steps: int, epilogue: str) -> None:
         assert inputs >= 4
         assert codes >= 2
         assert found.shared_bytes <= BLOCK_BYTES
-        assert found.split > 1 or found.shares or found.sum_bytes <= found.shared_bytes - found.tokens * 4 - (inputs + codes) * 16
+        assert (
+            found.split > 1
+            or found.shares
+            or found.sum_bytes <= found.shared_bytes - found.tokens * 4 - (inputs + codes) * 16
+        )
         assert found.groups <= MOST_GROUPS[found.tokens]
         assert 1 <= found.split <= steps
         passes = -(-tokens // found.tokens)
