@@ -4,8 +4,8 @@
 // W's strips of 16 rows are the product's 16-row operand and x's rows its columns (mma.sync). A block has adjacent units
 // of STRIPS strips, one block for each multiprocessor if possible. Each of its warps has its own columns, the same for
 // all units: it copies their codes and x through a ring of its own (cp.async), turns codes into whole numbers, and
-// multiplies. A group's sums are multiplied by its scale in float32: weights are not rounded. The last warp to end a unit
-// adds up the warps' sums, in the order of columns, and does what follows the product. So no warp waits for another.
+// multiplies. A group's sums are multiplied by its scale in float32: weights are not rounded. One more warp adds up the
+// others' sums of a unit, in the order of columns, and does what follows the product. So none of the others waits.
 //
 // The columns are divided among WARPS warps, and W's rows among blocks, by the matrix and the number of multiprocessors:
 // the bits of a row's result depend neither on the number of rows nor on the rows beside it.
@@ -27,7 +27,7 @@
 #include "int4_stream.cuh"
 #include "stream_ends.cuh"
 
-constexpr int kThreads = (WARPS + 1) * 32;  // with a warp that reads the scales of x's rows
+constexpr int kThreads = (WARPS + 1) * 32;  // with the warp that ends units
 
 // x [tokens, width] has rows `x_stride` elements apart.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) int4_stream(
@@ -37,9 +37,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) int4_stream(
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared(shared_bytes);
     release_successors();
-    for (int i = threadIdx.x; i < UNITS; i += kThreads) *shared.ended(i) = 0;
-    if (SLOTS < UNITS && threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++) barrier_init(shared.free(i), 1);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLOTS; i++) {
+            barrier_init(shared.full(i), WARPS);
+            barrier_init(shared.empty(i), 1);
+        }
     }
     __syncthreads();
     const Units units(tiles);
@@ -50,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) int4_stream(
         Stream stream{shared, units, matrix, x, x_stride, width, tokens, steps, warp};
         stream.multiply([&](int unit) { ends.give(stream.total, unit, warp); });
     } else {
-        ends.read_scales();
+        ends.end_units();
     }
 }
 

@@ -22,7 +22,7 @@ static_assert(STAGES >= 2, "one stage is read while others are copied");
 static_assert(RESIDENT_STEPS > 0 || UNITS == 1, "x that several units need stays in shared memory");
 
 // Shared memory: each warp's ring of weights and its part of x; sums [SLOTS][WARPS], a unit's in the order of lanes; scales
-// of x's rows; the warps that have ended a unit; barriers of slots.
+// of x's rows; a full and an empty barrier for each slot.
 struct Shared {
     char* bytes;
     unsigned base;
@@ -31,8 +31,7 @@ struct Shared {
     static constexpr int kWarpBytes = STAGES * kStageBytes + kPieces * kPieceBytes;
     static constexpr int kSums = WARPS * kWarpBytes;
     static constexpr int kScales = kSums + SLOTS * WARPS * kUnitSums;
-    static constexpr int kEnded = kScales + kRowsOfX * 4;
-    static constexpr int kFree = kEnded + (UNITS + 1) / 2 * 8;
+    static constexpr int kBarriers = kScales + kRowsOfX * 4;
 
     __device__ __forceinline__ explicit Shared(char* bytes) : bytes(bytes), base(shared_address(bytes)) {}
     __device__ __forceinline__ int weights(int warp, int stage) const { return warp * kWarpBytes + stage * kStageBytes; }
@@ -43,8 +42,8 @@ struct Shared {
         return bytes + kSums + (slot * WARPS + warp) * kUnitSums;
     }
     __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(bytes + kScales); }
-    __device__ __forceinline__ int* ended(int unit) const { return reinterpret_cast<int*>(bytes + kEnded) + unit; }
-    __device__ __forceinline__ unsigned free(int slot) const { return base + kFree + slot * 8; }
+    __device__ __forceinline__ unsigned full(int slot) const { return base + kBarriers + slot * 16; }
+    __device__ __forceinline__ unsigned empty(int slot) const { return full(slot) + 8; }
 };
 
 // Units of STRIPS adjacent strips of W, where gated of a strip of gate and one of up.

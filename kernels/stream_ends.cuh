@@ -1,6 +1,5 @@
-// What follows a product whose warps have sums of the same outputs: the last warp to end a unit adds them up, and applies
-// bias, activation and residual stream. RMSNorm is split between the products around it, as kernels/skinny_product.cu
-// says.
+// What follows a product whose warps have sums of the same outputs: one more warp adds them up, and applies bias,
+// activation and residual stream. RMSNorm is split between the products around it, as kernels/skinny_product.cu says.
 //
 // Macros: those of kernels/int4_stream.cu.
 #pragma once
@@ -27,22 +26,30 @@ struct StreamEnds {
     int pitch;                  // elements between rows of `out`
     int tokens;                 // rows of `out`
 
-    // Leaves a warp's sums of a unit; the last of the warps ends the unit.
+    // Leaves a warp's sums of a unit.
     __device__ __forceinline__ void give(const float (&total)[STRIPS][4], int unit, int warp) const {
         const int index = unit - units.first, slot = index % SLOTS, lane = threadIdx.x % 32;
-        if (SLOTS < UNITS && index >= SLOTS) barrier_wait(shared.free(slot), (index / SLOTS - 1) & 1);
+        if (SLOTS < UNITS && index >= SLOTS) barrier_wait(shared.empty(slot), (index / SLOTS - 1) & 1);
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {
             store_vector(reinterpret_cast<float*>(shared.sums(slot, warp) + s * 512 + lane * 16),
                          Vector<float, 4>{{total[s][0], total[s][1], total[s][2], total[s][3]}});
         }
-        if (is_last(index)) finish(unit);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared.full(slot));
     }
 
-    // Called by one warp: computes 1 / rms of each row of x.
+    // Called by one warp.
+    __device__ __forceinline__ void end_units() const {
+        wait_for_predecessors();
+        read_scales();
+        for (int unit = units.first; unit < units.end; unit++) finish(unit);
+    }
+
+private:
+    // Computes 1 / rms of each row of x.
     __device__ __forceinline__ void read_scales() const {
         const int lane = threadIdx.x % 32, token = lane % kRowsOfX;
-        wait_for_predecessors();
         float sum = 0.0f;
         if (token < tokens) {
 #pragma unroll 16
@@ -52,21 +59,7 @@ struct StreamEnds {
         }
         for (int distance = kRowsOfX; distance < 32; distance *= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);
         if (lane < kRowsOfX) shared.scales()[lane] = squares ? rsqrtf(sum * inverse_width + eps) : 1.0f;
-        for (int unit = units.first; unit < units.end; unit++) {
-            if (is_last(unit - units.first)) finish(unit);
-        }
-    }
-
-private:
-    // Whether all other warps have ended the block's unit of this index before.
-    __device__ __forceinline__ bool is_last(int index) const {
-        asm volatile("fence.acq_rel.cta;" ::: "memory");
         __syncwarp();
-        int before = 0;
-        if (threadIdx.x % 32 == 0) before = atomicAdd(shared.ended(index), 1);
-        before = __shfl_sync(kFullWarp, before, 0);
-        asm volatile("fence.acq_rel.cta;" ::: "memory");
-        return before == WARPS;
     }
 
     // This lane's sums of a strip: of rows lane / 4 and 8 more (the upper bit of the index), and tokens lane % 4 * 2
@@ -95,10 +88,11 @@ private:
     }
 
     __device__ __forceinline__ void finish(int unit) const {
-        const int slot = (unit - units.first) % SLOTS, lane = threadIdx.x % 32, token = lane % 4 * 2;
+        const int index = unit - units.first, slot = index % SLOTS, lane = threadIdx.x % 32, token = lane % 4 * 2;
         const float scale[2] = {shared.scales()[token], shared.scales()[token + 1]};
         float old[Units::kAdjacent][4] = {}, weights[Units::kAdjacent][2] = {}, found[2] = {0.0f, 0.0f};
         if constexpr (kAdds) read_residual(old, weights, unit, lane, token);
+        barrier_wait(shared.full(slot), index / SLOTS & 1);
 #pragma unroll
         for (int s = 0; s < Units::kAdjacent; s++) {
             if (!units.has(unit, s)) continue;
@@ -125,7 +119,7 @@ private:
         }
         if (SLOTS < UNITS) {
             __syncwarp();  // all lanes have read the sums
-            if (lane == 0) barrier_arrive(shared.free(slot));
+            if (lane == 0) barrier_arrive(shared.empty(slot));
         }
         if constexpr (kAdds) write_squares(found, unit, lane, token);
     }

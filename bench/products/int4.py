@@ -117,7 +117,7 @@ def label(variant: Variant) -> str:
     if isinstance(variant, StreamVariant):
         return f"stream{variant.strips}x{variant.units}.{variant.stages}"
     if isinstance(variant, WideVariant):
-        return f"wide{variant.strips}.{variant.split}"
+        return f"wide{variant.tokens}.{variant.groups}.{variant.split}{'shares' if variant.shares else ''}"
     form = f"{variant.row_groups}.{variant.parts}.{variant.split}/{variant.blocks}.{variant.launched}"
     return f"{form}p{variant.prefetched}s{variant.sharers}{'w' if variant.by_warps else ''}"
 

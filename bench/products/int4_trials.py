@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import hashlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,24 +23,16 @@ from torch import Tensor
 from bench.common.gpu_timing import captured, copy_bandwidth, median_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.products.int4 import BF16, GATED, SHAPES, STORE, Form, Key, Shape, Work, compile_all, label, streams
-from runner_svc.cuda import module
+from bench.products.trial import Change, Trial
 from runner_svc.cuda.int4.few_rows import Int4Products, Variant
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import STEP, TILE_ROWS, PackedInt4Matrix
 from runner_svc.cuda.int4.wide_variant import WideVariant
-from runner_svc.interface.products.skinny_launchers import ScaledRows
+from runner_svc.interface.products.skinny_launchers import MAX_ROWS, ScaledRows
 
 LAYERS = 12
 TILE_BYTES = 4224
 """Of symmetric groups of 128 columns with scales in bfloat16."""
-
-
-class Change(NamedTuple):
-    """A change of the one place in a header that has the old text."""
-
-    header: str
-    old: str
-    new: str
 
 
 CONSUMER, STREAM = "int4_consumer.cuh", "int4_stream.cuh"
@@ -79,10 +66,47 @@ TILE_TRIALS: Mapping[str, Sequence[Change]] = {
     "no numbers": (NO_WARPGROUP_NUMBERS,),
     "copies alone": (NO_WARPGROUP_PRODUCTS, NO_WARPGROUP_NUMBERS),
 }
+WIDE = "int4_wide.cuh"
+NO_WIDE_PRODUCTS = Change(
+    WIDE,
+    "Product::multiply(sums, a[chunk % 2][f], x + 2 * f, chunk > 0 || f > 0 || step > 0);",
+    "for (int i = 0; i < 4; i++) sums[f] = __uint_as_float(__float_as_uint(sums[f]) ^ a[chunk % 2][f][i] ^ x);",
+)
+NO_WIDE_NUMBERS = Change(WIDE, "times<SCALAR>(pair, scales[i % 2])", "words[f]")
+NO_X = (
+    Change(WIDE, "barrier_expect(full, kInputBytes);", "barrier_expect(full, 0);"),
+    Change(WIDE, "copy_tensor(shared.inputs(", "if (false) copy_tensor(shared.inputs("),
+)
+NO_CODES = (
+    Change(WIDE, "kHalves * problem.present(coded.piece.tile) * kStripBytes);", "0);"),
+    Change(WIDE, "if (bytes > 0) {", "if (false) {"),
+)
 WIDE_TRIALS: Mapping[str, Sequence[Change]] = {
     "whole": (),
-    "unturned": (Change("int4_wide.cuh", "return length() > 0 ? tile % length() : 0;", "return 0;"),),
+    "unturned": (Change(WIDE, "tile * kOwnStrips / kTurnedStrips % length};", "0};"),),
+    "no numbers": (NO_WIDE_NUMBERS,),
+    "copies alone": (NO_WIDE_PRODUCTS, NO_WIDE_NUMBERS),
+    "no x": NO_X,
+    "no copies": (*NO_X, *NO_CODES),
+    "no copies, no numbers": (*NO_X, *NO_CODES, NO_WIDE_NUMBERS),
+    "no copies, no products": (*NO_X, *NO_CODES, NO_WIDE_PRODUCTS),
+    "nothing": (*NO_X, *NO_CODES, NO_WIDE_PRODUCTS, NO_WIDE_NUMBERS),
 }
+DIVISIONS: Mapping[int, Mapping[str, Sequence[tuple[int, int, int, bool]]]] = {
+    64: {
+        "gate-up": ((64, 4, 1, False), (64, 4, 1, True)),
+        "down": ((64, 4, 8, False), (64, 3, 6, False), (64, 4, 1, True)),
+        "qkv": ((64, 3, 4, False), (64, 4, 1, True), (64, 2, 1, True)),
+        "output": ((64, 2, 4, False), (64, 4, 1, True)),
+    },
+    256: {
+        "gate-up": ((256, 2, 1, True), (256, 2, 1, False), (128, 2, 1, True)),
+        "down": ((256, 2, 4, False), (256, 2, 1, True), (128, 2, 1, True)),
+        "qkv": ((128, 2, 1, True), (128, 3, 2, False), (256, 2, 1, True), (128, 2, 1, False)),
+        "output": ((128, 2, 2, False), (128, 2, 1, True), (256, 2, 4, False)),
+    },
+}
+"""By rows of x: rows of x of a block, warpgroups and parts of the columns, and whether blocks have equal shares."""
 MANY_ROWS = 256
 WHOLE = "whole"
 ROWS = 64
@@ -90,41 +114,6 @@ ROWS = 64
 FORMS = (Form(2, 1, 2), Form(4, 1, 1), Form(4, 1, 1, sharers=2), Form(2, 1, 2, sharers=2), Form(2, 2, 1))
 TOTALS = {"gate-up": (1, 2), "down": (4, 8), "qkv": (2, 4), "output": (4, 8)}
 """Parts of the columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A folder of changed kernels, and what is timed of them."""
-
-    name: str
-    folder: Path
-    digest: str
-    """Of the changes; empty without one."""
-
-    @classmethod
-    def prepared(cls, parent: Path, name: str, changes: Sequence[Change]) -> Trial:
-        """Writes the folder. Raises ValueError unless each old text is there once."""
-        if not changes:
-            return cls(name, module.kernel_folder(), "")
-        folder = Path(shutil.copytree(module.kernel_folder(), parent / name.replace(" ", "-").replace(",", "")))
-        for change in changes:
-            text = (folder / change.header).read_text("utf-8")
-            if text.count(change.old) != 1:
-                raise ValueError(f"{change.old!r} is in {change.header} {text.count(change.old)} times")
-            (folder / change.header).write_text(text.replace(change.old, change.new), "utf-8")
-        return cls(name, folder, hashlib.sha256("".join(change.new for change in changes).encode()).hexdigest()[:16])
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Kernels are compiled from the folder."""
-        if not self.digest:
-            yield
-            return
-        with (
-            patch.object(module, "kernel_folder", lambda: self.folder),
-            patch.object(module, "headers_hash", lambda: self.digest),
-        ):
-            yield
 
 
 def keys(variants: Sequence[tuple[Variant, str]]) -> list[Key]:
@@ -171,30 +160,58 @@ def try_variants(work: Work, trial: Trial, tried: Sequence[tuple[Shape, Variant]
         print(f"T {tokens:2} layer: {work.layer_time(fastest, tokens, LAYERS):.1f} us", flush=True)
 
 
-def wide_trial() -> list[tuple[Shape, Variant]]:
-    """Returns the variants for 256 rows, which add nothing."""
-    multiprocessors, found = module.num_multiprocessors(), list[tuple[Shape, Variant]]()
-    for shape in SHAPES:
-        kept = shape if shape.epilogue == GATED else replace(shape, epilogue=STORE)
-        sizes = (shape.rows // TILE_ROWS, shape.columns // STEP, TILE_BYTES)
-        chosen = WideVariant.choose(multiprocessors, MANY_ROWS, *sizes, kept.epilogue)
-        found.append((kept, chosen))
-        if shape.epilogue == GATED:  # smaller tiles leave registers to more warps that convert
-            found += [(kept, replace(chosen, strips=strips, converters=7)) for strips in (8, 10, 12)]
+def try_streams(work: Work, trial: Trial) -> None:
+    """Prints microseconds of products of 8 rows; of whole kernels, of 1 row too."""
+    for tokens in (1, 8) if trial.name == WHOLE else (8,):
+        try_variants(work, trial, stream_trial(trial), tokens)
+
+
+def try_tiles(work: Work, trial: Trial) -> None:
+    """Prints microseconds of products of 64 rows; of whole kernels, those of layers too."""
+    if trial.name == WHOLE:
+        time_tile_layers(work)
+    try_variants(work, trial, tile_trial(trial), ROWS)
+
+
+def wide_trial(trial: Trial) -> list[tuple[Shape, Variant, int]]:
+    """Returns what is timed, with its rows of x: all of whole kernels, else the first of the large matrices."""
+    found: list[tuple[Shape, Variant, int]] = []
+    for tokens, by_name in DIVISIONS.items():
+        for shape in SHAPES if trial.name == WHOLE else SHAPES[:2]:
+            kept = shape if shape.epilogue == GATED or tokens <= MAX_ROWS else replace(shape, epilogue=STORE)
+            divisions = by_name[shape.name][: None if trial.name == WHOLE else 1]
+            for rows, groups, split, shares in divisions:
+                variant = WideVariant(rows, groups, split, TILE_BYTES, shape.epilogue == GATED, shares)
+                found.append((kept, variant, tokens))
     return found
 
 
 def try_wide(work: Work, trial: Trial) -> None:
-    """Prints microseconds of the products of 256 rows."""
-    shown = []
-    for shape, variant in wide_trial():
-        products = Int4Products(1e-5, "silu", lambda *sizes, one=variant: one, overlap=True)
-        x = torch.randn(MANY_ROWS, shape.columns, device="cuda").to(BF16)
-        out = torch.empty(MANY_ROWS, shape.rows // (1 + (shape.epilogue == GATED)), device="cuda", dtype=BF16)
-        launch = partial(launch_all, products, shape.epilogue, x, work.weights[shape.name], out)
-        microseconds = median_microseconds(captured(launch), 15, 5) / len(work.weights[shape.name])
-        shown.append(f"{shape.name} {label(variant)} {microseconds:.1f}")
-    print(f"T {MANY_ROWS} {trial.name}: {', '.join(shown)} us", flush=True)
+    """Prints microseconds of the products, and of a layer of few rows with the fastest variants of whole kernels."""
+    times: dict[tuple[int, str], dict[Variant, float]] = {}
+    for shape, variant, tokens in wide_trial(trial):
+        if tokens <= MAX_ROWS:
+            microseconds = work.product_time(shape, variant, tokens)
+        else:
+            microseconds = many_rows_time(work, shape, variant)
+        times.setdefault((tokens, shape.name), {})[variant] = microseconds
+    for (tokens, name), found in times.items():
+        shown = " ".join(f"{label(one)} {us:.1f}" for one, us in sorted(found.items(), key=lambda pair: pair[1]))
+        print(f"T {tokens} {name:7} {trial.name}: {shown}", flush=True)
+    if trial.name == WHOLE:
+        print(f"T {MANY_ROWS} sum: {sum(min(times[MANY_ROWS, shape.name].values()) for shape in SHAPES):.1f} us")
+        fastest = {name: min(found, key=found.__getitem__) for (rows, name), found in times.items() if rows == ROWS}
+        print(f"T {ROWS} layer of int4_wide: {work.layer_time(fastest, ROWS, LAYERS):.1f} us", flush=True)
+
+
+def many_rows_time(work: Work, shape: Shape, variant: Variant) -> float:
+    """Returns microseconds of a product of 256 rows."""
+    products = Int4Products(1e-5, "silu", lambda *sizes: variant, overlap=True)
+    x = torch.randn(MANY_ROWS, shape.columns, device="cuda").to(BF16)
+    out = torch.empty(MANY_ROWS, shape.rows // (1 + (shape.epilogue == GATED)), device="cuda", dtype=BF16)
+    weights = work.weights[shape.name]
+    launch = partial(launch_all, products, shape.epilogue, x, weights, out)
+    return median_microseconds(captured(launch), 15, 5) / len(weights)
 
 
 def launch_all(
@@ -236,12 +253,15 @@ class Kind:
 
     trials: Mapping[str, Sequence[Change]]
     timed: Callable[[Trial], list[tuple[Shape, Variant]]]
+    run: Callable[[Work, Trial], None]
 
 
 KINDS = {
-    "streams": Kind(STREAM_TRIALS, stream_trial),
-    "tiles": Kind(TILE_TRIALS, lambda trial: tile_trial(trial) + (layers_of_tiles() if trial.name == WHOLE else [])),
-    "wide": Kind(WIDE_TRIALS, lambda trial: wide_trial()),
+    "wide": Kind(WIDE_TRIALS, lambda trial: [(shape, one) for shape, one, _ in wide_trial(trial)], try_wide),
+    "streams": Kind(STREAM_TRIALS, stream_trial, try_streams),
+    "tiles": Kind(
+        TILE_TRIALS, lambda trial: tile_trial(trial) + (layers_of_tiles() if trial.name == WHOLE else []), try_tiles
+    ),
 }
 
 
@@ -261,32 +281,28 @@ def compiling(kind: str, trial: Trial) -> subprocess.Popen[bytes]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--whole", action="store_true", help="leaves nothing out")
     arguments = parser.parse_args()
     require_gpu()
     faulthandler.dump_traceback_later(arguments.seconds, exit=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         trials: dict[str, list[Trial]] = {}
-        for kind, of_kind in KINDS.items():
+        for kind in arguments.kinds:
             Path(name, kind).mkdir()
-            trials[kind] = [Trial.prepared(Path(name, kind), *trial) for trial in of_kind.trials.items()]
+            tried = [trial for trial in KINDS[kind].trials.items() if not (arguments.whole and trial[1])]
+            trials[kind] = [Trial.prepared(Path(name, kind), *trial) for trial in tried]
         processes = [compiling(kind, trial) for kind, of_kind in trials.items() for trial in of_kind]
         work = Work(LAYERS)
         print(f"copy {copy_bandwidth():.2f} TB/s, ready after {time.monotonic() - begin:.1f} s", flush=True)
         for process in processes:
             process.wait()
         print(f"compiled after {time.monotonic() - begin:.1f} s", flush=True)
-        for trial in trials["streams"]:
-            with trial.used():
-                for tokens in (1, 8) if trial.name == WHOLE else (8,):
-                    try_variants(work, trial, stream_trial(trial), tokens)
-        time_tile_layers(work)
-        for trial in trials["wide"] * 2:
-            with trial.used():
-                try_wide(work, trial)
-        for trial in trials["tiles"]:
-            with trial.used():
-                try_variants(work, trial, tile_trial(trial), ROWS)
+        for kind, of_kind in trials.items():
+            for trial in of_kind:
+                with trial.used():
+                    KINDS[kind].run(work, trial)
     print(f"{time.monotonic() - begin:.0f} s", flush=True)
 
 

@@ -1,8 +1,9 @@
 """Prints a step's time by kernel, from torch's profiler: `python -m bench.steps.profile qwen3-0.6b 64`.
 
 This example profiles a decode step of 64 rows. With `--chunk 992` it is a mixed step: `--decoding` rows and a chunk of
-992 positions. Prints each kernel's launches per step, its median time and the median gap before it. A
-kernel that starts while its predecessor ends (programmatic launch) has a negative gap and waits within its own time.
+992 positions. `--format int4` quantizes the weights. Prints each kernel's launches per step, its median time and the
+median gap before it. A kernel that starts while its predecessor ends (programmatic launch) has a negative gap and waits
+within its own time.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from torch.autograd import DeviceType
 
 from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES
-from bench.steps.backend import backend_of
+from bench.steps.backend import DTYPE, backend_of, no_progress
 from bench.steps.decoding import Decoding
+from bench.steps.formats import format_of, graphs_of
 from bench.steps.mixed import DECODING, Mixing
 from runner_svc.execution.runner import Runner
+from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
 
 PROFILED = 20  # steps
@@ -35,10 +38,15 @@ def main() -> None:
     parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
     parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of the chunks in mixed steps")
     parser.add_argument("--decoding", type=int, default=DECODING, help="decoding rows of mixed steps")
+    parser.add_argument("--format", type=format_of, default="none", help="of weights and KV: fp8, int4, fp8+kv")
     arguments = parser.parse_args()
     require_gpu()
-    runner = Runner(backend_of(arguments.shape))
-    vocab_size = ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape]).vocab_size
+    config, chosen = ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape]), arguments.format
+    with torch.no_grad():
+        weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress, on_load=chosen.on_load)
+    with graphs_of(arguments.batches):
+        runner = Runner(backend_of(arguments.shape, weights, fp8_cache=chosen.fp8_cache))
+    vocab_size = config.vocab_size
     for batch in arguments.batches:
         print(f"{arguments.shape}, batch {batch}")
         for _ in range(2):

@@ -83,6 +83,21 @@ WIDE = (
     ProductCase(200, MatrixCase(3072, 576, 32, has_order=True, scale=F32), GATED, wide=132),
     ProductCase(1, MatrixCase(1088, 1472, 32, has_zeros=True, scale=F16), STORE, wide=20),
     ProductCase(128, MatrixCase(2112, 4096, 64), ADD, wide=40),
+    ProductCase(64, MatrixCase(28672, 4096), GATED, division=(64, 4, 1)),
+    ProductCase(64, MatrixCase(4096, 14336), ADD, division=(64, 4, 8)),
+    ProductCase(41, MatrixCase(6144, 4096, 64, has_zeros=True, scale=F16), STORE, division=(64, 4, 5)),
+    ProductCase(250, MatrixCase(4096, 14336), STORE, division=(256, 2, 4)),
+    ProductCase(256, MatrixCase(28672, 4096), GATED, division=(256, 2, 1)),
+    ProductCase(180, MatrixCase(4096, 4096, 32, has_zeros=True), STORE, division=(192, 2, 3)),
+    ProductCase(256, MatrixCase(6144, 4096), STORE, division=(128, 3, 2)),
+    ProductCase(127, MatrixCase(4160, 2048, has_zeros=True), ADD, division=(128, 3, 3)),
+    ProductCase(300, MatrixCase(3072, 2048), GATED, division=(128, 3, 4)),
+    ProductCase(64, MatrixCase(28672, 4096), GATED, division=(64, 4, 1), shares=True),
+    ProductCase(256, MatrixCase(28672, 4096), GATED, division=(256, 2, 1), shares=True),
+    ProductCase(190, MatrixCase(4160, 2048, 64, has_zeros=True), STORE, division=(192, 2, 1), shares=True),
+    ProductCase(64, MatrixCase(4096, 14336), ADD, division=(64, 4, 1), shares=True),
+    ProductCase(300, MatrixCase(6144, 4096), STORE, division=(128, 2, 1), shares=True),
+    ProductCase(101, MatrixCase(4160, 4096, 32, has_zeros=True, scale=F16), ADD, division=(128, 2, 1), shares=True),
 )
 
 
@@ -128,16 +143,20 @@ def test_many_rows_at_once(case: ProductCase) -> None:
 
 
 @needs_hopper
-def test_bits_of_many_rows_depend_neither_on_their_number_nor_on_neighbours() -> None:
+@pytest.mark.parametrize(
+    "numbers", [(17, 33, 64), (65, 101, 128), (129, 200, 256), (300, 512)], ids=["few", "some", "many", "most"]
+)
+def test_bits_of_many_rows_depend_neither_on_their_number_nor_on_neighbours(numbers: tuple[int, ...]) -> None:
     _, matrix = MatrixCase(4096, 4096, 64, has_zeros=True).packed("cuda")
-    x, products = torch.randn(300, 4096, device="cuda").to(BF16), _wide_products()
+    x, products = torch.randn(512, 4096, device="cuda").to(BF16), _wide_products()
     found = []
-    for rows in (17, 64, 65, 128, 129, 300):
+    for rows in numbers:
         out = torch.empty(rows, 4096, device="cuda")
         products.store(stream(), ScaledRows(x[:rows], None), matrix, out)
         found.append(out[0])
-        x[1:] = torch.randn(299, 4096, device="cuda").to(BF16)
+        x[1:] = torch.randn(511, 4096, device="cuda").to(BF16)
         x[5:] = torch.nan
+    assert found[0].isfinite().all()
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
@@ -202,9 +221,10 @@ def test_any_number_of_rows_with_gates(rows: int) -> None:
         (8, partial(timed, 1, 132)),
         (33, partial(Int4Variant.choose, 2)),
         (33, partial(WideVariant.choose, 132)),
+        (33, partial(WideVariant.choose, 9)),
         (128, partial(WideVariant.choose, 132)),
     ],
-    ids=["row", "streams", "tiles", "wide", "most"],
+    ids=["row", "streams", "tiles", "wide", "rounds", "most"],
 )
 def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give(rows: int, choose: Choose) -> None:
     """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""

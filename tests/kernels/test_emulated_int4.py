@@ -44,6 +44,21 @@ CASES = {
     "wide": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, wide=3),
     "two passes": ProductCase(130, MatrixCase(320, 320, 32, has_order=True), GATED, wide=3),
     "added wide": ProductCase(30, MatrixCase(192, 320), ADD, wide=3),
+    "wide of 128": ProductCase(101, MatrixCase(448, 320, has_zeros=True), ADD, wide=1),
+    "wide of 192": ProductCase(190, MatrixCase(128, 192), STORE, wide=1),
+    "wide of 256": ProductCase(250, MatrixCase(192, 448, 32, has_zeros=True), STORE, division=(256, 2, 1)),
+    "wide of four": ProductCase(
+        64, MatrixCase(576, 576, 64, has_zeros=True, scale=torch.float32), GATED, division=(64, 4, 1)
+    ),
+    "halves in turn": ProductCase(9, MatrixCase(448, 320, 32), STORE, division=(64, 1, 1)),
+    # Tiles of up to three blocks, and blocks of several tiles.
+    "shares of gates": ProductCase(
+        40, MatrixCase(640, 320, 64, has_zeros=True), GATED, division=(64, 1, 1), shares=True
+    ),
+    "shares": ProductCase(130, MatrixCase(448, 448), STORE, division=(192, 1, 1), shares=True),
+    "added shares": ProductCase(70, MatrixCase(448, 320), ADD, division=(128, 2, 1), shares=True),
+    "small shares": ProductCase(9, MatrixCase(128, 960), STORE, division=(64, 1, 1), shares=True),
+    "added by four": ProductCase(64, MatrixCase(576, 320), ADD, division=(64, 4, 1)),
     # Warps without columns; blocks of one and of two units; units that lack strips; a row alone.
     "streams": ProductCase(5, MatrixCase(128, 576, 64, has_zeros=True, scale=torch.float16), STORE, stream=3),
     "streams of gates": ProductCase(7, MatrixCase(576, 1216, 32, has_order=True), GATED, stream=4),
@@ -59,9 +74,11 @@ DEQUANTIZED = {
 }
 
 
-@pytest.mark.parametrize("name", choice([*CASES, *DEQUANTIZED], in_ci=["parts", "two passes"]))
-def test_kernels(name: str) -> None:
+@pytest.mark.parametrize("name", choice([*CASES, *DEQUANTIZED], in_ci=["parts", "two passes", "small shares"]))
+def test_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in CASES:
+        if CASES[name].shares:
+            monkeypatch.setattr(few_rows, "num_multiprocessors", lambda: 5)
         CASES[name].check("cpu", 0)
         return
     case, dtype = DEQUANTIZED[name]

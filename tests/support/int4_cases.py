@@ -56,7 +56,8 @@ class MatrixCase:
 class ProductCase:
     """A product; `form` is row groups, parts, split and blocks of its variant.
 
-    With `wide`, the kernel is that of many rows, for this number of multiprocessors; with `stream`, that of streams.
+    With `wide`, the kernel is that of many rows, for this number of multiprocessors, or as `division` says: rows of x,
+    warpgroups and split, in equal shares with `shares`. With `stream`, it is that of streams.
     """
 
     tokens: int
@@ -67,13 +68,22 @@ class ProductCase:
     by_warps: bool = False
     prefetched: int = 0
     wide: int = 0
+    division: tuple[int, int, int] | None = None
+    shares: bool = False
     stream: int = 0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the kernel is that of many rows, which rounds weights."""
+        return self.wide > 0 or self.division is not None
 
     @property
     def variant(self) -> Variant:
         bytes_of_group = 64 * (self.case.scale.itemsize + self.case.has_zeros)
         tile_bytes = 4096 + 128 // min(self.case.group, 128) * bytes_of_group
         sizes = (self.tokens, -(-self.case.rows // TILE_ROWS), -(-self.case.columns // STEP), tile_bytes, self.epilogue)
+        if self.division:
+            return WideVariant(*self.division, tile_bytes, self.epilogue == GATED, self.shares)
         if self.wide:
             return WideVariant.choose(self.wide, *sizes)
         if self.stream:
@@ -96,7 +106,7 @@ class ProductCase:
         x[:, 3] *= 50
         bias = torch.randn(self.case.rows, device=device).to(torch.bfloat16)
         weights = matrix.dequantized()
-        if self.wide:
+        if self.is_wide:
             weights = weights.to(torch.bfloat16)
         product = x.double() @ weights.double().t()
         products = Int4Products(EPS, "silu", lambda *sizes: self.variant)
@@ -118,7 +128,7 @@ class ProductCase:
         if self.tokens <= MAX_ROWS:
             squares = torch.rand(3, MAX_ROWS, device=x.device) * self.case.columns
             scale = torch.rsqrt(squares.sum(dim=0)[: self.tokens] / self.case.columns + EPS).double()
-        limit = 2e-5 if self.wide else 2e-6  # sums of all columns are longer chains than those of groups
+        limit = 2e-5 if self.is_wide else 2e-6  # sums of all columns are longer chains than those of groups
         expected = product * scale.unsqueeze(1) + bias.double()
         if self.epilogue == GATED:
             gate, up = expected.chunk(2, dim=-1)

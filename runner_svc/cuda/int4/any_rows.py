@@ -18,6 +18,8 @@ from runner_svc.weights.matrix import Matrix
 MOST_ROWS = 512
 """Up to this number of rows, kernels of few rows that read the matrix several times are faster than dequantization."""
 
+_WIDE_ROWS = range(MAX_ROWS + 1, MOST_ROWS + 1)
+
 
 class Int4Linear:
     """A `LinearLauncher`."""
@@ -64,9 +66,10 @@ class Int4Linear:
         if key not in self._compiled:
             self._compiled.add(key)
             self._workspace.compile(matrix)
-            for products in (few_rows, self._wide if few_rows is not None else None):
-                if products is not None:
-                    products.compile_most(matrix, "EPILOGUE_STORE", out)
+            if few_rows is not None:
+                few_rows.compile((MAX_ROWS,), matrix, "EPILOGUE_STORE", out)
+                if self._wide is not None:
+                    self._wide.compile(_WIDE_ROWS, matrix, "EPILOGUE_STORE", out)
 
 
 class Int4Gated:
@@ -91,9 +94,9 @@ class Int4Gated:
         """Compiles the kernels for up to `max_tokens` rows. Raises TypeError for a matrix in another layout."""
         matrix = packed_tiles(matrix)
         self._workspace.compile(matrix)
-        for products in (self._few_rows, self._wide):
-            if products is not None:
-                products.compile_most(matrix, "EPILOGUE_GATED", self._workspace.dtype)
+        self._few_rows.compile((MAX_ROWS,), matrix, "EPILOGUE_GATED", self._workspace.dtype)
+        if self._wide is not None:
+            self._wide.compile(_WIDE_ROWS, matrix, "EPILOGUE_GATED", self._workspace.dtype)
         if max_tokens > MOST_ROWS:
             self._many_rows.prepare(max_tokens, self._workspace.empty(matrix))
 

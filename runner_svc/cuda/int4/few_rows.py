@@ -5,7 +5,7 @@ Norms and activations are fused as in `runner_svc.cuda.products.skinny_product`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.int4.int4_variant import Int4Variant
 from runner_svc.cuda.int4.packed_matrix import TILE_ROWS, PackedInt4Matrix, packed_tiles
+from runner_svc.cuda.int4.parts_room import PartsRoom
 from runner_svc.cuda.int4.stream_variant import StreamVariant
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.kernel import Kernel, address_of
@@ -54,13 +55,15 @@ class Int4Products:
         *,
         dtype: torch.dtype = torch.bfloat16,
         overlap: bool = False,
+        room: PartsRoom | None = None,
     ) -> None:
-        """`choose` selects variants. Raises KeyError for an unknown activation."""
+        """`choose` selects variants; `room` may be shared. Raises KeyError for an unknown activation."""
         self._eps = eps
         self._choose = choose
         self._activation = ACTIVATIONS[activation]
         self._dtype = dtype
         self._overlap = overlap
+        self._room = room or PartsRoom()
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_input_map)
 
@@ -84,10 +87,10 @@ class Int4Products:
         """
         self.launch(stream, "EPILOGUE_STORE", x, matrix, out, bias, as_most=as_most)
 
-    def compile_most(self, matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
-        """Compiles the kernel that is launched with `as_most`, so that no step waits for it."""
-        variant = self._variant(MAX_ROWS, matrix, epilogue)
-        self._kernel(variant, epilogue, out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
+    def compile(self, rows: Sequence[int], matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
+        """Compiles the kernels of these numbers of rows, so that no step waits for them."""
+        for variant in dict.fromkeys(self._variant(num_tokens, matrix, epilogue) for num_tokens in rows):
+            self._kernel(variant, epilogue, out, matrix.group, matrix.scale_dtype, matrix.has_zeros)
 
     def gated(self, stream: int, x: ScaledRows, matrix: Matrix, out: Tensor, sums: TileSums) -> ScaledRows:
         """Computes out = activation(norm(x) G^T) * (norm(x) U^T); the matrix is G above U, `out` is [T, out / 2]."""
@@ -152,7 +155,17 @@ class Int4Products:
             out.shape[1],
             out.stride(0),
             num_tokens,
+            *self._parts(variant, tiles, num_tokens, rows.device),
         )
+
+    def _parts(self, variant: Variant, tiles: int, num_tokens: int, device: torch.device) -> tuple[int, ...]:
+        """Returns the kernel's last arguments: where its blocks leave sums for each other."""
+        if not isinstance(variant, WideVariant):
+            return ()
+        if variant.split == 1 and not variant.shares:
+            return 0, 0
+        blocks = variant.grid(tiles, num_multiprocessors(), num_tokens)
+        return self._room.of(blocks * variant.sum_bytes, blocks // variant.split, device)
 
     def _inputs(self, variant: Variant, rows: Tensor) -> tuple[bytes] | tuple[int, int, int]:
         """Returns the kernel's first arguments, `rows` as it reads them."""
@@ -179,8 +192,8 @@ class Int4Products:
             load(variant.kernel, defines),
             variant.kernel,
             # x; matrix; squares, number, 1 / width, eps; out, bias, residual, norm, squares; steps, tiles,
-            # outputs, stride of out, tokens
-            variant.inputs + "PPiffPPPPPiiiii",
+            # outputs, stride of out, tokens; room, flags
+            variant.inputs + "PPiffPPPPPiiiii" + ("PP" if isinstance(variant, WideVariant) else ""),
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

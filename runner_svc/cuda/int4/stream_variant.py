@@ -66,7 +66,7 @@ class StreamVariant:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the warps that multiply and one that reads the scales of rows."""
+        """Threads of a block: the warps that multiply and one that ends units."""
         return (_WARPS + 1) * 32
 
     @property
@@ -80,10 +80,10 @@ class StreamVariant:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Bytes of resident x, sums, scales, counts and barriers."""
+        """Bytes of resident x, sums, scales and barriers."""
         resident = _WARPS * self.resident_steps * _BYTES_OF_X
         sums = self._slots * _WARPS * self.strips * _BYTES_OF_SUMS
-        return resident + sums + MOST_ROWS * 4 + (self.units + 1) // 2 * 8 + self._slots * 8
+        return resident + sums + MOST_ROWS * 4 + self._slots * 16
 
     @property
     def stages(self) -> int:

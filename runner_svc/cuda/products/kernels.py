@@ -22,6 +22,7 @@ from runner_svc.cuda.int4.dequantize import COLUMNS, Workspace
 from runner_svc.cuda.int4.few_rows import Int4Products, fits_few_rows
 from runner_svc.cuda.int4.offset_matrix import OffsetInt4Linear, OffsetInt4Matrix, with_offsets
 from runner_svc.cuda.int4.packed_matrix import PackedInt4Matrix, packed
+from runner_svc.cuda.int4.parts_room import PartsRoom
 from runner_svc.cuda.int4.timed_variants import timed
 from runner_svc.cuda.int4.wide_variant import WideVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
@@ -101,13 +102,20 @@ def _int4_workspace(dtype: torch.dtype, overlap: bool) -> Workspace:
     return Workspace(dtype, overlap=overlap)
 
 
+@lru_cache(1)
+def _int4_room() -> PartsRoom:
+    return PartsRoom()
+
+
 def _int4_products(settings: ProductSettings) -> Int4Products:
     return Int4Products(settings.eps, settings.activation, dtype=settings.dtype, overlap=settings.overlap)
 
 
 def _int4_many_rows(settings: ProductSettings) -> Int4Products:
     choose = partial(WideVariant.choose, num_multiprocessors())
-    return Int4Products(settings.eps, settings.activation, choose, dtype=settings.dtype, overlap=settings.overlap)
+    return Int4Products(
+        settings.eps, settings.activation, choose, dtype=settings.dtype, overlap=settings.overlap, room=_int4_room()
+    )
 
 
 def _int4_linear(settings: ProductSettings) -> Int4Linear:
@@ -127,7 +135,7 @@ def _int4_few_rows(settings: ProductSettings, blocks: int) -> ProductLauncher | 
     if not is_hopper() or settings.dtype is not torch.bfloat16:
         return None
     choose = partial(timed, blocks, num_multiprocessors())
-    return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap)
+    return Int4Products(settings.eps, settings.activation, choose, overlap=settings.overlap, room=_int4_room())
 
 
 def _plain(matrix: Matrix, dtype: torch.dtype) -> Matrix:

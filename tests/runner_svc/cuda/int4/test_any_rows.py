@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -31,7 +32,7 @@ class FewRows:
     def fits(self, matrix: Matrix) -> bool:
         return self._fits
 
-    def compile_most(self, matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
+    def compile(self, rows: Sequence[int], matrix: PackedInt4Matrix, epilogue: str, out: torch.dtype) -> None:
         self.compiled.append(epilogue)
 
     def store(
