@@ -58,7 +58,7 @@ def order(name: str, sources: np.ndarray, targets: np.ndarray) -> PullOrder:
 
 def store_over(cache: torch.Tensor) -> DeviceBlocks:
     region = Region.of(cache, cache.shape[1])
-    return DeviceBlocks(GpuDevice(), CudaBlockCopies(), [region], lambda blocks: None)
+    return DeviceBlocks(GpuDevice(), CudaBlockCopies, [region], lambda blocks: None)
 
 
 def serve() -> None:

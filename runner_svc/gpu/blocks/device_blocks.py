@@ -24,9 +24,10 @@ NUM_LANES = 3
 
 
 class _Lane:
-    """What one copy at a time needs: staging on the device, page-locked memory beside it, and a stream."""
+    """What one copy at a time needs: kernels, staging on the device, page-locked memory beside it, and a stream."""
 
-    def __init__(self, device: Device, block_bytes: int) -> None:
+    def __init__(self, device: Device, copies: BlockCopies, block_bytes: int) -> None:
+        self.copies = copies
         self.capacity = max(1, STAGING_BYTES // block_bytes)
         self.staging = torch.empty(self.capacity * block_bytes, dtype=torch.uint8, device=device.device)
         self.host = device.pinned(self.capacity * block_bytes // 4).view(torch.uint8)
@@ -44,15 +45,18 @@ class _Lane:
 class DeviceBlocks:
     """Implements `runner_svc.tiers.block_store.BlockStore`."""
 
-    def __init__(self, device: Device, copies: BlockCopies, regions: Sequence[Region], forget: Forget) -> None:
-        """`regions`: the cache itself. Raises RuntimeError if there is no memory."""
+    def __init__(
+        self, device: Device, copies: Callable[[], BlockCopies], regions: Sequence[Region], forget: Forget
+    ) -> None:
+        """`regions`: the cache itself. `copies` returns new kernels: one thread at a time may launch each. Raises
+        RuntimeError if there is no memory."""
         self.block_bytes = sum(region.block_bytes for region in regions)
         self.regions = list(regions)
-        self._copies, self._forget = copies, forget
+        self._forget = forget
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         with device.stream():
             for _ in range(NUM_LANES):
-                self._lanes.put(_Lane(device, self.block_bytes))
+                self._lanes.put(_Lane(device, copies(), self.block_bytes))
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
@@ -71,10 +75,10 @@ class DeviceBlocks:
                 staged = lane.staging.data_ptr()
                 for region in self.regions:
                     args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
-                    self._copies.gather(lane.stream.handle, *args)
+                    lane.copies.gather(lane.stream.handle, *args)
                     staged += region.block_bytes
                 num_bytes = count * self.block_bytes
-                self._copies.engine(lane.stream.handle, lane.host.data_ptr(), lane.staging.data_ptr(), num_bytes)
+                lane.copies.engine(lane.stream.handle, lane.host.data_ptr(), lane.staging.data_ptr(), num_bytes)
                 lane.stream.record().synchronize()
                 data[chunk] = lane.host.numpy()[:num_bytes].reshape(count, self.block_bytes)
         return data.reshape(-1).data
@@ -86,8 +90,8 @@ class DeviceBlocks:
                 count = chunk.stop - chunk.start
                 num_bytes = count * self.block_bytes
                 lane.host.numpy()[:num_bytes] = rows[chunk].reshape(-1)
-                self._copies.engine(lane.stream.handle, lane.staging.data_ptr(), lane.host.data_ptr(), num_bytes)
-                self.scatter(lane.stream.handle, lane.staging.data_ptr(), lane.ids.data_ptr(), count)
+                lane.copies.engine(lane.stream.handle, lane.staging.data_ptr(), lane.host.data_ptr(), num_bytes)
+                self._scatter(lane, lane.ids.data_ptr(), count)
                 lane.stream.record().synchronize()
         self._forget(blocks)
 
@@ -111,15 +115,16 @@ class DeviceBlocks:
                 staged = lane.staging.data_ptr()
                 for region in regions:
                     args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
-                    self._copies.gather(lane.stream.handle, *args)
+                    lane.copies.gather(lane.stream.handle, *args)
                     staged += region.block_bytes
-                self.scatter(lane.stream.handle, lane.staging.data_ptr(), lane.other_ids.data_ptr(), count)
+                self._scatter(lane, lane.other_ids.data_ptr(), count)
                 lane.stream.record().synchronize()
         self._forget(targets)
         return True
 
-    def scatter(self, stream: int, staged: int, ids: int, count: int) -> None:
+    def _scatter(self, lane: _Lane, ids: int, count: int) -> None:
         """Launches the copies of `count` staged blocks into the cache; see `BlockCopies.scatter`."""
+        staged = lane.staging.data_ptr()
         for region in self.regions:
-            self._copies.scatter(stream, region, staged, self.block_bytes, ids, count)
+            lane.copies.scatter(lane.stream.handle, region, staged, self.block_bytes, ids, count)
             staged += region.block_bytes

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def blocks_of(region: Region, blocks: list[int]) -> np.ndarray:
 
 def store_over(regions: list[Region], told: list[int] | None = None) -> DeviceBlocks:
     told = [] if told is None else told
-    return DeviceBlocks(HostDevice(), HostBlockCopies(), regions, lambda blocks: told.extend(blocks.tolist()))
+    return DeviceBlocks(HostDevice(), HostBlockCopies, regions, lambda blocks: told.extend(blocks.tolist()))
 
 
 def order(name: str, sources: list[int], targets: list[int], key: bytes = KEY) -> PullOrder:
@@ -205,6 +206,31 @@ def test_a_short_pull_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> 
         may_go_on.set()
         long.join()
     assert np.array_equal(blocks_of(ours[0], [*BLOCKS, 50]), blocks_of(regions[0], [*BLOCKS, 1]))
+    until(lambda: not reader.num_mapped)
+
+
+class BufferedCopies(HostBlockCopies):
+    """Keeps a launch's arguments in one buffer and lets other threads run before it reads them, as `Kernel` may."""
+
+    def _pieces(self, *arguments: Any) -> Iterator[Any]:
+        self.buffer = arguments
+        time.sleep(0.001)
+        return super()._pieces(*self.buffer)
+
+
+def test_two_pulls_at_once_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_blocks, "STAGING_BYTES", PARTS * PIECE)
+    (memory, regions), (_, ours) = cache_of(30, 1), cache_of(50, 2)
+    store = DeviceBlocks(HostDevice(), BufferedCopies, ours, lambda blocks: None)
+    reader = MemoryReader(store, MemoryFile.imported)
+    with offered(memory, regions, BLOCKS) as server:
+        orders = [order(server.name, BLOCKS[:10], BLOCKS[:10]), order(server.name, BLOCKS[10:], BLOCKS[10:])]
+        pulls = [threading.Thread(target=reader.pull, args=(each, never)) for each in orders]
+        for pull in pulls:
+            pull.start()
+        for pull in pulls:
+            pull.join()
+    assert np.array_equal(blocks_of(ours[0], BLOCKS), blocks_of(regions[0], BLOCKS))
     until(lambda: not reader.num_mapped)
 
 
