@@ -1,8 +1,8 @@
 """Times a model's decode steps beside copies to and from the host pool: `python -m bench.steps.copied_steps`.
 
 Weights are random. Plans are sent as by a scheduler, a second one always in flight. Between two results the copier is
-looked at as a runner does. In turns: no copies, tickets of 512 blocks always in flight in one direction, and in both.
-The ratios are those of p50 and p99 to the turn before without copies.
+looked at as a runner does. In turns: no copies, tickets of 512 blocks always in flight in one direction, and in both;
+"gathered" are offloads by a kernel. The ratios are those of p50 and p99 to the turn before without copies.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from bench.common.on_gpu import require_gpu
 from bench.common.random_model import ALL_SHAPES
 from bench.steps.backend import backend_of, no_progress
 from bench.steps.decoding import Decoding
-from bench.steps.host_copies import BOTH, TICKET, Copies
+from bench.steps.host_copies import BOTH, TICKET, Copies, copying
 from bench.steps.times import LAST
 from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.execution.runner import Runner
 from runner_svc.tiers.kv_copier import Direction
 
-TURNS: tuple[tuple[str, Sequence[Direction]], ...] = (
-    ("alone", ()),
-    ("in", BOTH[1:]),
-    ("alone", ()),
-    ("out", BOTH[:1]),
-    ("alone", ()),
-    ("both", BOTH),
+TURNS: tuple[tuple[str, Sequence[Direction], bool], ...] = (
+    ("alone", (), True),
+    ("in", BOTH[1:], True),
+    ("alone", (), True),
+    ("out", BOTH[:1], True),
+    ("alone", (), True),
+    ("out, gathered", BOTH[:1], False),
+    ("alone", (), True),
+    ("both", BOTH, True),
 )
+"""Names, directions, and whether a copy engine alone offloads."""
 
 
 class Looked:
@@ -66,11 +69,15 @@ def main() -> None:
     require_gpu()
     backend = backend_of(options.shape, largest=options.batch)
     runner = LookingRunner(backend)
-    runner.copies = Copies(backend.host_copier(2 * TICKET, no_progress))
-    print(card(), f"{runner.copies.copier.block_bytes >> 10} KiB a block", flush=True)
+    ways = dict[bool, Copies]()
+    for collects in (True, False):
+        with copying(collects=collects):
+            ways[collects] = Copies(backend.host_copier(2 * TICKET, no_progress))
+    print(card(), f"{ways[True].copier.block_bytes >> 10} KiB a block", flush=True)
     for _ in range(options.rounds):
         alone = np.zeros(0)
-        for name, directions in TURNS:
+        for name, directions, collects in TURNS:
+            runner.copies = ways[collects]
             found = _steps(runner, options.batch, directions)
             p50, p99 = np.percentile(found, 50), np.percentile(found, 99)
             if not directions:

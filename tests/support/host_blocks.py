@@ -31,6 +31,11 @@ class HostBlockCopies:
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         ctypes.memmove(target, source, num_bytes)
 
+    def collect(self, stream: int, region: Region, block: int, target: int) -> None:
+        for part in range(region.num_parts):
+            source = region.address + part * region.part_bytes + block * region.piece_bytes
+            ctypes.memmove(target + part * region.piece_bytes, source, region.piece_bytes)
+
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         for cached, pieces in self._pieces(region, staged, stride, ids, count):
             pieces[:] = cached
@@ -150,6 +155,10 @@ class LazyBlockCopies(HostBlockCopies):
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         copy = super().engine
         self._device.streams[stream].work.append(lambda: copy(0, target, source, num_bytes))
+
+    def collect(self, stream: int, region: Region, block: int, target: int) -> None:
+        collect = super().collect
+        self._device.streams[stream].work.append(lambda: collect(0, region, block, target))
 
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         gather = super().gather

@@ -14,10 +14,34 @@ GRID = 8
 """Thread blocks of a launch: they leave nearly the whole GPU to the steps."""
 THREADS = 512
 UNROLL = 4
+_HOST, _DEVICE = 1, 2  # CUmemorytype
+
+
+class _Rows(ctypes.Structure):
+    """CUDA_MEMCPY2D, from device memory to the host's."""
+
+    _fields_ = (
+        ("source_x", ctypes.c_size_t),
+        ("source_y", ctypes.c_size_t),
+        ("source_type", ctypes.c_int),
+        ("source_host", ctypes.c_void_p),
+        ("source", ctypes.c_uint64),
+        ("source_array", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t),
+        ("target_x", ctypes.c_size_t),
+        ("target_y", ctypes.c_size_t),
+        ("target_type", ctypes.c_int),
+        ("target", ctypes.c_void_p),
+        ("target_device", ctypes.c_uint64),
+        ("target_array", ctypes.c_void_p),
+        ("target_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
 
 
 class CudaBlockCopies:
-    """Implements `runner_svc.tiers.block_copies.BlockCopies`."""
+    """Implements `runner_svc.tiers.block_copies.BlockCopies`. One thread at a time may call it."""
 
     def __init__(self, *, grid: int = GRID, threads: int = THREADS, unroll: int = UNROLL) -> None:
         self._grid = grid
@@ -30,12 +54,25 @@ class CudaBlockCopies:
             )
             for gather in (1, 0)
         )
+        self._rows = _Rows(source_type=_DEVICE, target_type=_HOST)
+        self._rows_pointer = ctypes.byref(self._rows)
 
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         """Copies between page-locked memory and the device. Raises LaunchError."""
         status = _memcpy()(target, source, num_bytes, stream)
         if status:
             raise LaunchError(f"copying {num_bytes} bytes of KV failed: {error_name(status)}")
+
+    def collect(self, stream: int, region: Region, block: int, target: int) -> None:
+        """As `BlockCopies.collect`. Raises LaunchError."""
+        rows = self._rows
+        rows.source, rows.source_pitch = region.address + block * region.piece_bytes, region.part_bytes
+        rows.target = target
+        rows.target_pitch = rows.width = region.piece_bytes
+        rows.height = region.num_parts
+        status = _copy_rows()(self._rows_pointer, stream)
+        if status:
+            raise LaunchError(f"copying a block of KV to the host failed: {error_name(status)}")
 
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         """As `BlockCopies.gather`."""
@@ -56,4 +93,12 @@ def _memcpy() -> ctypes._FuncPointer:
     """Returns cuMemcpyAsync, called through ctypes as launches are: torch takes several times as long."""
     function = driver().cuMemcpyAsync
     function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    return function
+
+
+@cache
+def _copy_rows() -> ctypes._FuncPointer:
+    """Returns cuMemcpy2DAsync."""
+    function = driver().cuMemcpy2DAsync_v2
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return function

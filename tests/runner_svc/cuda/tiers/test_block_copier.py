@@ -31,6 +31,7 @@ class Setup:
         size = sum(region.block_bytes for region in regions)
         monkeypatch.setattr(block_copier, "CHUNK_BYTES", 3 * size + 5)
         monkeypatch.setattr(block_copier, "_SEGMENT_BYTES", 7 * size + 5)
+        monkeypatch.setattr(block_copier, "COLLECTS", rng.random() < 0.5)
         copies = LazyBlockCopies(self.device)
         self.copier = BlockCopier(self.device, copies, regions, NUM_HOST_BLOCKS, lambda phase, share: None)  # type: ignore[arg-type]
         self.host: dict[int, list[bytes]] = {}  # what host blocks are to hold
@@ -183,6 +184,22 @@ def test_a_look_launches_at_most_a_chunk_of_each_direction(monkeypatch: pytest.M
     for chunks in (1, 2, 3, 4, 4, 4):
         setup.copier.take_done()
         assert len(setup.copier._lanes[Direction.OFFLOAD]._active) == chunks
+
+
+def test_parts_that_are_far_apart_are_gathered_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy engine's rows can be 2 GiB apart at most."""
+    collected = list[int]()
+    monkeypatch.setattr(HostBlockCopies, "collect", lambda self, stream, region, block, target: collected.append(block))
+    blocks = np.array([2, 1], np.int32)
+    for most, expected in ((48, [2, 1]), (47, [])):
+        monkeypatch.setattr(block_copier, "MOST_PITCH", most)
+        cache = torch.arange(2 * 3 * 16, dtype=torch.uint8).view(2, 3, 16)
+        device, regions = LazyDevice(random.Random(0)), [Region.of(cache, 3)]
+        copier = BlockCopier(device, HostBlockCopies(), regions, 2, lambda phase, share: None)  # type: ignore[arg-type]
+        copier.start(Tickets(blocks, blocks, np.array([2], np.int32)), Tickets.none())
+        copier.finish()
+        assert collected == expected
+        collected.clear()
 
 
 def test_neighbours_of_the_host_pool_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
