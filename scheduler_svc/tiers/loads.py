@@ -22,6 +22,7 @@ from scheduler_svc.kv.host_pool import HostPool
 from scheduler_svc.kv.tickets import Ticket, TicketLine
 from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.step_times.step_time_model import StepTimeModel
+from scheduler_svc.tiers.prefetched import Prefetched
 
 LEAST_DEADLINE_S = 0.05
 """Least time after which a load is late: copies share the link of their machine with other processes."""
@@ -101,6 +102,7 @@ class HostLoads:
         self.line: TicketLine[Load] = TicketLine()
         self.times = times
         self.counts = LoadCounts()
+        self.prefetched = Prefetched()
         self.settle: Callable[[list[int]], object] = lambda blocks: None
         """Called with the blocks of a load for which nothing has to wait any more."""
         self._pool = pool
@@ -224,6 +226,8 @@ class HostLoads:
         if load.pin.is_released or load.is_over:
             self.counts.wasted += len(load.sources) if load.sequence is not None else 0
             self._pool.confirm(load.full)
+            if load.sequence is None and not load.is_over:
+                self.prefetched.arrived(map(self._pool.name_of, load.full), len(load.full))
             self._pool.release(load.targets)
         else:
             self._pool.confirm(load.full)

@@ -194,7 +194,8 @@ def test_a_load_that_computing_beats_is_not_begun(monkeypatch: pytest.MonkeyPatc
     assert served.cached(request) == 0 and loads(served).counts.blocks == 0
 
 
-def test_a_prefetched_prefix_is_hit_at_once() -> None:
+def prefetched() -> tuple[Service, list[bytes]]:
+    """Returns a flooded service that has loaded the lost prefix for no request, and the names of its blocks."""
     served = flooded()
     model, secret = served.scheduler.hello.model, served.stack.engine.pool.secret.value
     root = root_hash(secret, model.weights_version, model.numerics, "", "")
@@ -203,8 +204,34 @@ def test_a_prefetched_prefix_is_hit_at_once() -> None:
     served.stack.engine.pool.wake(served.session)
     served.finish()
     assert served.scheduler.pool.num_ready(names) == FULL
+    return served, names
+
+
+def unused(served: Service) -> tuple[int, int]:
+    """Returns the prefetched blocks, and those of them that were lost before their use, as status tells them."""
+    tier = served.stack.engine.reports.status().totals.host_tier
+    return tier.prefetched_blocks, tier.unused_blocks
+
+
+def test_a_prefetched_prefix_is_hit_at_once() -> None:
+    served, _ = prefetched()
     request = repeat(served)
     assert served.scheduler.table.num_running == 1
     served.finish()
     assert served.cached(request) == FULL * SIZE and not loads(served).counts.wasted
+    served.stack.assert_clean()
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_prefetched_blocks_that_nobody_used_are_counted(comes: bool) -> None:
+    served, names = prefetched()
+    assert unused(served) == (FULL, 0)
+    if comes:
+        repeat(served)
+        served.finish()
+    for seed in range(11, 14):
+        served.stack.submit(prompt(LENGTH, seed), OUTPUT)
+        served.finish()
+    lost = FULL - sum(map(served.scheduler.pool.has, names))
+    assert lost > 1 and unused(served) == (FULL, 0 if comes else lost)
     served.stack.assert_clean()
