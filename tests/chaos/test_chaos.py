@@ -37,7 +37,7 @@ RUNNER = {
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
 """Settings of the third runner: its sequences preempt each other, and large requests do not fit. It drafts nothing."""
-TIER = {"host_kv_tokens": 2048}
+TIER = {"host_kv_tokens": 4096}
 ROLES = ("both", "both", "prefill", "decode")
 """Of a runner that is started again. Where one is missing, any runner does everything."""
 MEDIUM = {"kv_tokens": 2048}
@@ -76,10 +76,8 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     # A request isolated on two runners just as each is killed is refused as the cause: rare, and no wrong answer.
     assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused
     assert outcome.accepted > NUM_REQUESTS / 4, "hardly any draft was accepted"
-    done = copied.counts
-    assert NUM_REQUESTS < 300 or all(done[what] for what in ("loaded_tokens", "swaps", "moves_drain", "moves_role")), (
-        done
-    )
+    if NUM_REQUESTS >= 1000:
+        assert all(copied.counts[what] for what in ("loaded_tokens", "swaps", "moves_drain", "moves_role")), copied
     kinds = {what.partition(" ")[0] for what in outcome.troubles}
     assert kinds == {"runner", "scheduler", "front", "mask", "policy"} or NUM_REQUESTS < 300, outcome.troubles
     report(outcome, copied, time.monotonic() - begin)

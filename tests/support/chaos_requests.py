@@ -27,7 +27,7 @@ MAX_TOKENS = 60
 EVERYWHERE = 0
 """First token of each prompt, and part of the scheduler's probe: a runner that crashes on it fails every plan."""
 STEM = [7, 3, 1, 4] * 8
-CONTEXTS = [random.Random(number).choices(range(1, 256), k=96) for number in range(12)]
+CONTEXTS = [random.Random(number).choices(range(1, 256), k=96) for number in range(24)]
 """Starts of prompts that come back, more than a small runner's cache holds."""
 LONG = 200
 """Tokens with which the prompts of large requests begin; they fit only large runners."""
