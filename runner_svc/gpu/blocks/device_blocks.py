@@ -6,6 +6,7 @@ page-locked memory, on streams of their own: the steps go on meanwhile. The call
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -14,11 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runner_svc.interface.device import Device
+from runner_svc.interface.device import Device, Event
 from runner_svc.tiers.block_copies import BlockCopies, Region
 from runner_svc.tiers.block_store import Forget
 
 STAGING_BYTES = 16 << 20
+AHEAD = 4
+"""Chunks of a copy on the device that are launched before the first of them is awaited; one stream orders them."""
 NUM_LANES = 3
 """One for what serves other runners, and one for each thread that pulls, so that a short pull waits for no long one."""
 
@@ -31,15 +34,26 @@ class _Lane:
         self.capacity = max(1, STAGING_BYTES // block_bytes)
         self.staging = torch.empty(self.capacity * block_bytes, dtype=torch.uint8, device=device.device)
         self.host = device.pinned(self.capacity * block_bytes // 4).view(torch.uint8)
-        self.ids, self.other_ids = device.pinned(self.capacity), device.pinned(self.capacity)
+        self._ids, self._other_ids = (device.pinned(AHEAD * self.capacity) for _ in range(2))
         self.stream = device.side_stream()
 
-    def chunks(self, blocks: NDArray[np.int32]) -> Iterator[slice]:
-        """Yields the part of `blocks` that `ids` has, a chunk after the other; the caller waits for each."""
-        for first in range(0, len(blocks), self.capacity):
-            chunk = slice(first, min(first + self.capacity, len(blocks)))
-            self.ids.numpy()[: chunk.stop - first] = blocks[chunk]
-            yield chunk
+    def chunks(self, count: int) -> Iterator[slice]:
+        """Yields the chunks of `count` blocks."""
+        for first in range(0, count, self.capacity):
+            yield slice(first, min(first + self.capacity, count))
+
+    def ids(self, blocks: NDArray[np.int32], place: int = 0) -> int:
+        """Writes the ids of a chunk where the device reads them, and returns their address; see `other_ids`."""
+        return _written(self._ids, place * self.capacity, blocks)
+
+    def other_ids(self, blocks: NDArray[np.int32], place: int = 0) -> int:
+        """As `ids`, for the other side of a copy. Each has `AHEAD` places, to be written once nothing reads them."""
+        return _written(self._other_ids, place * self.capacity, blocks)
+
+
+def _written(ids: torch.Tensor, first: int, blocks: NDArray[np.int32]) -> int:
+    ids.numpy()[first : first + len(blocks)] = blocks
+    return ids.data_ptr() + 4 * first
 
 
 class DeviceBlocks:
@@ -70,13 +84,9 @@ class DeviceBlocks:
     def read(self, blocks: NDArray[np.int32]) -> memoryview:
         data = np.empty((len(blocks), self.block_bytes), np.uint8)
         with self._lane() as lane:
-            for chunk in lane.chunks(blocks):
+            for chunk in lane.chunks(len(blocks)):
                 count = chunk.stop - chunk.start
-                staged = lane.staging.data_ptr()
-                for region in self.regions:
-                    args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
-                    lane.copies.gather(lane.stream.handle, *args)
-                    staged += region.block_bytes
+                self._gather(lane, self.regions, lane.ids(blocks[chunk]), count)
                 num_bytes = count * self.block_bytes
                 lane.copies.engine(lane.stream.handle, lane.host.data_ptr(), lane.staging.data_ptr(), num_bytes)
                 lane.stream.record().synchronize()
@@ -86,12 +96,12 @@ class DeviceBlocks:
     def write(self, blocks: NDArray[np.int32], data: memoryview) -> None:
         rows = np.frombuffer(data, np.uint8).reshape(len(blocks), self.block_bytes)
         with self._lane() as lane:
-            for chunk in lane.chunks(blocks):
+            for chunk in lane.chunks(len(blocks)):
                 count = chunk.stop - chunk.start
                 num_bytes = count * self.block_bytes
                 lane.host.numpy()[:num_bytes] = rows[chunk].reshape(-1)
                 lane.copies.engine(lane.stream.handle, lane.staging.data_ptr(), lane.host.data_ptr(), num_bytes)
-                self._scatter(lane, lane.ids.data_ptr(), count)
+                self._scatter(lane, lane.ids(blocks[chunk]), count)
                 lane.stream.record().synchronize()
         self._forget(blocks)
 
@@ -107,20 +117,29 @@ class DeviceBlocks:
         `regions` have the pieces of `cache_regions`, and their own number of blocks.
         """
         with self._lane() as lane:
-            for chunk in lane.chunks(sources):
-                if is_cancelled():
-                    return False
-                count = chunk.stop - chunk.start
-                lane.other_ids.numpy()[:count] = targets[chunk]
-                staged = lane.staging.data_ptr()
-                for region in regions:
-                    args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
-                    lane.copies.gather(lane.stream.handle, *args)
-                    staged += region.block_bytes
-                self._scatter(lane, lane.other_ids.data_ptr(), count)
-                lane.stream.record().synchronize()
+            flights = deque[Event]()
+            try:
+                for number, chunk in enumerate(lane.chunks(len(sources))):
+                    if is_cancelled():
+                        return False
+                    if len(flights) == AHEAD:
+                        flights.popleft().synchronize()
+                    place, count = number % AHEAD, chunk.stop - chunk.start
+                    self._gather(lane, regions, lane.ids(sources[chunk], place), count)
+                    self._scatter(lane, lane.other_ids(targets[chunk], place), count)
+                    flights.append(lane.stream.record())
+            finally:  # the caller, or the next user of the lane, relies on the end of all
+                while flights:
+                    flights.popleft().synchronize()
         self._forget(targets)
         return True
+
+    def _gather(self, lane: _Lane, regions: Sequence[Region], ids: int, count: int) -> None:
+        """Launches the copies of `count` blocks of a cache into the staging buffer; see `BlockCopies.gather`."""
+        staged = lane.staging.data_ptr()
+        for region in regions:
+            lane.copies.gather(lane.stream.handle, region, staged, self.block_bytes, ids, count)
+            staged += region.block_bytes
 
     def _scatter(self, lane: _Lane, ids: int, count: int) -> None:
         """Launches the copies of `count` staged blocks into the cache; see `BlockCopies.scatter`."""

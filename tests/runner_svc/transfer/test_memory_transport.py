@@ -4,6 +4,7 @@ killed in mid-copy."""
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import signal
 import socket
@@ -27,7 +28,7 @@ from runner_svc.transfer.memory_reader import MemoryReader
 from runner_svc.transfer.memory_server import MemoryServer
 from runner_svc.transfer.transport import PullFailed, PullOrder, Unreachable
 from runner_svc.transfer.wire import BadFrame
-from tests.support.host_blocks import HostBlockCopies, bytes_at
+from tests.support.host_blocks import HostBlockCopies, LazyBlockCopies, LazyDevice, bytes_at
 from tests.support.host_device import HostDevice
 from tests.support.memory_file import MemoryFile
 
@@ -207,6 +208,37 @@ def test_a_short_pull_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> 
         long.join()
     assert np.array_equal(blocks_of(ours[0], [*BLOCKS, 50]), blocks_of(regions[0], [*BLOCKS, 1]))
     until(lambda: not reader.num_mapped)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_chunks_are_launched_ahead_and_all_have_ended_on_return(
+    seed: int, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device whose work happens later: ids must not be written again before they are read."""
+    monkeypatch.setattr(device_blocks, "STAGING_BYTES", 2 * PARTS * PIECE)
+    rng = random.Random(seed)
+    device, (_, regions), (_, ours), told = LazyDevice(rng), cache_of(30, 1), cache_of(50, 2), list[int]()
+    store = DeviceBlocks(device, lambda: LazyBlockCopies(device), ours, lambda blocks: told.extend(blocks.tolist()))  # type: ignore[arg-type]
+    asked, most_ahead = 0, 0
+
+    def is_cancelled() -> bool:
+        nonlocal asked, most_ahead
+        asked += 1
+        most_ahead = max(most_ahead, max(len(stream.work) for stream in device.streams))
+        device.advance(rng.randrange(4))
+        return cancelled and asked == 8
+
+    sources, targets = (np.array(rng.sample(range(1, most), 20), np.int32) for most in (30, 50))
+    before = blocks_of(ours[0], targets.tolist())
+    assert store.copy_from(regions, sources, targets, is_cancelled) is not cancelled
+    copied = 14 if cancelled else 20
+    assert np.array_equal(
+        blocks_of(ours[0], targets.tolist())[:copied], blocks_of(regions[0], sources.tolist())[:copied]
+    )
+    assert np.array_equal(blocks_of(ours[0], targets.tolist())[copied:], before[copied:])
+    assert not any(stream.work for stream in device.streams), "something is still to be copied"
+    assert most_ahead >= 3 and told == ([] if cancelled else targets.tolist())
 
 
 class BufferedCopies(HostBlockCopies):
