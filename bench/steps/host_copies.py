@@ -27,12 +27,13 @@ from runner_svc.tiers.kv_copier import Direction, Tickets
 PARTS, PIECE, TICKET = 64, 32 << 10, 512
 NUM_BLOCKS = 2 * TICKET + 1
 ROWS, WIDTH, OUTPUTS = 8, 4096, 262_144
-# Thread blocks, threads, vectors a lane at once, MiB of a place; whether a copy engine alone offloads.
+# Thread blocks, threads, vectors a lane at once, MiB of a chunk; whether a copy engine alone copies, as rows.
 VARIANTS = (
     (8, 512, 4, 8, True),
     (8, 512, 4, 8, False),
-    (132, 64, 4, 8, False),
     (8, 512, 4, 2, True),
+    (8, 512, 4, 2, False),
+    (132, 64, 4, 8, False),
     (8, 512, 4, 16, False),
     (4, 512, 4, 8, False),
 )
@@ -95,22 +96,22 @@ def copies_of(cache: torch.Tensor, variant: Sequence[int]) -> Copies:
     from runner_svc.cuda.device import GpuDevice
     from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 
-    grid, threads, unroll, mib, collects = variant
+    grid, threads, unroll, mib, by_rows = variant
     launches = CudaBlockCopies(grid=grid, threads=threads, unroll=unroll)
     region = Region.of(cache, NUM_BLOCKS)
-    with copying(chunk_bytes=mib << 20, collects=bool(collects)):
+    with copying(chunk_bytes=mib << 20, by_rows=bool(by_rows)):
         return Copies(BlockCopier(GpuDevice(), launches, [region], 2 * TICKET, lambda phase, share: None))
 
 
 @contextmanager
-def copying(chunk_bytes: int = block_copier.CHUNK_BYTES, collects: bool = True) -> Iterator[None]:
+def copying(chunk_bytes: int = block_copier.CHUNK_BYTES, by_rows: bool = True) -> Iterator[None]:
     """Copiers that are made meanwhile copy in this way."""
-    before = block_copier.CHUNK_BYTES, block_copier.COLLECTS
-    block_copier.CHUNK_BYTES, block_copier.COLLECTS = chunk_bytes, collects
+    before = block_copier.CHUNK_BYTES, block_copier.BY_ROWS
+    block_copier.CHUNK_BYTES, block_copier.BY_ROWS = chunk_bytes, frozenset(BOTH if by_rows else ())
     try:
         yield
     finally:
-        block_copier.CHUNK_BYTES, block_copier.COLLECTS = before
+        block_copier.CHUNK_BYTES, block_copier.BY_ROWS = before
 
 
 def engine_rates() -> dict[str, float]:

@@ -73,6 +73,9 @@ class BlockCopies(Protocol):
         The region's parts are at most `MOST_PITCH` bytes apart.
         """
 
+    def spread(self, stream: int, region: Region, block: int, source: int) -> None:
+        """Copies them back from page-locked memory; as `collect`."""
+
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         """Copies `count` blocks of the region to `staged`, each `stride` bytes behind the one before.
 

@@ -37,10 +37,10 @@ RUNNER = {
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
 """Settings of the third runner: its sequences preempt each other, and large requests do not fit. It drafts nothing."""
-TIER = {"host_kv_tokens": 4096}
+TIER = {"host_kv_tokens": 2048}
 ROLES = ("both", "both", "prefill", "decode")
 """Of a runner that is started again. Where one is missing, any runner does everything."""
-MEDIUM = {"kv_tokens": 2048}
+MEDIUM = {"kv_tokens": 1024}
 """Of the second runner: contexts leave its cache before they are back."""
 COPIES = {"copy_delay_ms": 30, "copy_lost": 0.1}
 """The second and third runner have a host pool, whose copies are late, and some are never confirmed."""

@@ -39,13 +39,13 @@ def test_the_kernel_moves_blocks(case: MoveCase, grid: int, threads: int, unroll
     check_moves(copies, case, DEVICE, pinned, torch.cuda.current_stream().cuda_stream, torch.cuda.synchronize)
 
 
-@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("piece", [48, 8192])
 def test_tickets_copy_what_the_steps_before_them_wrote(
-    piece: int, collects: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    piece: int, by_rows: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Odd numbers of blocks, both directions at once, while the computing stream is busy and writes other blocks."""
-    monkeypatch.setattr(block_copier, "COLLECTS", collects)
+    monkeypatch.setattr(block_copier, "BY_ROWS", set(Direction) if by_rows else set())
     num_blocks, num_host = 301, 257
     device = GpuDevice()
     caches = [bytes_of(parts, num_blocks + 1, size, device=DEVICE) for parts, size in ((20, piece), (1, 16))]

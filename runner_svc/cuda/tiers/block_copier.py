@@ -1,10 +1,10 @@
 """Copies KV blocks between a GPU's cache and a page-locked host pool, beside the steps.
 
-A direction has two streams: a copy engine moves whole blocks between the host pool and a staging buffer, in pieces of a
-block or more, and a kernel moves them between that and the cache. The staging buffer has several places, so that both
-work at once. A ticket is copied in chunks of a place each. The first of these waits, on the device, for the steps that
-were launched before the ticket; nothing that computes waits for a copy. To the host, a copy engine alone takes the rows
-of a block from the cache, without a kernel, where they are not too far apart for it.
+A direction has a stream on which a copy engine copies the pieces of a block as rows, a call for each block. Where these
+are too far apart in the cache for it, it has two: the engine moves whole blocks between the host pool and a staging
+buffer, and a kernel moves them between that and the cache. The staging buffer has several places, so that both work at
+once. A ticket is copied in chunks. The first of these waits, on the device, for the steps that were launched before the
+ticket; nothing that computes waits for a copy.
 
 The thread that launches steps also launches chunks, at most one of each direction whenever it looks: the launches of a
 large ticket at once would delay a step by milliseconds.
@@ -29,11 +29,12 @@ from runner_svc.tiers.block_copies import MOST_PITCH, BlockCopies, Region
 from runner_svc.tiers.kv_copier import Direction, DoneTicket, Tickets
 
 CHUNK_BYTES = 8 << 20
-"""Of a place of the staging buffer, about. On an H200 larger ones cost a step beside them more, and copy no faster: all
-places then lie in L2."""
+"""Of a chunk, about. On an H200 larger places cost a step beside them more, and copy no faster: these lie in L2."""
 NUM_PLACES = 4
-COLLECTS = True
-"""Whether offloads need no kernel."""
+NUM_AHEAD = 12
+"""Chunks in flight that need no place: while the thread launches a step, 2 ms of copies go on."""
+BY_ROWS = frozenset(Direction)
+"""Directions that need no kernel."""
 _SEGMENT_BYTES = 1 << 30
 
 
@@ -106,9 +107,10 @@ class _Lane:
         self._copies, self._regions, self._pool = copies, regions, pool
         self._stride = pool.block_bytes
         near = all(region.part_bytes <= MOST_PITCH for region in regions)
-        self._collects = COLLECTS and direction is Direction.OFFLOAD and near
+        self._by_rows = direction in BY_ROWS and near
+        self._most_ahead = NUM_AHEAD if self._by_rows else NUM_PLACES
         self._capacity = max(1, CHUNK_BYTES // self._stride)
-        size = 0 if self._collects else NUM_PLACES * self._capacity
+        size = 0 if self._by_rows else NUM_PLACES * self._capacity
         self._staging = torch.empty(size * self._stride, dtype=torch.uint8, device=device.device)
         self._ids = device.pinned(size)  # read by the kernel, so that no copy of a few bytes comes before it
         self._ids_array = self._ids.numpy()
@@ -132,7 +134,7 @@ class _Lane:
             if chunk.is_last and chunk.ticket.begin is not None:
                 us = round(chunk.ticket.begin.elapsed_time(chunk.end) * 1000)
                 done.append(DoneTicket(self.direction, chunk.ticket.ordinal, us))
-        while self._waiting and most > 0 and len(self._active) < NUM_PLACES:
+        while self._waiting and most > 0 and len(self._active) < self._most_ahead:
             self._launch(self._waiting[0])
             most -= 1
         return done
@@ -145,22 +147,23 @@ class _Lane:
     def _launch(self, ticket: _Ticket) -> None:
         span = slice(ticket.copied, ticket.copied + self._capacity)
         cached, hosted = ticket.cached[span], ticket.hosted[span]
-        end = self._collect(ticket, cached, hosted) if self._collects else self._stage(ticket, cached, hosted)
+        end = (self._copy_rows if self._by_rows else self._stage)(ticket, cached, hosted)
         ticket.copied += len(cached)
         is_last = ticket.copied == len(ticket.cached)
         self._active.append(_Chunk(ticket, is_last, end))
         if is_last:
             self._waiting.popleft()
 
-    def _collect(self, ticket: _Ticket, cached: NDArray[np.int32], hosted: NDArray[np.int32]) -> Event:
-        """Launches the copies of a chunk straight to the host; returns the event of their end."""
+    def _copy_rows(self, ticket: _Ticket, cached: NDArray[np.int32], hosted: NDArray[np.int32]) -> Event:
+        """Launches the copies of a chunk between cache and host pool; returns the event of their end."""
         if ticket.begin is None:
             self._engine.wait(ticket.after)
             ticket.begin = self._engine.record()
-        for block, target in zip(cached.tolist(), self._pool.addresses(hosted), strict=True):
+        copy = self._copies.collect if self.direction is Direction.OFFLOAD else self._copies.spread
+        for block, address in zip(cached.tolist(), self._pool.addresses(hosted), strict=True):
             for region in self._regions:
-                self._copies.collect(self._engine.handle, region, block, target)
-                target += region.block_bytes
+                copy(self._engine.handle, region, block, address)
+                address += region.block_bytes
         return self._engine.record()
 
     def _stage(self, ticket: _Ticket, cached: NDArray[np.int32], hosted: NDArray[np.int32]) -> Event:
@@ -244,7 +247,7 @@ class BlockCopier:
     def finish(self) -> None:
         """As `KVCopier.finish`."""
         while self._in_flight:
-            if not self._pump(NUM_PLACES):
+            if not self._pump(NUM_AHEAD):
                 for lane in self._lanes.values():
                     lane.finish_one()
 

@@ -18,20 +18,20 @@ _HOST, _DEVICE = 1, 2  # CUmemorytype
 
 
 class _Rows(ctypes.Structure):
-    """CUDA_MEMCPY2D, from device memory to the host's."""
+    """CUDA_MEMCPY2D."""
 
     _fields_ = (
         ("source_x", ctypes.c_size_t),
         ("source_y", ctypes.c_size_t),
         ("source_type", ctypes.c_int),
         ("source_host", ctypes.c_void_p),
-        ("source", ctypes.c_uint64),
+        ("source_device", ctypes.c_uint64),
         ("source_array", ctypes.c_void_p),
         ("source_pitch", ctypes.c_size_t),
         ("target_x", ctypes.c_size_t),
         ("target_y", ctypes.c_size_t),
         ("target_type", ctypes.c_int),
-        ("target", ctypes.c_void_p),
+        ("target_host", ctypes.c_void_p),
         ("target_device", ctypes.c_uint64),
         ("target_array", ctypes.c_void_p),
         ("target_pitch", ctypes.c_size_t),
@@ -54,8 +54,8 @@ class CudaBlockCopies:
             )
             for gather in (1, 0)
         )
-        self._rows = _Rows(source_type=_DEVICE, target_type=_HOST)
-        self._rows_pointer = ctypes.byref(self._rows)
+        self._to_host = _Rows(source_type=_DEVICE, target_type=_HOST)
+        self._from_host = _Rows(source_type=_HOST, target_type=_DEVICE)
 
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         """Copies between page-locked memory and the device. Raises LaunchError."""
@@ -65,14 +65,17 @@ class CudaBlockCopies:
 
     def collect(self, stream: int, region: Region, block: int, target: int) -> None:
         """As `BlockCopies.collect`. Raises LaunchError."""
-        rows = self._rows
-        rows.source, rows.source_pitch = region.address + block * region.piece_bytes, region.part_bytes
-        rows.target = target
-        rows.target_pitch = rows.width = region.piece_bytes
-        rows.height = region.num_parts
-        status = _copy_rows()(self._rows_pointer, stream)
-        if status:
-            raise LaunchError(f"copying a block of KV to the host failed: {error_name(status)}")
+        rows = self._to_host
+        rows.source_device, rows.source_pitch = region.address + block * region.piece_bytes, region.part_bytes
+        rows.target_host, rows.target_pitch = target, region.piece_bytes
+        _copy(rows, region, stream)
+
+    def spread(self, stream: int, region: Region, block: int, source: int) -> None:
+        """As `BlockCopies.spread`. Raises LaunchError."""
+        rows = self._from_host
+        rows.source_host, rows.source_pitch = source, region.piece_bytes
+        rows.target_device, rows.target_pitch = region.address + block * region.piece_bytes, region.part_bytes
+        _copy(rows, region, stream)
 
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         """As `BlockCopies.gather`."""
@@ -81,6 +84,14 @@ class CudaBlockCopies:
     def scatter(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         """As `BlockCopies.scatter`."""
         self._scatter(stream, self._grid, *_arguments(region, staged, stride, ids, count))
+
+
+def _copy(rows: _Rows, region: Region, stream: int) -> None:
+    """Launches the copy of a block's pieces of the region."""
+    rows.width, rows.height = region.piece_bytes, region.num_parts
+    status = _copy_rows()(ctypes.byref(rows), stream)
+    if status:
+        raise LaunchError(f"copying a block of KV to or from the host failed: {error_name(status)}")
 
 
 def _arguments(region: Region, staged: int, stride: int, ids: int, count: int) -> tuple[int, ...]:
