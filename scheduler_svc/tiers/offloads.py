@@ -19,9 +19,10 @@ from scheduler_svc.kv.tickets import Ticket, TicketLine
 
 TICKET_BLOCKS = 32
 """Maximum number of blocks of a ticket, so that their room is free soon: 64 MB of an 8B model, 1.5 ms."""
-MOST_AHEAD = 128
-"""Maximum number of blocks that are offloaded ahead of need at a time."""
-LOW_SHARE, HIGH_SHARE = 16, 2
+LEAST_AHEAD, MOST_AHEAD, AHEAD_SHARE = 128, 512, 8
+"""Maximum number of blocks that are offloaded ahead of need at a time: a part of the pool, within these bounds. They are
+not free meanwhile. A long prompt takes as many at once, and may be all that its step and the next one compute."""
+LOW_SHARE, HIGH_SHARE = 4, 2
 """Blank blocks, and those with a copy that would be evicted next, are kept at the first part of the pool. Each block
 that is evicted without a copy raises that mark by one, up to the second part."""
 MOST_LOW = 1024
@@ -69,6 +70,7 @@ class HostOffloads:
         self.line: TicketLine[Offload] = TicketLine()
         self.times = times
         self.counts = OffloadCounts()
+        self._most_ahead = min(MOST_AHEAD, max(LEAST_AHEAD, pool.num_blocks // AHEAD_SHARE))
         self._highest = min(MOST_LOW, max(1, pool.num_blocks // HIGH_SHARE))
         self.low = min(self._highest, max(1, pool.num_blocks // LOW_SHARE))
         """Low-water mark of blank blocks."""
@@ -118,7 +120,7 @@ class HostOffloads:
         self._look_in -= 1
         if self._num_copied >= ahead and self._look_in > 0:
             return
-        most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
+        most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
         if self._look_in <= 0:
             self._num_copied, self._look_in = 0, LOOK_EVERY
         contents: list[Content] = []
@@ -139,7 +141,7 @@ class HostOffloads:
         It evicts blocks with a copy before others of the same prefix's value, so what counts is how many have one.
         """
         pool = self._pool
-        most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
+        most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
         ahead -= max(0, pool.tree.num_copied - self._host.num_duplicates)
         contents: list[Content] = []
         room, order = self._host.num_free + self._host.num_duplicates, self._host.order
