@@ -19,7 +19,7 @@ from scheduler_svc.kv.tickets import Ticket, TicketLine
 
 TICKET_BLOCKS = 32
 """Maximum number of blocks of a ticket, so that their room is free soon: 64 MB of an 8B model, 1.5 ms."""
-LEAST_AHEAD, MOST_AHEAD, AHEAD_SHARE = 128, 512, 6
+LEAST_AHEAD, MOST_AHEAD, AHEAD_SHARE = 128, 512, 12
 """Maximum number of blocks that are offloaded ahead of need at a time: a part of the pool, within these bounds. They
 are not free meanwhile. A long prompt takes as many at once, and may be all that its step and the next one compute."""
 LOW_SHARE, HIGH_SHARE = 4, 2

@@ -208,7 +208,7 @@ def prefetched() -> tuple[Service, list[bytes]]:
 
 
 def unused(served: Service) -> tuple[int, int]:
-    """Returns the prefetched blocks, and those of them that were lost before their use, as status tells them."""
+    """Returns the prefetched blocks, and those of them that were lost before their use, as status has them."""
     tier = served.stack.engine.reports.status().totals.host_tier
     return tier.prefetched_blocks, tier.unused_blocks
 

@@ -80,6 +80,7 @@ def test_no_more_is_copied_ahead_than_the_host_pool_holds() -> None:
 
 def test_part_of_a_large_pool_is_copied_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloads, "LEAST_AHEAD", 2)
+    monkeypatch.setattr(offloads, "AHEAD_SHARE", 6)
     _, _, one, _ = cached(36, 40)
     one.low = 36
     one.demote(0)
