@@ -12,6 +12,7 @@ try again while it waits, and for a time nothing is loaded behind a ticket that 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -117,6 +118,12 @@ class HostLoads:
     def num_pins(self) -> int:
         """Sequences for which blocks are kept."""
         return len(self._pins)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks of the cache that are not free only because they are kept for waiting sequences."""
+        kept = Counter(block for pin in self._pins.values() for block in pin.blocks)
+        return sum(self._pool.num_owners(block) == number for block, number in kept.items())
 
     @property
     def num_loading(self) -> int:

@@ -96,6 +96,19 @@ def test_any_runner_does_both_where_a_role_is_missing(roles: tuple[str, ...]) ->
     assert not stack.engine.moves.counts.begun
 
 
+def test_a_decode_runner_computes_prompts_that_no_other_runner_can_hold() -> None:
+    stack = moving_stack("decode", num_blocks=64)
+    add_runner(stack, "", num_blocks=16)
+    stack.step()
+    stack.submit(list(range(100)), 20)
+    stack.submit(list(range(20)), 20)
+    run(stack, 100)
+    check(stack)
+    assert (
+        stack.engine.pool.schedulers[1].prefill_tokens == 100 and stack.engine.pool.schedulers[2].prefill_tokens == 20
+    )
+
+
 @pytest.mark.parametrize("seed", range(count(600, in_ci=20)))
 def test_moves_between_slow_and_lossy_runners(seed: int) -> None:
     rng = random.Random(seed)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from roster_protos import engine_pb2
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.kv.block_hashes import chain_hashes, root_hash
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from scheduler_svc.step_times.step_time_model import StepTimeModel
-from scheduler_svc.tiers.loads import SUSPENDED_S, UNKNOWN_DEADLINE_S, HostLoads
+from scheduler_svc.tiers.loads import SUSPENDED_S, UNKNOWN_DEADLINE_S, HostLoads, Pin
 from scheduler_svc.tiers.tiers import Tiers
 from tests.support.in_process import Submitted
 from tests.support.sharing import OUTPUT, SIZE, Service, prompt, service
@@ -235,3 +236,20 @@ def test_prefetched_blocks_that_nobody_used_are_counted(comes: bool) -> None:
     lost = FULL - sum(map(served.scheduler.pool.has, names))
     assert lost > 1 and unused(served) == (FULL, 0 if comes else lost)
     served.stack.assert_clean()
+
+
+def test_what_is_kept_for_waiting_sequences_keeps_no_other_from_an_idle_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several runners, placement asks for room; what has been loaded for one that waits gives way at admission."""
+    served = flooded()
+    served.stack.add_runner(HashBackend(num_slots=2, num_blocks=4, block_size=SIZE))
+    served.stack.step()
+    pool, placement = served.scheduler.pool, served.stack.engine.placement
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "place", lambda: None)
+        requests = [served.stack.submit(prompt(LENGTH, seed), OUTPUT) for seed in (31, 32)]
+        served.stack.step()
+    _, later = served.stack.engine.requests.queue.in_order()
+    loads(served)._pins[later] = Pin(pool.allocate(pool.num_free - 3))
+    assert loads(served).num_kept == pool.num_blocks - 3
+    served.finish()
+    assert all(request.streams[0].end is not None for request in requests) and not loads(served).num_pins
