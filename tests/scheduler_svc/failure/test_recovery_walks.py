@@ -138,6 +138,7 @@ def walk(seed: int) -> None:
         forces=rng.random() < 0.75,
         host=random.Random(seed) if rng.random() < TIERS else None,
         moves=random.Random(seed) if rng.random() < MOVING else None,
+        ranks=rng.choice([1, 1, 2]),
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):
