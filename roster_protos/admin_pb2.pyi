@@ -87,7 +87,7 @@ class Moves(_message.Message):
     def __init__(self, sequences: _Optional[int] = ..., under_way: _Optional[int] = ..., failed: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[_Mapping[str, int]] = ..., copy_s: _Optional[float] = ..., pause_s: _Optional[float] = ..., by_use: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
-    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics", "host_blocks", "host_used_blocks", "role")
+    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan", "decoder", "drafter", "max_drafts", "draft_gain", "numerics", "host_blocks", "host_used_blocks", "role", "conversations")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class RunnerStatus(_message.Message):
     HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOST_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATIONS_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -126,7 +127,8 @@ class RunnerStatus(_message.Message):
     host_blocks: int
     host_used_blocks: int
     role: str
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ..., host_blocks: _Optional[int] = ..., host_used_blocks: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+    conversations: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ..., decoder: _Optional[str] = ..., drafter: _Optional[str] = ..., max_drafts: _Optional[int] = ..., draft_gain: _Optional[float] = ..., numerics: _Optional[str] = ..., host_blocks: _Optional[int] = ..., host_used_blocks: _Optional[int] = ..., role: _Optional[str] = ..., conversations: _Optional[int] = ...) -> None: ...
 
 class HeldBackRunner(_message.Message):
     __slots__ = ("id", "losses", "reason", "present", "next_probe_s")
@@ -183,7 +185,7 @@ class Totals(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., forced_tokens: _Optional[int] = ..., swaps: _Optional[int] = ..., host_tier: _Optional[_Union[HostTier, _Mapping]] = ...) -> None: ...
 
 class HostTier(_message.Message):
-    __slots__ = ("loaded_tokens", "loaded_blocks", "loaded_bytes", "load_s", "offloaded_blocks", "offloaded_bytes", "offload_s", "demoted_blocks", "dropped_blocks", "wasted_blocks")
+    __slots__ = ("loaded_tokens", "loaded_blocks", "loaded_bytes", "load_s", "offloaded_blocks", "offloaded_bytes", "offload_s", "demoted_blocks", "dropped_blocks", "wasted_blocks", "prefetched_blocks", "unused_blocks")
     LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +196,8 @@ class HostTier(_message.Message):
     DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WASTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     loaded_tokens: int
     loaded_blocks: int
     loaded_bytes: int
@@ -204,7 +208,9 @@ class HostTier(_message.Message):
     demoted_blocks: int
     dropped_blocks: int
     wasted_blocks: int
-    def __init__(self, loaded_tokens: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., offloaded_blocks: _Optional[int] = ..., offloaded_bytes: _Optional[int] = ..., offload_s: _Optional[float] = ..., demoted_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., wasted_blocks: _Optional[int] = ...) -> None: ...
+    prefetched_blocks: int
+    unused_blocks: int
+    def __init__(self, loaded_tokens: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., offloaded_blocks: _Optional[int] = ..., offloaded_bytes: _Optional[int] = ..., offload_s: _Optional[float] = ..., demoted_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., wasted_blocks: _Optional[int] = ..., prefetched_blocks: _Optional[int] = ..., unused_blocks: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ("done",)

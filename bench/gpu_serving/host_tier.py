@@ -4,7 +4,8 @@
     python -m bench.gpu_serving.host_tier --device hash --prompt 256 --kv-tokens 1600 --host-kv-tokens 8192   (no GPU)
 
 More prompts than the cache holds are sent in turns: at first they are computed, then they come back from the host pool.
-Then other sequences decode, alone and while these prompts are loaded. Services and client are processes of one machine.
+Then other sequences decode: alone; beside a prompt that is sent again and again and hit in the cache, which is what the
+requests themselves cost; and while the prompts are loaded in turns. Services and client are processes of one machine.
 Weights are random.
 """
 
@@ -16,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ TEST_VOCABULARY = 512
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
 GPU_PACKAGES = ("torch", "cupy")
 WARM_UP_TOKENS = 32
+BLOCK_SIZE = 16
 
 
 @dataclass(slots=True)
@@ -58,6 +61,12 @@ async def ask(client: RosterClient, prompt: list[int], max_tokens: int) -> Answe
     return Answer(times_s[0] - begin_s, cached, times_s)
 
 
+def whole(answers: Sequence[Answer], arguments: argparse.Namespace) -> list[float]:
+    """Returns the times to the first token of those answers of whose prompts at most the last block was computed."""
+    least = arguments.prompt - BLOCK_SIZE
+    return [each.ttft_s for each in answers if each.cached_tokens >= least]
+
+
 def prompt_of(number: int, length: int, vocab_size: int) -> list[int]:
     """Returns the prompt of this number: random ordinary ids."""
     tokens: list[int] = np.random.default_rng(number).integers(256, vocab_size, length).tolist()
@@ -78,13 +87,22 @@ async def neighbours(client: RosterClient, arguments: argparse.Namespace, first:
     return [gap for each in answers for gap in np.diff(each.token_times_s[WARM_UP_TOKENS:]).tolist()]
 
 
-async def loads(client: RosterClient, arguments: argparse.Namespace, until: asyncio.Event) -> list[Answer]:
-    """Sends the prompts in turns, one after the other, until `until` is set."""
-    answers: list[Answer] = []
-    while not until.is_set():
-        number = len(answers) % arguments.prompts
-        answers.append(await ask(client, prompt_of(number, arguments.prompt + 1, arguments.vocab_size), 2))
-    return answers
+async def beside(
+    client: RosterClient, arguments: argparse.Namespace, first: int, prompts: Sequence[list[int]]
+) -> tuple[list[float], list[Answer]]:
+    """Sends the prompts in turns while others decode; returns the gaps of those and the answers."""
+    over = asyncio.Event()
+
+    async def send() -> list[Answer]:
+        answers: list[Answer] = []
+        while not over.is_set():
+            answers.append(await ask(client, prompts[len(answers) % len(prompts)], 2))
+        return answers
+
+    sending = asyncio.create_task(send())
+    gaps = await neighbours(client, arguments, first)
+    over.set()
+    return gaps, await sending
 
 
 async def measure(arguments: argparse.Namespace, service: Service) -> dict[str, object]:
@@ -95,19 +113,18 @@ async def measure(arguments: argparse.Namespace, service: Service) -> dict[str, 
         await ask(client, prompt_of(999, arguments.prompt + 1, arguments.vocab_size), 2)
         computed = [await ask(client, prompt, 2) for prompt in prompts]
         loaded = [await ask(client, prompt, 2) for _ in range(arguments.rounds) for prompt in prompts]
+        hits = [await ask(client, prompts[-1], 2) for _ in prompts]
         result["ttft_computed_ms"] = percentiles([each.ttft_s for each in computed])
-        whole = [each.ttft_s for each in loaded if each.cached_tokens >= arguments.prompt]
-        result["ttft_loaded_ms"] = percentiles(whole)
-        result["cached_tokens"] = sorted({each.cached_tokens for each in loaded})
+        result["ttft_loaded_ms"] = percentiles(whole(loaded, arguments))
+        result["ttft_hit_ms"] = percentiles(whole(hits, arguments))
+        result["cached_tokens"] = dict(Counter(each.cached_tokens for each in loaded))
+        result["itl_alone_ms"] = percentiles(await neighbours(client, arguments, 2000))
+        gaps, _ = await beside(client, arguments, 2100, prompts[-1:])
+        result["itl_beside_hits_ms"] = percentiles(gaps)
         before = (await admin.get_status()).totals.host_tier
-        alone = await neighbours(client, arguments, 2000)
-        over = asyncio.Event()
-        loading = asyncio.create_task(loads(client, arguments, over))
-        beside = await neighbours(client, arguments, 3000)
-        over.set()
-        answers = await loading
-        result["itl_alone_ms"], result["itl_beside_loads_ms"] = percentiles(alone), percentiles(beside)
-        result["ttft_loaded_beside_rows_ms"] = percentiles([each.ttft_s for each in answers if each.cached_tokens])
+        gaps, answers = await beside(client, arguments, 2200, prompts)
+        result["itl_beside_loads_ms"] = percentiles(gaps)
+        result["ttft_loaded_beside_rows_ms"] = percentiles(whole(answers, arguments))
         totals = (await admin.get_status()).totals
         after = totals.host_tier
         result["loaded_blocks_beside_rows"] = after.loaded_blocks - before.loaded_blocks
@@ -136,12 +153,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "hash"))
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(ALL_SHAPES))
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of a prompt that comes back")
-    parser.add_argument("--prompts", type=int, default=8, help="how many there are; the cache holds fewer")
+    parser.add_argument("--prompts", type=int, default=14, help="how many there are; the cache holds fewer")
     parser.add_argument("--rounds", type=int, default=2, help="turns in which each of them comes back")
     parser.add_argument("--rows", type=int, default=8, help="sequences that decode beside them")
     parser.add_argument("--tokens", type=int, default=400, help="tokens of each of those")
-    parser.add_argument("--kv-tokens", type=int, default=49_152)
-    parser.add_argument("--host-kv-tokens", type=int, default=98_304)
+    parser.add_argument("--kv-tokens", type=int, default=98_304)
+    parser.add_argument("--host-kv-tokens", type=int, default=131_072)
     parser.add_argument("--json", type=Path, help="file for the result")
     arguments = parser.parse_args()
     on_gpu = arguments.device == "cuda"

@@ -35,6 +35,8 @@ from roster_common.setting_options import as_arguments
 from runner_svc.group.member import own_gpu_first
 
 READY_S = 90.0
+WORDS = ("move", "lost", "leaves")
+"""Of lines of the processes' logs that are kept."""
 
 
 def runner_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -71,7 +73,15 @@ class Fleet:
         ends = self.endpoints
         if name == "scheduler":
             flags = [f"--listen={ends.listen}", f"--link={ends.link}", f"--admin-listen={ends.admin_listen}"]
-            command = [sys.executable, "-m", "scheduler_svc.main", *flags, "--metrics-listen=", "--flush-ms=1"]
+            command = [
+                sys.executable,
+                "-m",
+                "scheduler_svc.main",
+                *flags,
+                "--metrics-listen=",
+                "--flush-ms=1",
+                "--log-level=debug",
+            ]
         else:
             role = {"role": "decode"} if name in self._decoding else {}  # so that all prompts go to the first one
             flags = as_arguments({"link": ends.link, "runner_id": name, **self._settings, **role})
@@ -188,7 +198,9 @@ def figures(
         "usual_gap_ms": statistics.median(usual),
         "moves": str(status.moves).split("\n"),
         "prefill_tokens": status.totals.prefill_tokens,
-        "lines": [line for line in fleet.lines if "move" in line or "lost" in line or "leaves" in line],
+        "lines": [
+            line for line in fleet.lines if "move" in line or "unmapped" in line or "lost" in line or "leaves" in line
+        ],
     }
 
 

@@ -42,16 +42,21 @@ def backend_of(
     largest: int = max(BATCHES),
     *,
     fp8_cache: bool = False,
+    context_length: int = 4096,
+    num_blocks: int | None = None,
     make: MakeBackend = CudaBackend,
 ) -> CudaBackend:
-    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for `largest` rows; `make` makes it."""
+    """Returns a backend of the shape (a key of `ALL_SHAPES`) with room for `largest` rows; `make` makes it.
+
+    `num_blocks`: of the cache; by default what those rows need.
+    """
     config = ModelConfig.from_hugging_face(ALL_SHAPES[shape])
     sizes = CudaSizes(
         num_slots=largest,
         block_size=BLOCK_SIZE,
         max_step_tokens=MAX_STEP_TOKENS,
-        context_length=4096,
-        num_blocks=-(-(PROMPT + LAST + 1) // BLOCK_SIZE) * largest,
+        context_length=context_length,
+        num_blocks=num_blocks or -(-(PROMPT + LAST + 1) // BLOCK_SIZE) * largest,
         fp8_cache=fp8_cache,
     )
     model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)

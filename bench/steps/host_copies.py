@@ -27,8 +27,16 @@ from runner_svc.tiers.kv_copier import Direction, Tickets
 PARTS, PIECE, TICKET = 64, 32 << 10, 512
 NUM_BLOCKS = 2 * TICKET + 1
 ROWS, WIDTH, OUTPUTS = 8, 4096, 262_144
-# Thread blocks, threads, vectors a lane at once, MiB of a place.
-VARIANTS = ((8, 512, 4, 16), (4, 512, 4, 16), (8, 512, 4, 8), (8, 256, 4, 16), (8, 512, 8, 16), (16, 256, 4, 16))
+# Thread blocks, threads, vectors a lane at once, MiB of a chunk; whether a copy engine alone copies, as rows.
+VARIANTS = (
+    (8, 512, 4, 8, True),
+    (8, 512, 4, 8, False),
+    (8, 512, 4, 2, True),
+    (8, 512, 4, 2, False),
+    (132, 64, 4, 8, False),
+    (8, 512, 4, 16, False),
+    (4, 512, 4, 8, False),
+)
 BOTH = (Direction.OFFLOAD, Direction.LOAD)
 
 
@@ -88,21 +96,22 @@ def copies_of(cache: torch.Tensor, variant: Sequence[int]) -> Copies:
     from runner_svc.cuda.device import GpuDevice
     from runner_svc.cuda.tiers.block_launches import CudaBlockCopies
 
-    grid, threads, unroll, mib = variant
+    grid, threads, unroll, mib, by_rows = variant
     launches = CudaBlockCopies(grid=grid, threads=threads, unroll=unroll)
     region = Region.of(cache, NUM_BLOCKS)
-    with _chunks_of(mib << 20):
+    with copying(chunk_bytes=mib << 20, by_rows=bool(by_rows)):
         return Copies(BlockCopier(GpuDevice(), launches, [region], 2 * TICKET, lambda phase, share: None))
 
 
 @contextmanager
-def _chunks_of(size: int) -> Iterator[None]:
-    before = block_copier.CHUNK_BYTES
-    block_copier.CHUNK_BYTES = size
+def copying(chunk_bytes: int = block_copier.CHUNK_BYTES, by_rows: bool = True) -> Iterator[None]:
+    """Copiers that are made meanwhile copy in this way."""
+    before = block_copier.CHUNK_BYTES, block_copier.BY_ROWS
+    block_copier.CHUNK_BYTES, block_copier.BY_ROWS = chunk_bytes, frozenset(BOTH if by_rows else ())
     try:
         yield
     finally:
-        block_copier.CHUNK_BYTES = before
+        block_copier.CHUNK_BYTES, block_copier.BY_ROWS = before
 
 
 def engine_rates() -> dict[str, float]:
@@ -178,10 +187,8 @@ def main() -> None:
     print(f"page-locked {pinned:.0f} GiB in {time.perf_counter() - began_at:.2f} s")
     for turn in range(options.rounds):
         for variant, copies in variants.items():
-            print(
-                f"round {turn}, blocks, threads, unroll, MiB {variant}: {_measured(copies, rates, neighbour, options)}",
-                flush=True,
-            )
+            told = _measured(copies, rates, neighbour, options)
+            print(f"round {turn}, blocks, threads, unroll, MiB, rows {variant}: {told}", flush=True)
 
 
 def _measured(copies: Copies, rates: dict[str, float], neighbour: Neighbour, options: argparse.Namespace) -> str:

@@ -114,6 +114,23 @@ ROWS: dict[str, list[Panel]] = {
               {"preemptions": rate("roster_preemptions_total"), "dropped rows": rate("roster_dropped_rows_total")},
               "cps"),
     ],
+    "KV": [
+        Panel("Prompt tokens", "Prompt tokens that were computed or in the cache; loaded: those of the latter that "
+              "came from a host pool.",
+              {"{{source}}": rate("roster_prompt_tokens_total", "source"),
+               "loaded": rate("roster_kv_loaded_tokens_total")},
+              "suffix: tok/s", 6),
+        Panel("Copies", "Bytes copied between caches and host pools, and between runners.",
+              {"{{direction}}": rate("roster_kv_copied_bytes_total", "direction"),
+               "moves, {{transport}}": rate("roster_moved_bytes_total", "transport")}, "Bps", 6),
+        Panel("Evictions", "Blocks evicted from caches that have a host pool, with a copy there (demoted) or without "
+              "(dropped); blocks copied in vain, and loaded ahead for nothing.",
+              {"{{kind}}": rate("roster_kv_evicted_blocks_total", "kind"),
+               "in vain": rate("roster_kv_wasted_copies_total"),
+               "unused prefetches": rate("roster_kv_unused_prefetches_total")}, "cps", 6),
+        Panel("Moves", "Sequences and prefixes that moved to another runner, by reason; copies that failed.",
+              {"{{use}}": rate("roster_moves_total", "use"), "failed": rate("roster_moves_failed_total")}, "cps", 6),
+    ],
     "Step": [
         Panel("Engine time", "Time of the engine's thread by phase. Without any wait, it is the bottleneck.",
               {"{{phase}}": rate("roster_engine_seconds_total", "phase")}, "percentunit", 6, stacked=True),

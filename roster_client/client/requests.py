@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from roster_common.call_metadata import TENANT_KEY
 from roster_protos import inference_pb2 as pb
@@ -154,6 +154,8 @@ def build_prompt(prompt: Prompt, *, raw: bool = False) -> pb.Prompt:
         return pb.Prompt(text=prompt) if raw else pb.Prompt(user_message=prompt)
     if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
         raise TypeError(f"a prompt is text, token ids or messages; got a {type(prompt).__name__}")
+    if set(map(type, prompt)) <= {int}:  # what long prompts are: the checks below take milliseconds
+        return pb.Prompt(token_ids=pb.TokenIds(ids=cast("Sequence[int]", prompt)))
     messages = [item for item in prompt if isinstance(item, Message | Mapping)]
     if not messages:
         return pb.Prompt(token_ids=pb.TokenIds(ids=[_token_id(item) for item in prompt]))

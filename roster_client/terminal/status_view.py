@@ -35,7 +35,7 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
         f"{totals.cached_tokens:,} from the prefix cache, {totals.preemptions:,} preemptions, {totals.plans:,} plans, "
         f"{totals.policy_changes:,} policy changes{_drafts(totals)}{_forced(totals)}"
-        f"{_host_tier(totals)}",
+        f"{_host_tier(totals)}{_moves(status.moves)}",
         style="dim",
     )
     return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
@@ -64,10 +64,20 @@ def _host_tier(totals: admin_pb2.Totals) -> str:
     tier = totals.host_tier
     if not tier.offloaded_blocks and not tier.loaded_blocks:
         return ""
+    ahead = f", {tier.unused_blocks:,} of {tier.prefetched_blocks:,} loaded ahead for nothing"
     return (
         f", {tier.loaded_tokens:,} tokens loaded from host pools, {totals.swaps:,} swaps, "
-        f"{tier.offloaded_blocks:,} blocks offloaded, {tier.wasted_blocks:,} copied in vain"
+        f"{tier.offloaded_blocks:,} blocks offloaded, {tier.demoted_blocks:,} demoted, "
+        f"{tier.dropped_blocks:,} dropped, {tier.wasted_blocks:,} copied in vain{ahead * bool(tier.prefetched_blocks)}"
     )
+
+
+def _moves(moves: admin_pb2.Moves) -> str:
+    if not moves.sequences and not moves.blocks:
+        return ""
+    uses = ", ".join(f"{count:,} {use}" for use, count in sorted(moves.by_use.items()) if count)
+    pause = f", {moves.pause_s / moves.sequences * 1e3:,.0f} ms pause each" if moves.sequences else ""
+    return f", {moves.sequences:,} sequences moved ({uses}{pause}), {moves.failed:,} copies failed"
 
 
 def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
@@ -90,7 +100,10 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     table = Table(padding=(0, 0, 0, 1))  # fits 80 cells, as numbers and names are not cut but wrapped
     drafts = any(runner.drafter for runner in status.runners)
     numerics = any(runner.numerics for runner in status.runners)
-    for heading in (*HEADINGS, *(["drafts"] if drafts else []), *(["numerics"] if numerics else [])):
+    hosts = any(runner.host_blocks for runner in status.runners)
+    roles = any(runner.role not in ("", "both") for runner in status.runners)
+    extra = {"drafts": drafts, "numerics": numerics, "host blocks": hosts, "role": roles}
+    for heading in (*HEADINGS, *(heading for heading, shown in extra.items() if shown)):
         table.add_column(heading, overflow="fold")
     for runner in status.runners:
         table.add_row(
@@ -105,5 +118,7 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
             f"{runner.last_plan:,}",
             *([f"{runner.drafter or 'none'}, {runner.max_drafts}, gain {runner.draft_gain:.2f}"] if drafts else []),
             *([runner.numerics[:8] or "any"] if numerics else []),
+            *([f"{runner.host_used_blocks:,} / {runner.host_blocks:,}"] if hosts else []),
+            *([runner.role] if roles else []),
         )
     return table

@@ -44,7 +44,8 @@ class Menu:
 def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", keys: bool = True) -> RenderableType:
     """Returns the whole frame, of at most `height` lines. `notice`: the last key's result, or an error."""
     status = load.now.status
-    lines = FIXED_LINES + len(status.runners) + len(status.held_back) + (len(menu.policies) + 2 if menu else 0)
+    more = bool(_tiers(load))
+    lines = FIXED_LINES + more + len(status.runners) + len(status.held_back) + (len(menu.policies) + 2 if menu else 0)
     parts: list[RenderableType] = [_headline(load), _numbers(load), _runners(status)]
     for runner in status.held_back:
         line = held_back_line(runner)
@@ -53,7 +54,7 @@ def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", k
     if menu is None or lines < height:
         parts.append(_sequences(load, max(1, height - lines)))
     if menu is not None:
-        room = height - LINES_BESIDE_MENU - len(status.runners) - len(status.held_back)
+        room = height - LINES_BESIDE_MENU - more - len(status.runners) - len(status.held_back)
         parts.append(_menu(menu, load.now.status.policy, max(1, room)))
     if notice:
         parts.append(Text(one_line(notice), style="yellow", no_wrap=True, overflow="ellipsis"))
@@ -99,12 +100,27 @@ def _numbers(load: Load) -> RenderableType:
         Text.assemble(("rates over the last ", "dim"), f"{load.window_s:.0f} s"),
         _drafts(load),
     )
+    if tiers := _tiers(load):
+        table.add_row(*tiers)
     queue = Text.assemble(("waiting ", "dim"), (f"{status.waiting:,}", "bold"), no_wrap=True, overflow="ellipsis")
     queue.append(f" ({status.waiting_tokens:,} prompt tokens)", "dim")
     shown = list(load.now.waiting)[:TENANTS_SHOWN]
     for tenant in shown:
         queue.append(f"   {one_line(tenant.tenant) or 'no tenant'} {tenant.waiting:,}")
     return Group(table, queue)
+
+
+def _tiers(load: Load) -> list[Text]:
+    """Returns what host pools and moves between runners do; nothing where there are none."""
+    status, parts = load.now.status, list[Text]()
+    tier, moves = status.totals.host_tier, status.moves
+    if any(runner.host_blocks for runner in status.runners):
+        parts.append(Text.assemble(("loaded ", "dim"), f"{load.loaded_per_s:,.0f} tokens/s"))
+        evicted = f"{tier.demoted_blocks:,} demoted, {tier.dropped_blocks:,} dropped"
+        parts.append(Text.assemble(("blocks ", "dim"), evicted))
+    if moves.sequences or moves.under_way:
+        parts.append(Text.assemble(("moved ", "dim"), f"{moves.sequences:,}, {moves.under_way:,} under way"))
+    return parts
 
 
 def _drafts(load: Load) -> Text:

@@ -38,6 +38,8 @@ class Load:
     """Share of the drafted tokens that were accepted, 0 to 1; None if nothing was drafted."""
     tokens_per_row: float = 1.0
     """Tokens per decoding row and step: 1 without accepted drafts and forced tokens."""
+    loaded_per_s: float = 0.0
+    """Tokens of admitted sequences whose KV came from a host pool."""
 
 
 class RecentLooks:
@@ -80,6 +82,7 @@ def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRost
         _latency(before.itl_s, now.itl_s),
         accepted / drafted if drafted else None,
         1 + (accepted + forced) / max(1, totals.decode_rows - earlier.decode_rows),
+        per_s(totals.host_tier.loaded_tokens - earlier.host_tier.loaded_tokens),
     )
 
 
@@ -115,6 +118,8 @@ def as_json(load: Load) -> dict[str, Any]:
         "busy_share": round(load.busy_share, 4),
         "accepted_share": None if load.accepted_share is None else round(load.accepted_share, 4),
         "tokens_per_row": round(load.tokens_per_row, 3),
+        "loaded_tokens_per_s": round(load.loaded_per_s, 1),
+        "moved_sequences": status.moves.sequences,
         "ttft_s": {"p50": load.ttft.p50_s, "p99": load.ttft.p99_s},
         "itl_s": {"p50": load.itl.p50_s, "p99": load.itl.p99_s},
         "runners": [_runner(runner) for runner in status.runners],
@@ -135,6 +140,8 @@ def _runner(runner: admin_pb2.RunnerStatus) -> dict[str, Any]:
         "kv_cached_blocks": runner.cached_blocks,
         "kv_host_blocks": runner.host_blocks,
         "kv_host_used_blocks": runner.host_used_blocks,
+        "conversations": runner.conversations,
+        "role": runner.role,
         "plans_in_flight": runner.plans_in_flight,
         "drafter": runner.drafter,
         "max_drafts": runner.max_drafts,

@@ -175,7 +175,7 @@ class CudaBackend:
     def block_store(self) -> DeviceBlocks:
         """Returns the KV blocks as bytes, for moves to and from other runners."""
         forget = getattr(self, "forget_drafts", lambda blocks: None)
-        return DeviceBlocks(self._device, self._launchers.blocks(), self.cache_regions, forget)
+        return DeviceBlocks(self._device, self._launchers.blocks, self.cache_regions, forget)
 
     def _share(self, config: ServedConfig) -> SharedTensor:
         num_bytes = KVCache.num_bytes(config, self.num_blocks, self._sizes.block_size, self._cache_dtype)

@@ -11,6 +11,9 @@ from runner_svc.tiers.kv_copier import KVCopier
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_PITCH = (1 << 31) - 1
+"""Bytes from a row to the next that a copy engine's copies of rows can have, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -63,6 +66,15 @@ class BlockCopies(Protocol):
 
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         """Copies between page-locked memory and the device."""
+
+    def collect(self, stream: int, region: Region, block: int, target: int) -> None:
+        """Copies a block's pieces to page-locked memory, one behind the other, by a copy engine alone.
+
+        The region's parts are at most `MOST_PITCH` bytes apart.
+        """
+
+    def spread(self, stream: int, region: Region, block: int, source: int) -> None:
+        """Copies them back from page-locked memory; as `collect`."""
 
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         """Copies `count` blocks of the region to `staged`, each `stride` bytes behind the one before.

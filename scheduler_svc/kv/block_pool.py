@@ -12,8 +12,8 @@ A block with a name is PENDING until a result confirms its KV, then READY; only 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
 
 from roster_protos import plan_pb2
@@ -51,6 +51,7 @@ class BlockPool:
         self._references = [0] * (num_blocks + 1)
         self._blank = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._first: OrderedDict[int, None] = OrderedDict()  # cached ones that are evicted before those, in this order
         self._name_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}  # READY and PENDING
         self._pending: set[int] = set()
@@ -66,7 +67,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks without references, cached ones included."""
-        return len(self._blank) + len(self._cached)
+        return len(self._blank) + len(self._cached) + len(self._first)
 
     @property
     def num_blank(self) -> int:
@@ -86,7 +87,12 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Free blocks whose content may still be hit."""
-        return len(self._cached)
+        return len(self._cached) + len(self._first)
+
+    @property
+    def num_first(self) -> int:
+        """Those of them that are evicted before the others, as `put_first` says."""
+        return len(self._first)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Returns the number of blocks that hold the KV of `num_tokens` positions."""
@@ -116,10 +122,10 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Takes the least valuable or least recently used cached blocks and removes their names."""
-        cached, block_of, listener = self._cached, self._block_of, self.listener
+        cached, first, block_of, listener = self._cached, self._first, self._block_of, self.listener
         name_of: list[Any] = self._name_of
         blocks = self._least_valuable(count) if self.order.ranked else []
-        others = [cached.popitem(last=False)[0] for _ in range(count - len(blocks))]
+        others = [(first or cached).popitem(last=False)[0] for _ in range(count - len(blocks))]
         if self.order.tracks:
             for block in others:
                 self.order.remove(name_of[block])
@@ -139,21 +145,36 @@ class BlockPool:
         continued by blocks in use."""
         blocks = [self._block_of[name] for name in self.order.take(count)]
         for block in blocks:
-            del self._cached[block]
+            self._withdraw(block)
         return blocks
 
+    def _withdraw(self, block: int) -> None:
+        """Takes a block out of the cached ones."""
+        del (self._first if block in self._first else self._cached)[block]
+
     def _is_cached(self, name: bytes) -> bool:
-        return self._block_of.get(name) in self._cached
+        block = self._block_of.get(name)
+        return block in self._cached or block in self._first
 
     def rank(self, value_of: Callable[[Prefix], float] | None) -> None:
         """Evicts by these values of prefixes from now on; None: the least recently used block."""
-        self.order.rank(value_of, [name for block in self._cached if (name := self._name_of[block]) is not None])
+        self.order.rank(value_of, [name for block in self._free_ones() if (name := self._name_of[block]) is not None])
 
     def upcoming(self, count: int) -> list[int]:
         """Returns the next `count` cached blocks to be evicted, or fewer, the first of them first."""
         if not self.order.ranked:
-            return list(islice(self._cached, count))
+            return list(islice(self._free_ones(), count))
         return [self._block_of[name] for name in self.order.upcoming(count)]
+
+    def _free_ones(self) -> Iterator[int]:
+        """Yields the cached blocks, in the order in which they are evicted unless a policy ranks them."""
+        return chain(self._first, self._cached)
+
+    def put_first(self, block: int) -> None:
+        """Has a cached block evicted before all others but those that were put first before."""
+        if block in self._cached:
+            del self._cached[block]
+            self._first[block] = None
 
     def to_copy(self, count: int) -> list[int]:
         """Returns up to `count` cached blocks that a policy values and the host pool lacks, least valuable first."""
@@ -163,7 +184,7 @@ class BlockPool:
         """Removes those of these names whose blocks are free, so that they can't be hit; returns their number."""
         blocks = [self._block_of[name] for name in names if self._is_cached(name)]
         for block in blocks:
-            del self._cached[block]
+            self._withdraw(block)
             self.forget(block)
             self._blank.append(block)
         return len(blocks)
@@ -186,14 +207,6 @@ class BlockPool:
                 self._cached[block] = None
                 if ranked:
                     self.order.add(names[block])
-
-    def release_next(self, blocks: list[int], plan: int = 0) -> None:
-        """Drops one reference of each block. Those that are cached then are evicted before all others, the first of
-        them first."""
-        for block in reversed(blocks):
-            self.release([block], plan)
-            if block in self._cached:
-                self._cached.move_to_end(block, last=False)
 
     def num_owners(self, block: int) -> int:
         """Returns the block's reference count."""
@@ -222,8 +235,9 @@ class BlockPool:
 
     def flush(self) -> None:
         """Removes every block's name: nothing computed so far can be hit. References stay."""
-        self._blank += self._cached
+        self._blank += self._free_ones()
         self._cached.clear()
+        self._first.clear()
         for block in list(self._block_of.values()):
             self.forget(block)
 
@@ -274,7 +288,7 @@ class BlockPool:
         """Adds a reference to each block of a match; free ones become held."""
         for block in blocks:
             if not self._references[block]:
-                del self._cached[block]
+                self._withdraw(block)
             self._references[block] += 1
 
     def num_free_without(self, blocks: list[int]) -> int:
@@ -322,7 +336,7 @@ class BlockPool:
         Raises RuntimeError with the first difference. O(blocks): for idle moments and tests.
         """
         held = Counter(block for table in tables for block in table)
-        free = Counter([*self._blank, *self._cached])
+        free = Counter([*self._blank, *self._free_ones()])
         for block in range(1, self.num_blocks + 1):
             if held[block] != self._references[block]:
                 raise RuntimeError(f"block {block}: {held[block]} owners, {self._references[block]} references")
@@ -334,9 +348,9 @@ class BlockPool:
             raise RuntimeError("the index and the blocks' names differ")
         if any(not self._references[block] or self._name_of[block] is None for block in self._pending):
             raise RuntimeError("a PENDING block has no owner or no name")
-        if any(self._name_of[block] is None for block in self._cached):
+        if any(self._name_of[block] is None for block in self._free_ones()):
             raise RuntimeError("a cached block has no name")
-        cached = {name for block in self._cached if (name := self._name_of[block]) is not None}
+        cached = {name for block in self._free_ones() if (name := self._name_of[block]) is not None}
         self.order.check(cached, self.has)
 
 

@@ -187,8 +187,8 @@ class EvictionOrder:
         """Takes `node`, and those before it as long as they are of the same prefix and nothing else continues them."""
         tier, bit, prefix = self._tier, self._bit, node.prefix
         leave, left, is_clean = self._tree.leave, count - len(taken), bool(node.tiers & _COPIED)
-        self._entry_of.pop(node, None)
         while True:
+            self._entry_of.pop(node, None)  # a block that was linked late has one although it has been continued
             taken.append(node.name)
             left -= 1
             if self.when_cut is not None and node.children & _COPIES and not node.tiers & _COPIED:

@@ -133,6 +133,11 @@ class PrefixTree:
         """Returns the number of tenants with blocks in the tier."""
         return sum(tenant.blocks[tier] > 0 for tenant in self._tenants.values())
 
+    @property
+    def num_conversations(self) -> int:
+        """Conversations that are remembered."""
+        return len(self._by_key)
+
     def find(self, tenant: str, conversation: str) -> Prefix | None:
         """Returns the conversation's prefix, of which perhaps nothing is cached any more; None if it is not known."""
         return self._by_key.get((tenant, conversation))

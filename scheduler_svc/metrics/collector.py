@@ -205,6 +205,9 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     family = InfoMetricFamily("roster_policy", "The policy in force.")
     family.add_metric([], {"policy": status.policy, "parameters": status.policy_parameters})
     yield family
+    family = InfoMetricFamily("roster_retention", "The policy that decides what the prefix cache keeps.")
+    family.add_metric([], {"policy": status.retention, "parameters": status.retention_parameters})
+    yield family
     yield _counter("roster_policy_changes", "Policies put in force while serving.", status.totals.policy_changes)
     text = "Decisions made by the default policy because the configured one failed."
     yield _counter("roster_policy_failures", text, status.totals.policy_failures)

@@ -1,4 +1,4 @@
-"""Metric families of the host pools."""
+"""Metric families of the host pools, and of what the pools keep."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from scheduler_svc.metrics.snapshot import Snapshot
 
 
 def tier_families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yields the families about copies between KV caches and host pools."""
+    """Yields the families about KV caches' conversations and copies to and from host pools."""
     gauges = {
         "roster_kv_host_blocks": ("KV blocks of a runner's host pool; 0 if it has none.", "host_blocks"),
         "roster_kv_host_used_blocks": ("KV blocks of a host pool with a copy that may be loaded.", "host_used_blocks"),
+        "roster_conversations": ("Conversations whose context a runner's retention knows.", "conversations"),
     }
     for name, (text, field) in gauges.items():
         family = GaugeMetricFamily(name, text, labels=["runner"])
@@ -45,6 +46,10 @@ def tier_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counters("roster_kv_evicted_blocks", text, "kind", evicted)
     text = "KV blocks copied in vain: failed or late loads, loads for sequences that were gone, failed offloads."
     yield CounterMetricFamily("roster_kv_wasted_copies", text, value=tier.wasted_blocks)
+    text = "KV blocks loaded from host pools before a request for them came."
+    yield CounterMetricFamily("roster_kv_prefetched_blocks", text, value=tier.prefetched_blocks)
+    text = "Prefetched KV blocks that the cache lost before a sequence used them."
+    yield CounterMetricFamily("roster_kv_unused_prefetches", text, value=tier.unused_blocks)
 
 
 def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:

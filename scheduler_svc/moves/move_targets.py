@@ -42,12 +42,14 @@ class MoveTargets:
     def best(self, sequence: Sequence, source: int, roles: Iterable[str]) -> int | None:
         """Returns the runner of one of these roles that can take the running sequence now; the one with the most slots
         left, or None if there is none."""
-        fitting = [
-            (len(there.table.free) - len(there.moves.arrivals), session)
-            for session, there in self._open_to(source, roles)
-            if has_room(there, sequence)
-        ]
+        fitting = [(free_slots(there), session) for session, there in self.fitting(sequence, source, roles)]
         return max(fitting, default=(0, None))[1]
+
+    def fitting(self, sequence: Sequence, source: int, roles: Iterable[str]) -> Iterator[tuple[int, Scheduler]]:
+        """Yields the runners of these roles that can take the running sequence now."""
+        for session, there in self._open_to(source, roles):
+            if has_room(there, sequence):
+                yield session, there
 
     def has_any(self, source: int, roles: Iterable[str]) -> bool:
         """Returns whether a runner of one of these roles could ever take sequences of the runner `source`."""
@@ -62,8 +64,14 @@ class MoveTargets:
                 yield session, there
 
 
+def free_slots(there: Scheduler) -> int:
+    """Returns the runner's slots that no sequence has or is about to be seated in."""
+    return len(there.table.free) - len(there.moves.arrivals)
+
+
 def has_room(there: Scheduler, sequence: Sequence) -> bool:
     """Whether the runner has a slot and blocks for the sequence, without eviction of what decodes there."""
     needed = there.pool.blocks_for(len(sequence.tokens)) + there.admission.reserve + 1
-    free_slots = len(there.table.free) - len(there.moves.arrivals) - there.moves.expected
-    return free_slots > 0 and needed <= there.pool.num_free and sequence.limit <= there.most_tokens
+    if needed > there.pool.num_free or sequence.limit > there.most_tokens:
+        return False
+    return free_slots(there) > there.moves.expected

@@ -38,7 +38,7 @@ class Moves:
         self.sequences = SequenceMoves(requests, pool, self.transfers, self.counts)
         targets = MoveTargets(pool, placement, self.transfers)
         self._moving_out = MovingOut(pool, placement, self.sequences, targets, finish_drain)
-        self._roles = RoleMoves(pool, placement, self.sequences, targets)
+        self._roles = RoleMoves(requests, pool, placement, self.sequences, targets)
         self._rebalancing = Rebalancing(pool, placement, self.sequences, targets, requests.ledger)
         self.prefixes = PrefixMoves(requests, pool, placement, self.transfers, self.counts)
         placement.fetch = self.prefixes.fetch

@@ -3,7 +3,7 @@
 | stage | the sequence | what is copied |
 |---|---|---|
 | AHEAD | runs at the source | full blocks below `computed`, in rounds |
-| SETTLING | has left its slot; its rows in flight deliver their tokens | nothing |
+| SETTLING | has left its slot; its rows in flight deliver their tokens | nothing, but the rest is granted |
 | LAST | waits | the blocks that are left, the tail included |
 | ARRIVED | waits for the target's next plan | nothing |
 
@@ -14,20 +14,18 @@ that comes there later hits them.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 
-from roster_common.link_protocol import MOVE_KEY_BYTES
+import structlog
+
 from scheduler_svc.model.sequence import Phase, Sequence
+from scheduler_svc.moves.move import Move, Stage
 from scheduler_svc.moves.move_counts import MoveCounts, Use
-from scheduler_svc.moves.transfers import Transfer, Transfers
+from scheduler_svc.moves.transfers import Transfers
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.arrivals import Arrival
-from scheduler_svc.scheduler.scheduler import Scheduler
 
 SHORT_REST = 1
 """Full blocks left to copy, at most, at which the sequence stops."""
@@ -35,41 +33,10 @@ MOST_ROUNDS = 8
 """Copies ahead of the stop. Each leaves the blocks that were filled meanwhile, a few after the first."""
 ROUND_BLOCKS = 64
 """Blocks of a prompt under way that are copied at once, at least."""
+SPANS = ("settle_ms", "copy_ms", "wait_ms")
+"""Of a move's pause: its rows in flight, the last copy, and until the target's next plan."""
 
-
-class Stage(Enum):
-    """Where a move is."""
-
-    AHEAD = "ahead"
-    SETTLING = "settling"
-    LAST = "last"
-    ARRIVED = "arrived"
-
-
-@dataclass(slots=True, eq=False)
-class Move:
-    """One sequence on its way from one runner to another."""
-
-    sequence: Sequence
-    source: int
-    target: int
-    use: Use
-    epoch: int
-    """Of its slot at the source."""
-    blocks: list[int]
-    """Its blocks at the target, held under `key`."""
-    num_copied: int
-    """Leading ones of them with KV."""
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(MOVE_KEY_BYTES))
-    """Under which both runners hold blocks for the move, beside those of its transfers."""
-    stage: Stage = Stage.AHEAD
-    transfer: Transfer | None = None
-    rounds: int = 0
-    computed: int = 0
-    """Positions with KV, at most, once it has stopped."""
-    stopped_at: float = 0.0
-    is_private: bool = False
-    """Whether no other sequence may hit its blocks: the prefix caches were flushed since it began."""
+log = structlog.get_logger()
 
 
 class SequenceMoves:
@@ -117,7 +84,7 @@ class SequenceMoves:
     def advance(self) -> None:
         """Takes every move as far as it can go now."""
         for move in self:
-            if move.transfer is None:
+            if move.transfer is None or move.transfer.is_ahead:
                 self._stage_of[move.stage](move)
 
     def _copy_ahead(self, move: Move) -> None:
@@ -138,25 +105,28 @@ class SequenceMoves:
         else:
             self._stop(move)
 
-    def _copy(self, move: Move, end: int) -> bool:
+    def _copy(self, move: Move, end: int) -> None:
         """Copies the blocks up to index `end`; gives up if the target has no room for them."""
-        there, first = self._pool.schedulers[move.target], move.num_copied
-        if not self._grow(move, end):
+        if self._grow(move, end):
+            move.rounds += 1
+            self._transfer(move, end)
+        else:
             self._give_up(move)
-            return False
-        move.rounds += 1
-        here = self._pool.schedulers[move.source]
+
+    def _transfer(self, move: Move, end: int, *, is_ahead: bool = False) -> None:
+        """Begins the transfer of the blocks up to index `end`, for which the target has its own."""
+        here, first = self._pool.schedulers[move.source], move.num_copied
         sources = here.moves.held.get(move.key, move.sequence.blocks)
-        targets = move.blocks[first:end]
 
         def ended(done: bool) -> None:
-            move.transfer = None
-            if done:
-                move.num_copied = end
-            self._copied(move, done, there, targets)
+            transfer, move.transfer = move.transfer, None
+            if done and transfer is not None and not transfer.is_ahead:
+                move.num_copied = first + len(transfer.targets)
+            self._copied(move, done)
 
-        move.transfer = self._transfers.begin(move.source, move.target, sources[first:end], targets, ended)
-        return True
+        move.transfer = self._transfers.begin(
+            move.source, move.target, sources[first:end], move.blocks[first:end], ended, is_ahead=is_ahead
+        )
 
     def _grow(self, move: Move, count: int) -> bool:
         """Gives the move `count` blocks at the target; returns whether there are enough free ones."""
@@ -168,7 +138,7 @@ class SequenceMoves:
             move.blocks += there.pool.allocate(missing)  # `held` has the same list, so that it has these references
         return True
 
-    def _copied(self, move: Move, done: bool, there: Scheduler, targets: list[int]) -> None:
+    def _copied(self, move: Move, done: bool) -> None:
         """Goes on after a transfer. The move may have ended meanwhile, or one of its runners may be lost."""
         if self._moves.get(move.sequence) is not move:
             return
@@ -178,11 +148,15 @@ class SequenceMoves:
             self._arrive(move)
 
     def _stop(self, move: Move) -> None:
-        """Takes the sequence out of its slot; its rows in flight still deliver their tokens."""
+        """Takes the sequence out of its slot; its rows in flight still deliver their tokens. What is left to copy is
+        granted meanwhile, which takes as long as a step."""
         here = self._pool.schedulers[move.source]
         move.stopped_at = self._requests.ledger.now_s
         move.computed = here.detach(move.sequence, move.key)
         move.stage = Stage.SETTLING
+        end = here.pool.blocks_for(move.computed)
+        if move.sequence.stale and end > move.num_copied and self._grow(move, end):
+            self._transfer(move, end, is_ahead=True)
         self._settle(move)
 
     def _settle(self, move: Move) -> None:
@@ -190,22 +164,33 @@ class SequenceMoves:
         sequence, there = move.sequence, self._pool.schedulers[move.target]
         if sequence.stale:
             return
+        move.settled_at = self._requests.ledger.now_s
         move.computed = min(move.computed, len(sequence.log) - 1)
         end = there.pool.blocks_for(move.computed)
         if not self._grow(move, there.pool.blocks_for(len(sequence.log))):
             self._give_up(move)
             return
-        move.stage = Stage.LAST
         if end <= move.num_copied:
+            self._withdraw(move)
             self._arrive(move)
+            return
+        move.stage = Stage.LAST
+        if move.transfer is not None:
+            self._transfers.pull(move.transfer, end - move.num_copied)
         else:
             self._copy(move, end)
+
+    def _withdraw(self, move: Move) -> None:
+        """Ends a transfer whose pull has not been asked for, if there is one."""
+        transfer, move.transfer = move.transfer, None
+        if transfer is not None and transfer.is_ahead:
+            self._transfers.cancel(transfer)
 
     def _arrive(self, move: Move) -> None:
         """Hands the sequence to the target's next plan, and lets the source go."""
         there = self._pool.schedulers[move.target]
         self._release_source(move)
-        move.stage = Stage.ARRIVED
+        move.stage, move.arrived_at = Stage.ARRIVED, self._requests.ledger.now_s
         there.moves.expected -= 1
         there.moves.arrivals.append(Arrival(move.sequence, move.key, move.blocks, move.computed, move.is_private))
         self._pool.wake(move.target)
@@ -216,7 +201,11 @@ class SequenceMoves:
         if move is not None and move.stage is Stage.ARRIVED:
             del self._moves[sequence]
             self._counts.done[move.use] += 1
-            self._counts.pauses_s += self._requests.ledger.now_s - move.stopped_at
+            now_s = self._requests.ledger.now_s
+            self._counts.pauses_s += now_s - move.stopped_at
+            times_s = (move.stopped_at, move.settled_at, move.arrived_at, now_s)
+            spans = {name: round((e - b) * 1e3, 1) for name, b, e in zip(SPANS, times_s, times_s[1:], strict=False)}
+            log.debug("moved a sequence", use=move.use.value, rounds=move.rounds, **spans)
 
     # ------------------------------------------------------------------ early ends
 
@@ -234,6 +223,7 @@ class SequenceMoves:
     def _drop(self, move: Move) -> None:
         """Forgets the move, and releases its blocks at both ends."""
         del self._moves[move.sequence]
+        self._withdraw(move)
         self._release_source(move)
         there = self._pool.schedulers.get(move.target)
         if there is None or move.key not in there.moves.held:

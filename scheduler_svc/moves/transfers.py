@@ -8,6 +8,7 @@
 A transfer holds a reference of every block at both ends until then, whatever happens to the sequence meanwhile: the
 source's blocks can't be written while they are read, nor the target's be used while they are written. Messages that may
 be lost are repeated every second. A pull always ends at the target, which gives up a source that falls silent.
+A transfer may begin ahead of its sources' last steps: it is granted then, and pulled once `pull` says so.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Transfer:
     began_at: float
     stage: Stage = Stage.GRANTING
     granted: bool = False
+    is_ahead: bool = False
+    """Whether the pull waits for `Transfers.pull`: what is to be copied is not computed yet."""
     sent_at: float = 0.0
     pull: plan_pb2.Pull | None = None
     """The message to the target, once it may be sent."""
@@ -104,18 +107,39 @@ class Transfers:
         return iter(list(self._by_key.values()))
 
     def begin(
-        self, source: int, target: int, sources: list[int], targets: list[int], when_ended: Callable[[bool], None]
+        self,
+        source: int,
+        target: int,
+        sources: list[int],
+        targets: list[int],
+        when_ended: Callable[[bool], None],
+        *,
+        is_ahead: bool = False,
     ) -> Transfer:
-        """Begins to copy the blocks `sources`, computed and held, to the held blocks `targets`, which nothing reads."""
+        """Begins to copy the blocks `sources`, computed and held, to the held blocks `targets`, which nothing reads.
+
+        `is_ahead`: the sources are not all computed yet; `pull` or `cancel` follows.
+        """
         here, there = self._pool.schedulers[source], self._pool.schedulers[target]
         key = secrets.token_bytes(MOVE_KEY_BYTES)
         after_plan = 1 + max((there.pool.last_plan[block] for block in targets), default=0)
-        transfer = Transfer(key, source, target, sources, targets, when_ended, after_plan, self._ledger.now_s)
+        began_at = self._ledger.now_s
+        transfer = Transfer(key, source, target, sources, targets, when_ended, after_plan, began_at, is_ahead=is_ahead)
         self._by_key[key] = transfer
         here.hold(key, sources)
         there.hold(key, targets)
         self._grant(transfer, there.hello)
         return transfer
+
+    def pull(self, transfer: Transfer, count: int) -> None:
+        """Lets a transfer that was begun ahead go on, with its first `count` blocks, at least one."""
+        transfer.is_ahead = False
+        transfer.sources, transfer.targets = transfer.sources[:count], transfer.targets[:count]
+        self._advance(transfer)
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Ends a transfer that was begun ahead: nothing is to be copied."""
+        self._end(transfer, done=True)
 
     def take(self, event: GotMoved) -> None:
         """Handles a runner's answer. One about an unknown transfer is a repetition."""
@@ -156,6 +180,8 @@ class Transfers:
         now_s = self._ledger.now_s
         there = self._pool.schedulers[transfer.target]
         if transfer.stage is Stage.GRANTING and transfer.granted:
+            if transfer.is_ahead:
+                return
             if there.answered < transfer.after_plan:
                 if there.moves.needed_plan < transfer.after_plan:
                     there.moves.needed_plan = transfer.after_plan

@@ -16,7 +16,15 @@ import numpy.typing as npt
 from scheduler_svc.policy.draft_rows import DraftRows, are_drafts
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse
 from scheduler_svc.policy.prefix_view import PrefixView
-from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
+from scheduler_svc.policy.views import (
+    LedgerView,
+    Load,
+    RequestView,
+    RunnerView,
+    RunningView,
+    StepReport,
+    WaitingView,
+)
 from scheduler_svc.policy.watchdog import Watchdog
 
 MAX_RERANK_WINDOW = 256
@@ -44,6 +52,7 @@ class PolicyGuard:
         self.orders_tenants = _overrides(policy, "tenant_key")
         self.displaces = _overrides(policy, "displace")
         self.sets_drafts = _overrides(policy, "drafts")
+        self.chooses_decoders = _overrides(policy, "decode_on")
         self.retains = _overrides(policy, "retain")
         self.prefetches = _overrides(policy, "prefetch_s")
         self.observes = _overrides(policy, "observe")
@@ -105,6 +114,10 @@ class PolicyGuard:
         drafts: npt.NDArray[np.int32] = np.minimum(answer, most).astype(np.int32, copy=False)
         return drafts
 
+    def decode_on(self, sequence: RunningView, runners: Sequence[RunnerView]) -> RunnerView | None:
+        """Returns one of `runners`, of which there is at least one, or None."""
+        return self._call("decode_on", _one_of(runners), sequence, runners)
+
     def retain(self, prefix: PrefixView, load: Load) -> float:
         """Returns the value of a block of the prefix, a number that is not NaN."""
         return self._call("retain", _is_number, prefix, load)
@@ -155,7 +168,7 @@ def _overrides(policy: Policy, function: str) -> bool:
     return getattr(type(policy), function) is not getattr(Policy, function)
 
 
-def _one_of(views: Sequence[RunningView]) -> Callable[[Any], bool]:
+def _one_of(views: Sequence[object]) -> Callable[[Any], bool]:
     return lambda answer: answer is None or any(answer is view for view in views)
 
 

@@ -17,7 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from scheduler_svc.policy.draft_rows import DraftRows, Drafts
 from scheduler_svc.policy.prefix_view import PrefixView
-from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
+from scheduler_svc.policy.views import (
+    LedgerView,
+    Load,
+    RequestView,
+    RunnerView,
+    RunningView,
+    StepReport,
+    WaitingView,
+)
 
 
 class _Budget(NamedTuple):
@@ -204,6 +212,14 @@ class Policy:
         text, only its pace. Numbers above `rows.most` are cut to it, and where no free blocks are left.
         """
         return rows.best(load)
+
+    def decode_on(self, sequence: RunningView, runners: Sequence[RunnerView]) -> RunnerView | None:
+        """If overridden, selects where a sequence decodes that a runner with the role `prefill` computes: one of
+        `runners`, at least one, which have room for it now, or None: where it is, until the policy is asked again.
+
+        By default the runner for decoding with most slots left, or, if none has room, one for both.
+        """
+        return max(runners, key=lambda runner: (runner.role == "decode", runner.free_slots))
 
     def retain(self, prefix: PrefixView, load: Load) -> float:
         """If overridden, returns the value of keeping a block of the prefix in the cache; the least valuable one is

@@ -61,6 +61,25 @@ class RunningView(NamedTuple):
     blocks: int
 
 
+class RunnerView(NamedTuple):
+    """A runner that could take a running sequence."""
+
+    runner_id: str
+    role: str
+    """"decode" or "both"."""
+    free_slots: int
+    slots: int
+    free_blocks: int
+    blocks: int
+    decoding: int
+    """Sequences that decode there."""
+    context: int
+    """KV positions of these."""
+    cached: int
+    """Tokens of the sequence's prompt that the runner has in its cache, which need not be copied."""
+    step_times: StepTimes
+
+
 class StepTimes(Protocol):
     """A runner's step-time model: seeded by what the runner measured at start, corrected by its steps. Times are in
     seconds."""

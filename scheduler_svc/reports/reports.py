@@ -197,6 +197,7 @@ def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
         host_blocks=hello.num_host_blocks,
         host_used_blocks=0 if scheduler.tiers is None else scheduler.tiers.host.num_ready,
         role=role_of(hello),
+        conversations=scheduler.retention.num_conversations,
     )
 
 

@@ -279,18 +279,24 @@ class Placement:
         return min((session for session in found if session is not None), key=self._load_of, default=None)
 
     def _has_room(self, session: int, sequence: Sequence) -> bool:
-        if not self.is_open(session) or not self._takes_prompts(session):
+        if not self.is_open(session) or not self._takes_prompts(session, sequence.limit):
             return False
         scheduler, queue = self._schedulers[session], self._queues[session]
-        pool = scheduler.pool
+        pool, tiers = scheduler.pool, scheduler.tiers
         needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_waiting
         taken = queue.num_waiting + scheduler.moves.expected + len(scheduler.moves.arrivals)
-        return len(scheduler.table.free) > taken and needed <= pool.num_free
+        if len(scheduler.table.free) <= taken:
+            return False
+        # What is kept for waiting sequences, perhaps for this one, gives way to it at its admission.
+        return needed <= pool.num_free or (tiers is not None and needed <= pool.num_free + tiers.loads.num_kept)
 
-    def _takes_prompts(self, session: int) -> bool:
-        """Whether prompts go to the runner: it is not only for decoding, or there is none that is for prompts."""
+    def _takes_prompts(self, session: int, num_tokens: int) -> bool:
+        """Whether prompts of sequences of up to `num_tokens` go to the runner: it is not only for decoding, or there is
+        none for prompts that can hold them."""
         return session not in self._decoders or not any(
-            self.is_open(other) for other in self._schedulers if other not in self._decoders
+            self.is_open(other) and scheduler.most_tokens >= num_tokens
+            for other, scheduler in self._schedulers.items()
+            if other not in self._decoders
         )
 
     # ------------------------------------------------------------------ misfits

@@ -241,7 +241,7 @@ class PrefixCache:
         blocks, names = sequence.blocks[num_hit:count], self._names(sequence, count)
         self._pool.announce(blocks, names[num_hit:])
         if self._tiers is not None and num_hit:
-            self._tiers.host.note_used(names[:num_hit])
+            self._tiers.note_used(names[:num_hit])
         if self._recorder is not None:
             self.describe(sequence)
         self._owners.update(dict.fromkeys(blocks, sequence))

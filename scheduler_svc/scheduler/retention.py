@@ -65,8 +65,12 @@ class Retention:
             self._host_order = EvictionOrder(self._tree, 1, tiers.host.may_evict)
             self._host_order.above = pool.order
             pool.order.when_cut = tiers.forget
-        self.prefetched_blocks = 0
         self.install()
+
+    @property
+    def num_conversations(self) -> int:
+        """Conversations whose context is known, cached or not."""
+        return self._tree.num_conversations
 
     def install(self) -> None:
         """Ranks the cached blocks again, as the policy has changed. Nothing is evicted."""
@@ -189,5 +193,4 @@ class Retention:
                 num_blocks += self._tiers.prefetch(names)
         if self._due:
             self._ledger.prefetch_at = min(self._ledger.prefetch_at, self._due[0][0])
-        self.prefetched_blocks += num_blocks
         return num_blocks

@@ -25,6 +25,10 @@ class TierCounts:
     """The same without one, on runners with a host pool."""
     wasted_blocks: int = 0
     """Blocks of loads that failed or were late, or whose sequence was gone, and of offloads that failed."""
+    prefetched_blocks: int = 0
+    """Blocks that were loaded before a request for them came."""
+    unused_blocks: int = 0
+    """Those of them that the cache lost before a sequence used them."""
 
     def add(self, tiers: Tiers | None) -> None:
         """Adds the counts of a runner's host tier, if it has one."""
@@ -41,6 +45,8 @@ class TierCounts:
         self.demoted_blocks += offloads.demoted
         self.dropped_blocks += offloads.dropped
         self.wasted_blocks += loads.wasted + offloads.lost
+        self.prefetched_blocks += tiers.loads.prefetched.blocks
+        self.unused_blocks += tiers.loads.prefetched.unused
 
     def copy(self) -> TierCounts:
         """Returns a copy."""

@@ -12,6 +12,7 @@ try again while it waits, and for a time nothing is loaded behind a ticket that 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,6 +23,7 @@ from scheduler_svc.kv.host_pool import HostPool
 from scheduler_svc.kv.tickets import Ticket, TicketLine
 from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.step_times.step_time_model import StepTimeModel
+from scheduler_svc.tiers.prefetched import Prefetched
 
 LEAST_DEADLINE_S = 0.05
 """Least time after which a load is late: copies share the link of their machine with other processes."""
@@ -101,6 +103,7 @@ class HostLoads:
         self.line: TicketLine[Load] = TicketLine()
         self.times = times
         self.counts = LoadCounts()
+        self.prefetched = Prefetched()
         self.settle: Callable[[list[int]], object] = lambda blocks: None
         """Called with the blocks of a load for which nothing has to wait any more."""
         self._pool = pool
@@ -115,6 +118,12 @@ class HostLoads:
     def num_pins(self) -> int:
         """Sequences for which blocks are kept."""
         return len(self._pins)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks of the cache that are not free only because they are kept for waiting sequences."""
+        kept = Counter(block for pin in self._pins.values() for block in pin.blocks)
+        return sum(self._pool.num_owners(block) == number for block, number in kept.items())
 
     @property
     def num_loading(self) -> int:
@@ -224,6 +233,8 @@ class HostLoads:
         if load.pin.is_released or load.is_over:
             self.counts.wasted += len(load.sources) if load.sequence is not None else 0
             self._pool.confirm(load.full)
+            if load.sequence is None and not load.is_over:
+                self.prefetched.arrived(map(self._pool.name_of, load.full), len(load.full))
             self._pool.release(load.targets)
         else:
             self._pool.confirm(load.full)

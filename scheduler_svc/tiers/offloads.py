@@ -19,15 +19,14 @@ from scheduler_svc.kv.tickets import Ticket, TicketLine
 
 TICKET_BLOCKS = 32
 """Maximum number of blocks of a ticket, so that their room is free soon: 64 MB of an 8B model, 1.5 ms."""
-MOST_AHEAD = 128
-"""Maximum number of blocks that are offloaded ahead of need at a time."""
-LOW_SHARE, HIGH_SHARE = 16, 2
+LEAST_AHEAD, MOST_AHEAD, AHEAD_SHARE = 128, 512, 12
+"""Maximum number of blocks that are offloaded ahead of need at a time: a part of the pool, within these bounds. They
+are not free meanwhile. A long prompt takes as many at once, and may be all that its step and the next one compute."""
+LOW_SHARE, HIGH_SHARE = 4, 2
 """Blank blocks, and those with a copy that would be evicted next, are kept at the first part of the pool. Each block
 that is evicted without a copy raises that mark by one, up to the second part."""
 MOST_LOW = 1024
 """Maximum of the mark: more would take too long to look through in each step."""
-LOOK_EVERY = 16
-"""Plans after which the order of eviction is looked at again although nothing was evicted: it may have changed."""
 
 
 class Content(NamedTuple):
@@ -69,14 +68,13 @@ class HostOffloads:
         self.line: TicketLine[Offload] = TicketLine()
         self.times = times
         self.counts = OffloadCounts()
+        self._most_ahead = min(MOST_AHEAD, max(LEAST_AHEAD, pool.num_blocks // AHEAD_SHARE))
         self._highest = min(MOST_LOW, max(1, pool.num_blocks // HIGH_SHARE))
         self.low = min(self._highest, max(1, pool.num_blocks // LOW_SHARE))
         """Low-water mark of blank blocks."""
         self._pool = pool
         self._host = host
         self._clock = clock
-        self._num_copied = 0  # of the blocks to be evicted next
-        self._look_in = 0
 
     @property
     def num_blocks(self) -> int:
@@ -107,7 +105,7 @@ class HostOffloads:
     def demote(self, num_running: int) -> None:
         """Begins to offload the blocks that would be evicted next, if blank ones are few.
 
-        It leaves a free block for each running sequence.
+        Those with a copy are put first in the order of eviction. It leaves a free block for each running sequence.
         """
         pool, ahead = self._pool, self.low - self._pool.num_blank
         if ahead <= 0 or not pool.num_cached:
@@ -115,17 +113,15 @@ class HostOffloads:
         if pool.order.ranked:
             self._copy_valuable(num_running, ahead)
             return
-        self._look_in -= 1
-        if self._num_copied >= ahead and self._look_in > 0:
+        ahead = min(ahead, self._host.num_blocks) - pool.num_first  # copies of more would replace each other
+        if ahead <= 0:
             return
-        most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
-        if self._look_in <= 0:
-            self._num_copied, self._look_in = 0, LOOK_EVERY
+        most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
         contents: list[Content] = []
-        for block in pool.upcoming(ahead)[self._num_copied :]:
+        for block in pool.upcoming(pool.num_first + ahead)[pool.num_first :]:
             name = pool.name_of(block)
             if name is None or self._host.has(name):
-                self._num_copied += 1
+                pool.put_first(block)
             elif len(contents) >= most:
                 break
             else:
@@ -139,7 +135,7 @@ class HostOffloads:
         It evicts blocks with a copy before others of the same prefix's value, so what counts is how many have one.
         """
         pool = self._pool
-        most = min(pool.num_free - num_running, MOST_AHEAD - self.num_blocks, self._host.num_blocks // 2)
+        most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
         ahead -= max(0, pool.tree.num_copied - self._host.num_duplicates)
         contents: list[Content] = []
         room, order = self._host.num_free + self._host.num_duplicates, self._host.order
@@ -155,7 +151,6 @@ class HostOffloads:
 
     def note_evicted(self, names: list[bytes]) -> None:
         """Notes that the cache has evicted the content of these names."""
-        self._num_copied = max(0, self._num_copied - len(names))
         demoted = sum(map(self._host.has, names))
         dropped = len(names) - demoted
         self.counts.demoted += demoted
@@ -170,18 +165,18 @@ class HostOffloads:
         self.times.note(len(offload.sources), seconds)
         self.counts.blocks += len(offload.sources)
         self.counts.seconds += seconds
-        self._num_copied += len(offload.sources)
         self._ended(offload)
 
     def lost(self, offload: Offload) -> None:
         """Ends an offload that was never confirmed."""
         self._host.unwritten(offload.targets)
         self.counts.lost += len(offload.sources)
-        self._look_in = 0
         self._ended(offload)
 
     def _ended(self, offload: Offload) -> None:
-        self._pool.release_next(offload.sources)
+        for block in offload.sources:
+            self._pool.release([block])
+            self._pool.put_first(block)
         if not self.line:
             self.times.rest()
 

@@ -133,6 +133,11 @@ class Tiers:
 
     # ------------------------------------------------------------------ content
 
+    def note_used(self, names: list[bytes]) -> None:
+        """Notes that a sequence uses these blocks of the cache."""
+        self.host.note_used(names)
+        self.loads.prefetched.used(names)
+
     def forget(self, names: Iterable[bytes]) -> None:
         """Removes the copies of this content."""
         for name in names:
@@ -174,6 +179,7 @@ class _CacheChanges:
     def gone(self, name: bytes) -> None:
         """Called when no block has this name any more."""
         self._tiers.host.note_gone(name)
+        self._tiers.loads.prefetched.gone(name)
         if self.other is not None:
             self.other.gone(name)
 

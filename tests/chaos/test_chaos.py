@@ -7,6 +7,7 @@ runs the full count and records how long streams stalled after a kill.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.common.provenance import provenance, write_results
-from tests.support.chaos import Load, Outcome, settled
+from tests.support.chaos import Copied, Load, Outcome, settled
 from tests.support.chaos_requests import EOS_PROBABILITY, LONG
 from tests.support.havoc import Havoc
 from tests.support.processes import RosterProcesses
@@ -36,7 +37,11 @@ RUNNER = {
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
 """Settings of the third runner: its sequences preempt each other, and large requests do not fit. It drafts nothing."""
-TIER = {"host_kv_tokens": 1024}
+TIER = {"host_kv_tokens": 2048}
+ROLES = ("both", "both", "prefill", "decode")
+"""Of a runner that is started again. Where one is missing, any runner does everything."""
+MEDIUM = {"kv_tokens": 1024}
+"""Of the second runner: contexts leave its cache before they are back."""
 COPIES = {"copy_delay_ms": 30, "copy_lost": 0.1}
 """The second and third runner have a host pool, whose copies are late, and some are never confirmed."""
 SCHEDULER = {
@@ -49,11 +54,12 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     print(f"seed {SEED}")
     begin = time.monotonic()
     roster = RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER, runners=3)
-    roster.change("runner-2", test_backend={"draft_wrong": None, **COPIES}, draft="model:hash", **TIER)
+    roster.change("runner-2", test_backend={"draft_wrong": None, **COPIES}, draft="model:hash", **MEDIUM, **TIER)
     roster.change("runner-3", test_backend={"draft_wrong": None, **COPIES}, **SMALL, **TIER)
     with roster:
         load = Load(roster, NUM_REQUESTS, concurrency=32, seed=SEED, large=0.1)
-        havoc = Havoc(roster, load, SEED, RUNNERS)
+        havoc, copied = Havoc(roster, load, SEED, RUNNERS, ROLES), Copied()
+        watch = asyncio.create_task(copied.watch(roster.admin_address))
         async with havoc.reign(
             havoc.kills(every=100),
             havoc.leaves(every=150),
@@ -64,14 +70,17 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
             havoc.policies(every=30),
         ):
             outcome = await load.run()
+        watch.cancel()
         await settled(roster, len(RUNNERS))
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     # A request isolated on two runners just as each is killed is refused as the cause: rare, and no wrong answer.
     assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused
     assert outcome.accepted > NUM_REQUESTS / 4, "hardly any draft was accepted"
+    if NUM_REQUESTS >= 1000:
+        assert all(copied.counts[what] for what in ("loaded_tokens", "swaps", "moves_drain", "moves_role")), copied
     kinds = {what.partition(" ")[0] for what in outcome.troubles}
     assert kinds == {"runner", "scheduler", "front", "mask", "policy"} or NUM_REQUESTS < 300, outcome.troubles
-    report(outcome, time.monotonic() - begin)
+    report(outcome, copied, time.monotonic() - begin)
 
 
 def percentiles(times_s: list[float]) -> dict[str, float]:
@@ -85,7 +94,7 @@ def percentiles(times_s: list[float]) -> dict[str, float]:
     return {"streams": len(times_s), **values}
 
 
-def report(outcome: Outcome, seconds: float) -> None:
+def report(outcome: Outcome, copied: Copied, seconds: float) -> None:
     result = {
         "requests": NUM_REQUESTS,
         "completed": outcome.completed,
@@ -97,6 +106,7 @@ def report(outcome: Outcome, seconds: float) -> None:
         "too_large_for_the_runners_there": outcome.too_large,
         "seconds": round(seconds, 1),
         "troubles": dict(outcome.troubles),
+        "copies": dict(copied.counts),
         "resumed_s": {name: percentiles(times) for name, times in outcome.resumed_s.items()},
     }
     print(json.dumps(result, indent=1))

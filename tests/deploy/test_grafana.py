@@ -79,7 +79,7 @@ def test_panels_do_not_overlap_and_stay_inside() -> None:
 
 def test_rows_and_what_they_must_show() -> None:
     rows = [panel["title"] for panel in read_dashboard()["panels"] if panel["type"] == "row"]
-    assert rows == ["Now", "Traffic", "Latency", "Roster", "Step", "Drafts", "Failures"]
+    assert rows == ["Now", "Traffic", "Latency", "Roster", "KV", "Step", "Drafts", "Failures"]
 
 
 @pytest.mark.parametrize("panel", panels(), ids=lambda panel: f"{panel['id']}-{panel['title']}")

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.tiers import block_copier
 from runner_svc.cuda.tiers.block_copier import BlockCopier
 from runner_svc.cuda.tiers.block_launches import CudaBlockCopies  # imports CuPy
 from tests.support.host_backend import no_progress
@@ -38,9 +39,13 @@ def test_the_kernel_moves_blocks(case: MoveCase, grid: int, threads: int, unroll
     check_moves(copies, case, DEVICE, pinned, torch.cuda.current_stream().cuda_stream, torch.cuda.synchronize)
 
 
+@pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("piece", [48, 8192])
-def test_tickets_copy_what_the_steps_before_them_wrote(piece: int, rng: random.Random) -> None:
+def test_tickets_copy_what_the_steps_before_them_wrote(
+    piece: int, by_rows: bool, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Odd numbers of blocks, both directions at once, while the computing stream is busy and writes other blocks."""
+    monkeypatch.setattr(block_copier, "BY_ROWS", set(Direction) if by_rows else set())
     num_blocks, num_host = 301, 257
     device = GpuDevice()
     caches = [bytes_of(parts, num_blocks + 1, size, device=DEVICE) for parts, size in ((20, piece), (1, 16))]

@@ -38,6 +38,40 @@ ON_ITS_WAY_S = 0.3
 
 
 @dataclass(slots=True)
+class Copied:
+    """What host tiers and moves did, summed over the schedulers' lives as far as their status told it in time."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _life: Counter[str] = field(default_factory=Counter)
+    _uptime_s: float = 0.0
+
+    async def watch(self, admin_address: str) -> None:
+        """Asks for the status again and again, until it is cancelled."""
+        async with AdminClient(admin_address) as admin:
+            while True:
+                with contextlib.suppress(RosterError):  # raised while the scheduler starts
+                    self._take(await admin.get_status(deadline_s=1))
+                await asyncio.sleep(0.3)
+
+    def _take(self, status: admin_pb2.GetStatusResponse) -> None:
+        totals, moves = status.totals, status.moves
+        tier = totals.host_tier
+        now = Counter(
+            loaded_tokens=tier.loaded_tokens,
+            loaded_blocks=tier.loaded_blocks,
+            offloaded_blocks=tier.offloaded_blocks,
+            wasted_blocks=tier.wasted_blocks,
+            swaps=totals.swaps,
+            failed_moves=moves.failed,
+            **{f"moves_{use}": count for use, count in moves.by_use.items()},
+        )
+        if status.uptime_s < self._uptime_s:
+            self._life = Counter()
+        self.counts += now - self._life
+        self._life, self._uptime_s = now, status.uptime_s
+
+
+@dataclass(slots=True)
 class Outcome:
     """Results of the load."""
 

@@ -27,6 +27,8 @@ MAX_TOKENS = 60
 EVERYWHERE = 0
 """First token of each prompt, and part of the scheduler's probe: a runner that crashes on it fails every plan."""
 STEM = [7, 3, 1, 4] * 8
+CONTEXTS = [random.Random(number).choices(range(1, 256), k=96) for number in range(6)]
+"""Starts of prompts that come back, more than a small runner's cache holds."""
 LONG = 200
 """Tokens with which the prompts of large requests begin; they fit only large runners."""
 MODEL: plan_pb2.Model = byte_model("hash", "HashModel", NUM_TOKENS, 2048)
@@ -109,7 +111,8 @@ class RequestSpec:
     def of(cls, number: int, seed: int, large: float = 0.0) -> RequestSpec:
         """Returns the request of this number. `large`: fraction of requests with prompts of more than `LONG` tokens."""
         rng = random.Random(f"{seed}-{number}")
-        stem = STEM if rng.random() < 0.3 else []
+        kind = rng.random()
+        stem = STEM if kind < 0.2 else rng.choice(CONTEXTS) if kind < 0.6 else []
         spec = cls(
             number=number,
             prompt=[EVERYWHERE, *stem, *(rng.randrange(256) for _ in range(rng.randrange(1, 24)))],

@@ -34,8 +34,12 @@ class Havoc:
     failure at a time.
     """
 
-    def __init__(self, roster: RosterProcesses, load: Load, seed: int, runners: Sequence[str]) -> None:
+    def __init__(
+        self, roster: RosterProcesses, load: Load, seed: int, runners: Sequence[str], roles: Sequence[str] = ()
+    ) -> None:
+        """`roles`: one of them is drawn for each runner that is restarted; none: they keep theirs."""
         self._roster = roster
+        self._roles = roles
         self._load = load
         self._outcome = load.outcome
         self._rng = random.Random(seed)
@@ -141,6 +145,8 @@ class Havoc:
             self._outcome.troubles["runner killed" if number is signal.SIGKILL else "runner drained"] += 1
             if number is signal.SIGKILL:
                 self._outcome.kills.append((time.monotonic(), "runner"))
+            if self._roles:
+                self._roster.change(name, role=self._rng.choice(self._roles))
             await self._restart(name, number)
             await self._mostly_here([name])
 

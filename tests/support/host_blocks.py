@@ -31,6 +31,14 @@ class HostBlockCopies:
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         ctypes.memmove(target, source, num_bytes)
 
+    def collect(self, stream: int, region: Region, block: int, target: int) -> None:
+        for piece, part in enumerate(_pieces_of(region, block)):
+            ctypes.memmove(target + piece * region.piece_bytes, part, region.piece_bytes)
+
+    def spread(self, stream: int, region: Region, block: int, source: int) -> None:
+        for piece, part in enumerate(_pieces_of(region, block)):
+            ctypes.memmove(part, source + piece * region.piece_bytes, region.piece_bytes)
+
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         for cached, pieces in self._pieces(region, staged, stride, ids, count):
             pieces[:] = cached
@@ -48,6 +56,11 @@ class HostBlockCopies:
             for part in range(region.num_parts):
                 cached = region.address + part * region.part_bytes + block * piece
                 yield bytes_at(cached, piece), bytes_at(staged + index * stride + part * piece, piece)
+
+
+def _pieces_of(region: Region, block: int) -> list[int]:
+    first = region.address + block * region.piece_bytes
+    return [first + part * region.part_bytes for part in range(region.num_parts)]
 
 
 class LazyEvent:
@@ -150,6 +163,14 @@ class LazyBlockCopies(HostBlockCopies):
     def engine(self, stream: int, target: int, source: int, num_bytes: int) -> None:
         copy = super().engine
         self._device.streams[stream].work.append(lambda: copy(0, target, source, num_bytes))
+
+    def collect(self, stream: int, region: Region, block: int, target: int) -> None:
+        collect = super().collect
+        self._device.streams[stream].work.append(lambda: collect(0, region, block, target))
+
+    def spread(self, stream: int, region: Region, block: int, source: int) -> None:
+        spread = super().spread
+        self._device.streams[stream].work.append(lambda: spread(0, region, block, source))
 
     def gather(self, stream: int, region: Region, staged: int, stride: int, ids: int, count: int) -> None:
         gather = super().gather

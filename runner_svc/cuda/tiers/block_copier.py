@@ -1,9 +1,10 @@
 """Copies KV blocks between a GPU's cache and a page-locked host pool, beside the steps.
 
-A direction has two streams: a copy engine moves whole blocks between the host pool and a staging buffer, in pieces of a
-block or more, and a kernel moves them between that and the cache. The staging buffer has several places, so that both
-work at once. A ticket is copied in chunks of a place each. The kernel of a ticket's first chunk waits, on the device,
-for the steps that were launched before the ticket; nothing that computes waits for a copy.
+A direction has a stream on which a copy engine copies the pieces of a block as rows, a call for each block. Where these
+are too far apart in the cache for it, it has two: the engine moves whole blocks between the host pool and a staging
+buffer, and a kernel moves them between that and the cache. The staging buffer has several places, so that both work at
+once. A ticket is copied in chunks. The first of these waits, on the device, for the steps that were launched before the
+ticket; nothing that computes waits for a copy.
 
 The thread that launches steps also launches chunks, at most one of each direction whenever it looks: the launches of a
 large ticket at once would delay a step by milliseconds.
@@ -24,13 +25,16 @@ from torch import Tensor
 
 from runner_svc.interface.device import Device, Event
 from runner_svc.interface.progress import Progress
-from runner_svc.tiers.block_copies import BlockCopies, Region
+from runner_svc.tiers.block_copies import MOST_PITCH, BlockCopies, Region
 from runner_svc.tiers.kv_copier import Direction, DoneTicket, Tickets
 
 CHUNK_BYTES = 8 << 20
-"""Of a place of the staging buffer, about. On an H200 larger ones cost a step beside them more, and copy no faster: all
-places then lie in L2."""
+"""Of a chunk, about. On an H200 larger places cost a step beside them more, and copy no faster: these lie in L2."""
 NUM_PLACES = 4
+NUM_AHEAD = 12
+"""Chunks in flight that need no place: while the thread launches a step, 2 ms of copies go on."""
+BY_ROWS = frozenset(Direction)
+"""Directions that need no kernel."""
 _SEGMENT_BYTES = 1 << 30
 
 
@@ -52,10 +56,15 @@ class HostPool:
         progress("page-locking the host pool", 1.0)
         self._addresses = np.array([segment.data_ptr() for segment in self._segments], np.int64)
 
+    def addresses(self, blocks: NDArray[np.int32]) -> list[int]:
+        """Returns the address of each block."""
+        segments, offsets = np.divmod(blocks.astype(np.int64) - 1, self._per_segment)
+        addresses: list[int] = (self._addresses[segments] + offsets * self.block_bytes).tolist()
+        return addresses
+
     def runs(self, blocks: NDArray[np.int32]) -> list[tuple[int, int]]:
         """Returns (address, number of blocks) of each run of neighbours among `blocks`, in their order."""
-        segments, offsets = np.divmod(blocks.astype(np.int64) - 1, self._per_segment)
-        addresses = (self._addresses[segments] + offsets * self.block_bytes).tolist()
+        segments, addresses = (blocks - 1) // self._per_segment, self.addresses(blocks)
         places = [address - index * self.block_bytes for index, address in enumerate(addresses)]
         keys = zip(segments.tolist(), places, strict=True)
         found, first = [], 0
@@ -97,8 +106,11 @@ class _Lane:
         self.direction = direction
         self._copies, self._regions, self._pool = copies, regions, pool
         self._stride = pool.block_bytes
+        near = all(region.part_bytes <= MOST_PITCH for region in regions)
+        self._by_rows = direction in BY_ROWS and near
+        self._most_ahead = NUM_AHEAD if self._by_rows else NUM_PLACES
         self._capacity = max(1, CHUNK_BYTES // self._stride)
-        size = NUM_PLACES * self._capacity
+        size = 0 if self._by_rows else NUM_PLACES * self._capacity
         self._staging = torch.empty(size * self._stride, dtype=torch.uint8, device=device.device)
         self._ids = device.pinned(size)  # read by the kernel, so that no copy of a few bytes comes before it
         self._ids_array = self._ids.numpy()
@@ -122,7 +134,7 @@ class _Lane:
             if chunk.is_last and chunk.ticket.begin is not None:
                 us = round(chunk.ticket.begin.elapsed_time(chunk.end) * 1000)
                 done.append(DoneTicket(self.direction, chunk.ticket.ordinal, us))
-        while self._waiting and most > 0 and len(self._active) < NUM_PLACES:
+        while self._waiting and most > 0 and len(self._active) < self._most_ahead:
             self._launch(self._waiting[0])
             most -= 1
         return done
@@ -134,7 +146,29 @@ class _Lane:
 
     def _launch(self, ticket: _Ticket) -> None:
         span = slice(ticket.copied, ticket.copied + self._capacity)
-        cached, runs = ticket.cached[span], self._pool.runs(ticket.hosted[span])
+        cached, hosted = ticket.cached[span], ticket.hosted[span]
+        end = (self._copy_rows if self._by_rows else self._stage)(ticket, cached, hosted)
+        ticket.copied += len(cached)
+        is_last = ticket.copied == len(ticket.cached)
+        self._active.append(_Chunk(ticket, is_last, end))
+        if is_last:
+            self._waiting.popleft()
+
+    def _copy_rows(self, ticket: _Ticket, cached: NDArray[np.int32], hosted: NDArray[np.int32]) -> Event:
+        """Launches the copies of a chunk between cache and host pool; returns the event of their end."""
+        if ticket.begin is None:
+            self._engine.wait(ticket.after)
+            ticket.begin = self._engine.record()
+        copy = self._copies.collect if self.direction is Direction.OFFLOAD else self._copies.spread
+        for block, address in zip(cached.tolist(), self._pool.addresses(hosted), strict=True):
+            for region in self._regions:
+                copy(self._engine.handle, region, block, address)
+                address += region.block_bytes
+        return self._engine.record()
+
+    def _stage(self, ticket: _Ticket, cached: NDArray[np.int32], hosted: NDArray[np.int32]) -> Event:
+        """Launches the copies of a chunk through a place of the staging buffer; returns the event of their end."""
+        runs = self._pool.runs(hosted)
         place = self._launched % NUM_PLACES  # free: at most NUM_PLACES chunks are in flight, and they end in order
         self._launched += 1
         first = place * self._capacity
@@ -147,18 +181,12 @@ class _Lane:
             self._move_runs(runs, staged)
             self._kernel.wait(self._engine.record())
             self._move_pieces(self._copies.scatter, staged, ids, len(cached))
-            end = self._kernel.record()
-        else:
-            ticket.begin = ticket.begin or self._kernel.record()
-            self._move_pieces(self._copies.gather, staged, ids, len(cached))
-            self._engine.wait(self._kernel.record())
-            self._move_runs(runs, staged)
-            end = self._engine.record()
-        ticket.copied += len(cached)
-        is_last = ticket.copied == len(ticket.cached)
-        self._active.append(_Chunk(ticket, is_last, end))
-        if is_last:
-            self._waiting.popleft()
+            return self._kernel.record()
+        ticket.begin = ticket.begin or self._kernel.record()
+        self._move_pieces(self._copies.gather, staged, ids, len(cached))
+        self._engine.wait(self._kernel.record())
+        self._move_runs(runs, staged)
+        return self._engine.record()
 
     def _move_runs(self, runs: list[tuple[int, int]], staged: int) -> None:
         for address, length in runs:
@@ -219,7 +247,7 @@ class BlockCopier:
     def finish(self) -> None:
         """As `KVCopier.finish`."""
         while self._in_flight:
-            if not self._pump(NUM_PLACES):
+            if not self._pump(NUM_AHEAD):
                 for lane in self._lanes.values():
                     lane.finish_one()
 

@@ -6,6 +6,7 @@ page-locked memory, on streams of their own: the steps go on meanwhile. The call
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -14,45 +15,62 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runner_svc.interface.device import Device
+from runner_svc.interface.device import Device, Event
 from runner_svc.tiers.block_copies import BlockCopies, Region
 from runner_svc.tiers.block_store import Forget
 
 STAGING_BYTES = 16 << 20
+AHEAD = 4
+"""Chunks of a copy on the device that are launched before the first of them is awaited; one stream orders them."""
 NUM_LANES = 3
 """One for what serves other runners, and one for each thread that pulls, so that a short pull waits for no long one."""
 
 
 class _Lane:
-    """What one copy at a time needs: staging on the device, page-locked memory beside it, and a stream."""
+    """What one copy at a time needs: kernels, staging on the device, page-locked memory beside it, and a stream."""
 
-    def __init__(self, device: Device, block_bytes: int) -> None:
+    def __init__(self, device: Device, copies: BlockCopies, block_bytes: int) -> None:
+        self.copies = copies
         self.capacity = max(1, STAGING_BYTES // block_bytes)
         self.staging = torch.empty(self.capacity * block_bytes, dtype=torch.uint8, device=device.device)
         self.host = device.pinned(self.capacity * block_bytes // 4).view(torch.uint8)
-        self.ids, self.other_ids = device.pinned(self.capacity), device.pinned(self.capacity)
+        self._ids, self._other_ids = (device.pinned(AHEAD * self.capacity) for _ in range(2))
         self.stream = device.side_stream()
 
-    def chunks(self, blocks: NDArray[np.int32]) -> Iterator[slice]:
-        """Yields the part of `blocks` that `ids` has, a chunk after the other; the caller waits for each."""
-        for first in range(0, len(blocks), self.capacity):
-            chunk = slice(first, min(first + self.capacity, len(blocks)))
-            self.ids.numpy()[: chunk.stop - first] = blocks[chunk]
-            yield chunk
+    def chunks(self, count: int) -> Iterator[slice]:
+        """Yields the chunks of `count` blocks."""
+        for first in range(0, count, self.capacity):
+            yield slice(first, min(first + self.capacity, count))
+
+    def ids(self, blocks: NDArray[np.int32], place: int = 0) -> int:
+        """Writes the ids of a chunk where the device reads them, and returns their address; see `other_ids`."""
+        return _written(self._ids, place * self.capacity, blocks)
+
+    def other_ids(self, blocks: NDArray[np.int32], place: int = 0) -> int:
+        """As `ids`, for the other side of a copy. Each has `AHEAD` places, to be written once nothing reads them."""
+        return _written(self._other_ids, place * self.capacity, blocks)
+
+
+def _written(ids: torch.Tensor, first: int, blocks: NDArray[np.int32]) -> int:
+    ids.numpy()[first : first + len(blocks)] = blocks
+    return ids.data_ptr() + 4 * first
 
 
 class DeviceBlocks:
     """Implements `runner_svc.tiers.block_store.BlockStore`."""
 
-    def __init__(self, device: Device, copies: BlockCopies, regions: Sequence[Region], forget: Forget) -> None:
-        """`regions`: the cache itself. Raises RuntimeError if there is no memory."""
+    def __init__(
+        self, device: Device, copies: Callable[[], BlockCopies], regions: Sequence[Region], forget: Forget
+    ) -> None:
+        """`regions`: the cache itself. `copies` returns new kernels: one thread at a time may launch each. Raises
+        RuntimeError if there is no memory."""
         self.block_bytes = sum(region.block_bytes for region in regions)
         self.regions = list(regions)
-        self._copies, self._forget = copies, forget
+        self._forget = forget
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         with device.stream():
             for _ in range(NUM_LANES):
-                self._lanes.put(_Lane(device, self.block_bytes))
+                self._lanes.put(_Lane(device, copies(), self.block_bytes))
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
@@ -66,15 +84,11 @@ class DeviceBlocks:
     def read(self, blocks: NDArray[np.int32]) -> memoryview:
         data = np.empty((len(blocks), self.block_bytes), np.uint8)
         with self._lane() as lane:
-            for chunk in lane.chunks(blocks):
+            for chunk in lane.chunks(len(blocks)):
                 count = chunk.stop - chunk.start
-                staged = lane.staging.data_ptr()
-                for region in self.regions:
-                    args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
-                    self._copies.gather(lane.stream.handle, *args)
-                    staged += region.block_bytes
+                self._gather(lane, self.regions, lane.ids(blocks[chunk]), count)
                 num_bytes = count * self.block_bytes
-                self._copies.engine(lane.stream.handle, lane.host.data_ptr(), lane.staging.data_ptr(), num_bytes)
+                lane.copies.engine(lane.stream.handle, lane.host.data_ptr(), lane.staging.data_ptr(), num_bytes)
                 lane.stream.record().synchronize()
                 data[chunk] = lane.host.numpy()[:num_bytes].reshape(count, self.block_bytes)
         return data.reshape(-1).data
@@ -82,12 +96,12 @@ class DeviceBlocks:
     def write(self, blocks: NDArray[np.int32], data: memoryview) -> None:
         rows = np.frombuffer(data, np.uint8).reshape(len(blocks), self.block_bytes)
         with self._lane() as lane:
-            for chunk in lane.chunks(blocks):
+            for chunk in lane.chunks(len(blocks)):
                 count = chunk.stop - chunk.start
                 num_bytes = count * self.block_bytes
                 lane.host.numpy()[:num_bytes] = rows[chunk].reshape(-1)
-                self._copies.engine(lane.stream.handle, lane.staging.data_ptr(), lane.host.data_ptr(), num_bytes)
-                self.scatter(lane.stream.handle, lane.staging.data_ptr(), lane.ids.data_ptr(), count)
+                lane.copies.engine(lane.stream.handle, lane.staging.data_ptr(), lane.host.data_ptr(), num_bytes)
+                self._scatter(lane, lane.ids(blocks[chunk]), count)
                 lane.stream.record().synchronize()
         self._forget(blocks)
 
@@ -103,23 +117,33 @@ class DeviceBlocks:
         `regions` have the pieces of `cache_regions`, and their own number of blocks.
         """
         with self._lane() as lane:
-            for chunk in lane.chunks(sources):
-                if is_cancelled():
-                    return False
-                count = chunk.stop - chunk.start
-                lane.other_ids.numpy()[:count] = targets[chunk]
-                staged = lane.staging.data_ptr()
-                for region in regions:
-                    args = (region, staged, self.block_bytes, lane.ids.data_ptr(), count)
-                    self._copies.gather(lane.stream.handle, *args)
-                    staged += region.block_bytes
-                self.scatter(lane.stream.handle, lane.staging.data_ptr(), lane.other_ids.data_ptr(), count)
-                lane.stream.record().synchronize()
+            flights = deque[Event]()
+            try:
+                for number, chunk in enumerate(lane.chunks(len(sources))):
+                    if is_cancelled():
+                        return False
+                    if len(flights) == AHEAD:
+                        flights.popleft().synchronize()
+                    place, count = number % AHEAD, chunk.stop - chunk.start
+                    self._gather(lane, regions, lane.ids(sources[chunk], place), count)
+                    self._scatter(lane, lane.other_ids(targets[chunk], place), count)
+                    flights.append(lane.stream.record())
+            finally:  # the caller, or the next user of the lane, relies on the end of all
+                while flights:
+                    flights.popleft().synchronize()
         self._forget(targets)
         return True
 
-    def scatter(self, stream: int, staged: int, ids: int, count: int) -> None:
+    def _gather(self, lane: _Lane, regions: Sequence[Region], ids: int, count: int) -> None:
+        """Launches the copies of `count` blocks of a cache into the staging buffer; see `BlockCopies.gather`."""
+        staged = lane.staging.data_ptr()
+        for region in regions:
+            lane.copies.gather(lane.stream.handle, region, staged, self.block_bytes, ids, count)
+            staged += region.block_bytes
+
+    def _scatter(self, lane: _Lane, ids: int, count: int) -> None:
         """Launches the copies of `count` staged blocks into the cache; see `BlockCopies.scatter`."""
+        staged = lane.staging.data_ptr()
         for region in self.regions:
-            self._copies.scatter(stream, region, staged, self.block_bytes, ids, count)
+            lane.copies.scatter(lane.stream.handle, region, staged, self.block_bytes, ids, count)
             staged += region.block_bytes

@@ -74,6 +74,41 @@ def test_drafts_are_shown_where_there_is_a_drafter() -> None:
     assert "drafts" not in "".join(drawn(before, 80, 24)[:6])
 
 
+def test_host_pools_and_moves_have_a_line_where_there_are_any() -> None:
+    plain = look([row(slot, DECODE, generated=1, max_tokens=9) for slot in range(30)])
+    now, before = admin_pb2.WatchRosterResponse(), plain
+    now.CopyFrom(plain)
+    now.time_s, runner = 9, now.status.runners[0]
+    runner.host_blocks, runner.host_used_blocks, runner.role, runner.conversations = 400, 100, "prefill", 3
+    tier = admin_pb2.HostTier(loaded_tokens=8192, loaded_blocks=512, demoted_blocks=70, dropped_blocks=2)
+    tier.prefetched_blocks, tier.unused_blocks = 64, 16
+    now.status.totals.host_tier.CopyFrom(tier)
+    by_use = {"drain": 4, "balance": 0}
+    now.status.moves.CopyFrom(admin_pb2.Moves(sequences=4, pause_s=0.2, under_way=1, blocks=9, by_use=by_use))
+    assert load_between(before, now).loaded_per_s == 2048
+    out = io.StringIO()
+    console = Console(file=out, width=80, color_system=None)
+    console.print(frame(load_between(before, now), 24))
+    assert len(out.getvalue().splitlines()) <= 24
+    console.print(status_view(now.status))
+    text = " ".join(out.getvalue().split())
+    for words in (
+        "loaded 2,048 tokens/s blocks 70 demoted, 2 dropped moved 4, 1 under way",
+        "host 25%",
+        "70 demoted, 2 dropped, 0 copied in vain, 16 of 64 loaded ahead for nothing",
+        "4 sequences moved (4 drain, 50 ms pause each), 0 copies failed",
+        "prefi┃",  # the role, in a narrow column
+    ):
+        assert words.removesuffix("┃") in text, text
+    shown = as_json(load_between(before, now))
+    assert shown["loaded_tokens_per_s"] == 2048 and shown["moved_sequences"] == 4
+    assert shown["runners"][0]["role"] == "prefill" and shown["runners"][0]["conversations"] == 3
+    out.truncate(0)
+    console.print(status_view(plain.status))
+    assert not any(word in out.getvalue() for word in ("moved", "host", "role", "loaded"))
+    assert not any(word in " ".join(drawn(plain, 80, 24)) for word in ("moved", "demoted"))
+
+
 @pytest.mark.parametrize(("width", "height"), [(140, 44), (80, 24), (70, 18)])
 @pytest.mark.parametrize("menu", [None, Menu(POLICIES), Menu(MANY)])
 def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> None:

@@ -4,6 +4,7 @@ killed in mid-copy."""
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import signal
 import socket
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from runner_svc.transfer.memory_reader import MemoryReader
 from runner_svc.transfer.memory_server import MemoryServer
 from runner_svc.transfer.transport import PullFailed, PullOrder, Unreachable
 from runner_svc.transfer.wire import BadFrame
-from tests.support.host_blocks import HostBlockCopies, bytes_at
+from tests.support.host_blocks import HostBlockCopies, LazyBlockCopies, LazyDevice, bytes_at
 from tests.support.host_device import HostDevice
 from tests.support.memory_file import MemoryFile
 
@@ -60,7 +62,7 @@ def blocks_of(region: Region, blocks: list[int]) -> np.ndarray:
 
 def store_over(regions: list[Region], told: list[int] | None = None) -> DeviceBlocks:
     told = [] if told is None else told
-    return DeviceBlocks(HostDevice(), HostBlockCopies(), regions, lambda blocks: told.extend(blocks.tolist()))
+    return DeviceBlocks(HostDevice(), HostBlockCopies, regions, lambda blocks: told.extend(blocks.tolist()))
 
 
 def order(name: str, sources: list[int], targets: list[int], key: bytes = KEY) -> PullOrder:
@@ -205,6 +207,62 @@ def test_a_short_pull_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> 
         may_go_on.set()
         long.join()
     assert np.array_equal(blocks_of(ours[0], [*BLOCKS, 50]), blocks_of(regions[0], [*BLOCKS, 1]))
+    until(lambda: not reader.num_mapped)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_chunks_are_launched_ahead_and_all_have_ended_on_return(
+    seed: int, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device whose work happens later: ids must not be written again before they are read."""
+    monkeypatch.setattr(device_blocks, "STAGING_BYTES", 2 * PARTS * PIECE)
+    rng = random.Random(seed)
+    device, (_, regions), (_, ours), told = LazyDevice(rng), cache_of(30, 1), cache_of(50, 2), list[int]()
+    store = DeviceBlocks(device, lambda: LazyBlockCopies(device), ours, lambda blocks: told.extend(blocks.tolist()))  # type: ignore[arg-type]
+    asked, most_ahead = 0, 0
+
+    def is_cancelled() -> bool:
+        nonlocal asked, most_ahead
+        asked += 1
+        most_ahead = max(most_ahead, max(len(stream.work) for stream in device.streams))
+        device.advance(rng.randrange(4))
+        return cancelled and asked == 8
+
+    sources, targets = (np.array(rng.sample(range(1, most), 20), np.int32) for most in (30, 50))
+    before = blocks_of(ours[0], targets.tolist())
+    assert store.copy_from(regions, sources, targets, is_cancelled) is not cancelled
+    copied = 14 if cancelled else 20
+    assert np.array_equal(
+        blocks_of(ours[0], targets.tolist())[:copied], blocks_of(regions[0], sources.tolist())[:copied]
+    )
+    assert np.array_equal(blocks_of(ours[0], targets.tolist())[copied:], before[copied:])
+    assert not any(stream.work for stream in device.streams), "something is still to be copied"
+    assert most_ahead >= 3 and told == ([] if cancelled else targets.tolist())
+
+
+class BufferedCopies(HostBlockCopies):
+    """Keeps a launch's arguments in one buffer and lets other threads run before it reads them, as `Kernel` may."""
+
+    def _pieces(self, *arguments: Any) -> Iterator[Any]:
+        self.buffer = arguments
+        time.sleep(0.001)
+        return super()._pieces(*self.buffer)
+
+
+def test_two_pulls_at_once_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_blocks, "STAGING_BYTES", PARTS * PIECE)
+    (memory, regions), (_, ours) = cache_of(30, 1), cache_of(50, 2)
+    store = DeviceBlocks(HostDevice(), BufferedCopies, ours, lambda blocks: None)
+    reader = MemoryReader(store, MemoryFile.imported)
+    with offered(memory, regions, BLOCKS) as server:
+        orders = [order(server.name, BLOCKS[:10], BLOCKS[:10]), order(server.name, BLOCKS[10:], BLOCKS[10:])]
+        pulls = [threading.Thread(target=reader.pull, args=(each, never)) for each in orders]
+        for pull in pulls:
+            pull.start()
+        for pull in pulls:
+            pull.join()
+    assert np.array_equal(blocks_of(ours[0], BLOCKS), blocks_of(regions[0], BLOCKS))
     until(lambda: not reader.num_mapped)
 
 

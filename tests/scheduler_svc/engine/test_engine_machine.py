@@ -32,6 +32,8 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 14
 STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
 """Common start of many prompts, so that prefixes are hit, awaited and evicted."""
+CONTEXTS = [random.Random(number).choices(range(4), k=32) for number in range(4)]
+"""Starts of prompts that come back after others have taken their blocks."""
 STOP_IDS = [IM_END_ID, 7, 8, 9, 10, 11]
 
 
@@ -51,6 +53,9 @@ def make_backend(num_blocks: int = NUM_BLOCKS, drafts: random.Random | None = No
 
 MODEL = make_backend().model
 PROFILES = ("latency", "balanced", "throughput")
+
+
+SAMPLING = plan_pb2.Sampling(temperature=0.0, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -226,6 +231,15 @@ class EngineMachine(RuleBasedStateMachine):
     def turns(self, rng: random.Random) -> None:
         for _ in range(12):
             self.stack.turn(rng)
+
+    @rule(rng=st.randoms(use_true_random=False), stems=st.integers(2, 4), rounds=st.integers(2, 3))
+    def contexts_come_back(self, rng: random.Random, stems: int, rounds: int) -> None:
+        """Prompts with other beginnings take turns, so that the cache loses each before it is back."""
+        for number in range(stems * rounds):
+            prompt = [*CONTEXTS[number % stems][: rng.randint(20, 31)], rng.randrange(4)]
+            self.stack.submit(prompt, rng.randint(1, 4), sampling=SAMPLING, seed=rng.randrange(10))
+            for _ in range(rng.randint(6, 14)):
+                self.stack.turn(rng)
 
     @precondition(lambda self: self.stack.requests)
     @rule(rng=st.randoms(use_true_random=False), how=st.sampled_from(["cancel", "disconnect"]))

@@ -22,7 +22,7 @@ import structlog
 
 from runner_svc.batch.batch_state import BatchState
 from scheduler_svc.policy import VictimChoice, available_policies
-from tests.scheduler_svc.engine.test_engine_machine import STEM
+from tests.scheduler_svc.engine.test_engine_machine import CONTEXTS, STEM
 from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryMachine
 from tests.support.constraints import CONSTRAINTS
 from tests.support.thoroughness import count
@@ -31,8 +31,6 @@ NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", count(25, in_ci=9)))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 
 POLICIES = available_policies()
-OTHER_STEMS = [random.Random(number).choices(range(4), k=32) for number in range(3)]
-"""Starts of prompts that come back after others have taken their blocks."""
 DRAFTING = float(os.environ.get("ROSTER_TEST_DRAFTING", "0.7"))
 """Share of the walks in which runners draft."""
 TIERS = float(os.environ.get("ROSTER_TEST_TIERS", "0.5"))
@@ -45,7 +43,7 @@ def _request(rng: random.Random) -> dict[str, Any]:
     length = rng.randint(1, 30)
     prompt = [rng.randrange(4) for _ in range(length)]
     if rng.random() < 0.7:
-        prompt = [*rng.choice((STEM, STEM, *OTHER_STEMS))[: length - 1], rng.randrange(4)]
+        prompt = [*rng.choice((STEM, STEM, *CONTEXTS))[: length - 1], rng.randrange(4)]
     all_at_once = rng.random() < 0.1  # structured, scored, and several choices
     return {
         "prompt": prompt,
@@ -83,6 +81,7 @@ RULES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "turns": (14, _with_rng),
     "cancel": (2, lambda rng: {"rng": rng, "how": rng.choice(["cancel", "disconnect"])}),
     "swap_policy": (2, lambda rng: {"policy": rng.choice(POLICIES)}),
+    "contexts_come_back": (5, lambda rng: {"rng": rng, "stems": rng.randint(2, 4), "rounds": rng.randint(2, 3)}),
     "slow_masks": (3, lambda rng: {"turns": rng.choice([0, 1, 2, 4, 6])}),
     "overtaken": (10, lambda rng: {"rng": rng, "turns": rng.randint(1, 6)}),
     "time_passes": (2, lambda rng: {"seconds": rng.uniform(0.1, 2)}),
@@ -107,7 +106,17 @@ def _possible(machine: RecoveryMachine, name: str) -> bool:
         return bool(machine.stack.requests)
     if name in ("truncated", "doubled"):
         return any(machine.stack.runners.results.values())
-    free = ("submit", "step", "swap_policy", "slow_masks", "overtaken", "time_passes", "restart", "mask_process_dies")
+    free = (
+        "submit",
+        "contexts_come_back",
+        "step",
+        "swap_policy",
+        "slow_masks",
+        "overtaken",
+        "time_passes",
+        "restart",
+        "mask_process_dies",
+    )
     return name in free or bool(machine.stack.runners.runners)
 
 
@@ -129,6 +138,7 @@ def walk(seed: int) -> None:
         forces=rng.random() < 0.75,
         host=random.Random(seed) if rng.random() < TIERS else None,
         moves=random.Random(seed) if rng.random() < MOVING else None,
+        ranks=rng.choice([1, 1, 2]),
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):

@@ -51,6 +51,11 @@ class PoolMachine(RuleBasedStateMachine):
         held = {block for other in self.tables for block in other}
         self.pending = {name: block for name, block in self.pending.items() if block in held}
 
+    @precondition(lambda self: self.pool.num_cached)
+    @rule(data=st.data())
+    def put_first(self, data: st.DataObject) -> None:
+        self.pool.put_first(data.draw(st.sampled_from(self.pool.upcoming(self.pool.num_cached))))
+
     @precondition(lambda self: any(self.tables))
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def announce(self, data: st.DataObject, name: bytes) -> None:
@@ -101,6 +106,27 @@ def test_cached_blocks_are_taken_last_and_oldest_first_and_deepest_first() -> No
     assert pool.match(NAMES[:1]).blocks == []
 
 
+def test_blocks_that_were_put_first_go_in_that_order_before_the_others() -> None:
+    pool = BlockPool(6, 4)
+    blocks = pool.allocate(6)
+    pool.announce(blocks, NAMES[:6])
+    pool.confirm(blocks)
+    pool.put_first(blocks[0])  # not cached: nothing changes
+    pool.release(blocks)
+    for block in (blocks[2], blocks[4], blocks[0]):
+        pool.put_first(block)
+    pool.check([])
+    assert (pool.num_first, pool.num_cached, pool.num_free) == (3, 6, 6)
+    order = [blocks[index] for index in (2, 4, 0, 5, 3, 1)]
+    assert pool.upcoming(4) == order[:4]
+    pool.share([blocks[4]])
+    assert pool.num_first == 2
+    pool.release([blocks[4]])  # used just now: the last to go
+    assert pool.purge([NAMES[2]]) == 1 and pool.num_first == 1
+    assert pool.allocate(6) == [blocks[index] for index in (2, 0, 5, 3, 1, 4)]
+    pool.check([[block] for block in blocks])
+
+
 def test_the_last_plan_is_remembered_when_a_block_is_freed() -> None:
     pool = BlockPool(2, 4)
     blocks = pool.allocate(2)
@@ -139,6 +165,7 @@ def test_a_flush_forgets_every_name_and_loses_no_block() -> None:
     pool.announce(held + cached + pending, NAMES[:6])
     pool.confirm(held + cached)
     pool.release(cached)
+    pool.put_first(cached[0])
     pool.flush()
     assert pool.match(NAMES[:1]).blocks == pool.match(NAMES[2:3]).blocks == []
     assert pool.match(NAMES[4:5]).awaited is None

@@ -125,6 +125,19 @@ def test_a_prefix_is_evicted_from_its_end_before_the_next_one() -> None:
     assert pool.order.take(1) == []
 
 
+def test_a_block_that_was_ranked_before_it_was_linked_is_taken_once() -> None:
+    """As blocks that a takeover found: each is the end of something, until a sequence says what it continues."""
+    pool = BlockPool(4, SIZE)
+    pool.rank(lambda prefix: 1.0)
+    names = [b"parent", b"child"]
+    blocks = pool.allocate(2)
+    pool.name(blocks, names)
+    pool.release(blocks)
+    pool.tree.link(names, turn("a", 0.0), pool.named)
+    conversation(pool, "b", 2, 1.0)
+    assert pool.order.take(9) == [b"child", b"parent", b"b1", b"b0"]
+
+
 def test_values_that_change_are_followed_in_both_directions() -> None:
     pool, values = BlockPool(64, SIZE), {name: float(ord(name)) for name in "abcdefgh"}
     pool.rank(lambda prefix: values.get(prefix.conversation, 0.0))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from scheduler_svc.moves.move_counts import Use
+from scheduler_svc.policy import Policy, PolicyGuard, PolicyParameters, RunnerView, RunningView
 from tests.support.moving_stack import add_runner, check, moving_stack, run
 from tests.support.thoroughness import count
 
@@ -48,6 +50,42 @@ def test_prompts_are_computed_by_one_runner_and_decoded_by_another() -> None:
     assert prefill.last_plan < 40 < decode.last_plan
 
 
+class ByLength(Policy):
+    """Short outputs stay where their prompts are computed, and of the others those of long prompts go to one runner."""
+
+    def __init__(self) -> None:
+        super().__init__(PolicyParameters())
+        self.asked = list[tuple[str, ...]]()
+
+    def decode_on(self, sequence: RunningView, runners: Sequence[RunnerView]) -> RunnerView | None:
+        self.asked.append(tuple(f"{one.runner_id} {one.role}" for one in runners))
+        assert all(0 < one.free_slots <= one.slots == 8 and 0 < one.free_blocks <= one.blocks for one in runners)
+        assert all(one.cached == 0 and (one.context > 0) == (one.decoding > 0) for one in runners)
+        if sequence.request.max_tokens < 20:
+            return None
+        wanted = "runner-3" if sequence.request.prompt_tokens > 50 else "runner-2"
+        return next(one for one in runners if one.runner_id == wanted)
+
+
+def test_the_policy_chooses_where_a_prompt_is_decoded() -> None:
+    policy = ByLength()
+    stack = moving_stack("prefill", "decode", "decode", guard=PolicyGuard(policy))
+    for prompt in PROMPTS:
+        stack.submit(prompt, 15 if len(prompt) == 46 else NUM_TOKENS)
+    decoded = dict[int, set[int]]()
+    for _ in range(150):
+        run(stack, 1)
+        for session, scheduler in stack.engine.pool.schedulers.items():
+            for sequence in scheduler.table.running():
+                if len(sequence.log) > sequence.prompt_len + 12:
+                    decoded.setdefault(sequence.prompt_len, set()).add(session)
+    check(stack)
+    assert decoded == {41: {2}, 46: {1}, 51: {3}, 56: {3}, 61: {3}, 66: {3}}
+    assert stack.engine.moves.counts.done[Use.ROLE] == 5 and not stack.engine.requests.policy.failures
+    assert policy.asked[0] == ("runner-2 decode", "runner-3 decode")
+    assert len(policy.asked) < 20, "what stays is asked about again too often"
+
+
 @pytest.mark.parametrize("roles", [("prefill",), ("decode",), ("decode", "decode"), ("prefill", "prefill")])
 def test_any_runner_does_both_where_a_role_is_missing(roles: tuple[str, ...]) -> None:
     stack = moving_stack(*roles)
@@ -56,6 +94,19 @@ def test_any_runner_does_both_where_a_role_is_missing(roles: tuple[str, ...]) ->
     run(stack, 150)
     check(stack)
     assert not stack.engine.moves.counts.begun
+
+
+def test_a_decode_runner_computes_prompts_that_no_other_runner_can_hold() -> None:
+    stack = moving_stack("decode", num_blocks=64)
+    add_runner(stack, "", num_blocks=16)
+    stack.step()
+    stack.submit(list(range(100)), 20)
+    stack.submit(list(range(20)), 20)
+    run(stack, 100)
+    check(stack)
+    assert (
+        stack.engine.pool.schedulers[1].prefill_tokens == 100 and stack.engine.pool.schedulers[2].prefill_tokens == 20
+    )
 
 
 @pytest.mark.parametrize("seed", range(count(600, in_ci=20)))

@@ -16,12 +16,14 @@ from scheduler_svc.policy import (
     PolicyGuard,
     PolicyParameters,
     RequestView,
+    RunnerView,
     RunningView,
     StepReport,
     WaitingView,
 )
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import TraceRequest
+from scheduler_svc.step_times.step_time_model import StepTimeModel
 from tests.support.arrivals import merged, poisson
 from tests.support.simulated_cost import round_cost
 
@@ -34,6 +36,10 @@ def running(number: int) -> RunningView:
 
 def waiting(number: int) -> WaitingView:
     return WaitingView(number, REQUEST, ((float(number),), number), 10, 0, 0.0)
+
+
+def runner(name: str, role: str, free_slots: int) -> RunnerView:
+    return RunnerView(name, role, free_slots, 8, 90, 100, 0, 0, 0, StepTimeModel())
 
 
 class Unshowable:
@@ -56,7 +62,7 @@ ANSWERS: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_what_does_not_fit_is_replaced(answer: Callable[..., Any]) -> None:
-    names = ("tenant_key", "rerank", "displace", "victim")
+    names = ("tenant_key", "rerank", "displace", "victim", "decode_on")
     broken = type("Broken", (Policy,), {name: staticmethod(answer) for name in names})
     guard = PolicyGuard(broken(PolicyParameters()))
     ledger, head = Ledger(), [waiting(1), waiting(2)]
@@ -65,13 +71,16 @@ def test_what_does_not_fit_is_replaced(answer: Callable[..., Any]) -> None:
     assert list(guard.rerank(head)) == head
     assert guard.displace([running(2), running(3)], waiting(1)) is None
     assert guard.victim([running(2), running(3)], running(1)) == running(3)
-    assert guard.failures == 4
+    runners = [runner("a", "both", 9), runner("b", "decode", 1), runner("c", "decode", 2)]
+    assert guard.decode_on(running(1), runners) is runners[2] and guard.decode_on(running(1), runners[:1]) is runners[0]
+    assert guard.failures == 6
     assert guard.last_failure
 
 
 def test_what_is_not_overridden_is_not_asked() -> None:
     guard = PolicyGuard(Policy(PolicyParameters()))
     assert not (guard.orders_tenants or guard.displaces or guard.observes or guard.rerank_window)
+    assert not guard.chooses_decoders
 
 
 class Chaotic(Policy):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from roster_protos import engine_pb2
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.kv.block_hashes import chain_hashes, root_hash
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from scheduler_svc.step_times.step_time_model import StepTimeModel
-from scheduler_svc.tiers.loads import SUSPENDED_S, UNKNOWN_DEADLINE_S, HostLoads
+from scheduler_svc.tiers.loads import SUSPENDED_S, UNKNOWN_DEADLINE_S, HostLoads, Pin
 from scheduler_svc.tiers.tiers import Tiers
 from tests.support.in_process import Submitted
 from tests.support.sharing import OUTPUT, SIZE, Service, prompt, service
@@ -194,7 +195,8 @@ def test_a_load_that_computing_beats_is_not_begun(monkeypatch: pytest.MonkeyPatc
     assert served.cached(request) == 0 and loads(served).counts.blocks == 0
 
 
-def test_a_prefetched_prefix_is_hit_at_once() -> None:
+def prefetched() -> tuple[Service, list[bytes]]:
+    """Returns a flooded service that has loaded the lost prefix for no request, and the names of its blocks."""
     served = flooded()
     model, secret = served.scheduler.hello.model, served.stack.engine.pool.secret.value
     root = root_hash(secret, model.weights_version, model.numerics, "", "")
@@ -203,8 +205,51 @@ def test_a_prefetched_prefix_is_hit_at_once() -> None:
     served.stack.engine.pool.wake(served.session)
     served.finish()
     assert served.scheduler.pool.num_ready(names) == FULL
+    return served, names
+
+
+def unused(served: Service) -> tuple[int, int]:
+    """Returns the prefetched blocks, and those of them that were lost before their use, as status has them."""
+    tier = served.stack.engine.reports.status().totals.host_tier
+    return tier.prefetched_blocks, tier.unused_blocks
+
+
+def test_a_prefetched_prefix_is_hit_at_once() -> None:
+    served, _ = prefetched()
     request = repeat(served)
     assert served.scheduler.table.num_running == 1
     served.finish()
     assert served.cached(request) == FULL * SIZE and not loads(served).counts.wasted
     served.stack.assert_clean()
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_prefetched_blocks_that_nobody_used_are_counted(comes: bool) -> None:
+    served, names = prefetched()
+    assert unused(served) == (FULL, 0)
+    if comes:
+        repeat(served)
+        served.finish()
+    for seed in range(11, 14):
+        served.stack.submit(prompt(LENGTH, seed), OUTPUT)
+        served.finish()
+    lost = FULL - sum(map(served.scheduler.pool.has, names))
+    assert lost > 1 and unused(served) == (FULL, 0 if comes else lost)
+    served.stack.assert_clean()
+
+
+def test_what_is_kept_for_waiting_sequences_keeps_no_other_from_an_idle_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several runners, placement asks for room; what has been loaded for one that waits gives way at admission."""
+    served = flooded()
+    served.stack.add_runner(HashBackend(num_slots=2, num_blocks=4, block_size=SIZE))
+    served.stack.step()
+    pool, placement = served.scheduler.pool, served.stack.engine.placement
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "place", lambda: None)
+        requests = [served.stack.submit(prompt(LENGTH, seed), OUTPUT) for seed in (31, 32)]
+        served.stack.step()
+    _, later = served.stack.engine.requests.queue.in_order()
+    loads(served)._pins[later] = Pin(pool.allocate(pool.num_free - 3))
+    assert loads(served).num_kept == pool.num_blocks - 3
+    served.finish()
+    assert all(request.streams[0].end is not None for request in requests) and not loads(served).num_pins

@@ -31,6 +31,8 @@ class Setup:
         size = sum(region.block_bytes for region in regions)
         monkeypatch.setattr(block_copier, "CHUNK_BYTES", 3 * size + 5)
         monkeypatch.setattr(block_copier, "_SEGMENT_BYTES", 7 * size + 5)
+        monkeypatch.setattr(block_copier, "NUM_AHEAD", block_copier.NUM_PLACES)
+        monkeypatch.setattr(block_copier, "BY_ROWS", {one for one in Direction if rng.random() < 0.5})
         copies = LazyBlockCopies(self.device)
         self.copier = BlockCopier(self.device, copies, regions, NUM_HOST_BLOCKS, lambda phase, share: None)  # type: ignore[arg-type]
         self.host: dict[int, list[bytes]] = {}  # what host blocks are to hold
@@ -183,6 +185,27 @@ def test_a_look_launches_at_most_a_chunk_of_each_direction(monkeypatch: pytest.M
     for chunks in (1, 2, 3, 4, 4, 4):
         setup.copier.take_done()
         assert len(setup.copier._lanes[Direction.OFFLOAD]._active) == chunks
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_parts_that_are_far_apart_are_moved_by_the_kernel(
+    direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy engine's rows can be 2 GiB apart at most."""
+    collected, name = list[int](), "collect" if direction is Direction.OFFLOAD else "spread"
+    monkeypatch.setattr(HostBlockCopies, name, lambda self, stream, region, block, other: collected.append(block))
+    blocks = np.array([2, 1], np.int32)
+    tickets = Tickets(blocks, blocks, np.array([2], np.int32))
+    for most, expected in ((48, [2, 1]), (47, [])):
+        monkeypatch.setattr(block_copier, "MOST_PITCH", most)
+        cache = torch.arange(2 * 3 * 16, dtype=torch.uint8).view(2, 3, 16)
+        device, regions = LazyDevice(random.Random(0)), [Region.of(cache, 3)]
+        copier = BlockCopier(device, HostBlockCopies(), regions, 2, lambda phase, share: None)  # type: ignore[arg-type]
+        pair = (tickets, Tickets.none()) if direction is Direction.OFFLOAD else (Tickets.none(), tickets)
+        copier.start(*pair)
+        copier.finish()
+        assert collected == expected
+        collected.clear()
 
 
 def test_neighbours_of_the_host_pool_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
