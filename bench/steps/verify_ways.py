@@ -1,9 +1,9 @@
 """Times the ways to launch a step that verifies: `python -m bench.steps.verify_ways --shapes 64x4 64x6`.
 
 `ROWSxPLACES`: rows, and positions a row, the last known token included. Every way is a captured graph; they are
-replayed in turns, each for some 0.3 s, so that the card is at its power limit, as it is while it serves. Sequences have
-some 512 tokens, which repeat themselves, so that n-grams draft at every place; nothing is sampled. `*` marks the way
-that a runner takes. `--profile` prints the fastest way's times by kernel.
+replayed in turns, each for some `--round-s` seconds, by default so long that the card is at its power limit, as it is
+while it serves. Sequences have some 512 tokens, which repeat themselves, so that n-grams draft at every place; nothing
+is sampled. `*` marks the way that a runner takes. `--profile` prints the fastest way's times by kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from runner_svc.interface.device import Replay
 from runner_svc.model.checkpoint.random_weights import random_weights
 from runner_svc.model.config import ModelConfig
 
-ROUNDS, ROUND_S = 3, 0.3
+ROUNDS = 3
 WARM = 30  # replays before the profiled ones
 PERIOD = 61  # tokens after which a sequence repeats itself
 
@@ -58,13 +58,13 @@ def prepare(backend: DraftingCudaBackend, shape: VerifyShape) -> None:
     steps.packed.copy_(torch.from_numpy(step.words))
 
 
-def milliseconds(replays: dict[str, Replay]) -> dict[str, list[float]]:
-    """Returns the milliseconds of a replay in each round, by name."""
+def milliseconds(replays: dict[str, Replay], round_s: float) -> dict[str, list[float]]:
+    """Returns the milliseconds of a replay in each round of `round_s` seconds, by name."""
     times: dict[str, list[float]] = {name: [] for name in replays}
     single = {name: median_microseconds(replay, repeats=3, warm_up=1) for name, replay in replays.items()}
     for _ in range(ROUNDS):
         for name, replay in replays.items():
-            repeats = math.ceil(ROUND_S * 1e6 / single[name])
+            repeats = math.ceil(round_s * 1e6 / single[name])
             for _ in range(repeats // 3):
                 replay()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -77,7 +77,9 @@ def milliseconds(replays: dict[str, Replay]) -> dict[str, list[float]]:
     return times
 
 
-def measure(backend: DraftingCudaBackend, shapes: Sequence[VerifyShape], profile: bool) -> list[dict[str, Any]]:
+def measure(
+    backend: DraftingCudaBackend, shapes: Sequence[VerifyShape], round_s: float, profile: bool
+) -> list[dict[str, Any]]:
     """Times all ways of each shape; prints and returns them. `profile`: see `--profile`."""
     steps, device, records = backend._steps, backend._device, []
     for shape in shapes:
@@ -85,7 +87,7 @@ def measure(backend: DraftingCudaBackend, shapes: Sequence[VerifyShape], profile
         taken = backend.verify_graphs.variant(shape).name
         ways = steps.verify_variants(device.current_stream, shape)
         replays = {way.name: device.capture(way.launch) for way in ways}
-        found = milliseconds(replays)
+        found = milliseconds(replays, round_s)
         print(f"{shape.rows} rows x {shape.stride}:", flush=True)
         for name, times in sorted(found.items(), key=lambda item: statistics.median(item[1])):
             each = " ".join(f"{time:.3f}" for time in times)
@@ -125,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--shapes", nargs="+", type=shape_of, default=[shape_of("64x4"), shape_of("64x6")])
+    parser.add_argument("--round-s", type=float, default=0.3)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -133,7 +136,7 @@ def main() -> None:
     backend = drafting(arguments.shape, max(shape.rows for shape in shapes), max(shape.stride for shape in shapes) - 1)
     print(f"{arguments.shape}, {card()}")
     with torch.inference_mode(), backend._device.stream():
-        records = measure(backend, shapes, arguments.profile)
+        records = measure(backend, shapes, arguments.round_s, arguments.profile)
     if arguments.json:
         source = provenance("bench.steps.verify_ways", ["torch", "cupy"], card())
         write_results(arguments.json, source, {"shape": arguments.shape, "shapes": records})

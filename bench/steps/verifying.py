@@ -3,8 +3,9 @@
 For each batch and number of drafts a row, plans are sent as by a scheduler, a second one always in flight: prompts of
 512 tokens, then steps whose rows all verify as many drafts. An oracle drafts the true next tokens, each wrong with
 probability 0.3 (`--right`). Weights are random, with certain texts (`bench.common.certain_text`). The step without
-drafts is of the same backend. `gain` is the ratio of the tokens a second to those of steps without drafts; `bar` is its
-least.
+drafts is of the same backend. `gain` is the ratio of the tokens a second to those of steps without drafts; `mean` is
+the same with the tokens that such drafts bring on average, as those of few rows and steps vary by chance; `bar` is
+the least. `--most` leaves out steps of more positions. `--profile` prints the times by kernel of some steps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bench.common.random_model import ALL_SHAPES
 from bench.common.told_drafts import ToldDrafts
 from bench.steps.backend import BLOCK_SIZE, DTYPE, backend_of, no_progress
 from bench.steps.decoding import Decoding
+from bench.steps.profile import PROFILED, print_profile, profiled
 from bench.steps.times import LAST, PROMPT
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import LaunchedPlan, Runner
@@ -119,11 +121,8 @@ class Oracle:
 
     def measure(self, runner: Runner, batch: int, drafts: int) -> Measured:
         """Times steps of `batch` rows with `drafts` drafts each."""
-        decoding = Verifying(runner, batch, self._vocab_size)
-        decoding.prefill()
-        self.tell(batch)
         sums = Measured()
-        for index, result in enumerate(decoding.decode(WARM + TIMED, drafts)):
+        for index, result in enumerate(self._prefilled(runner, batch).decode(WARM + TIMED, drafts)):
             if index == WARM - 1:
                 begin = time.perf_counter()
             if index >= WARM:
@@ -136,6 +135,17 @@ class Oracle:
         sums.step_ms = (time.perf_counter() - begin) * 1e3 / TIMED
         return sums
 
+    def profile(self, runner: Runner, batch: int, drafts: int) -> None:
+        """Prints the times by kernel of such steps."""
+        steps = self._prefilled(runner, batch).decode(WARM + TIMED, drafts)
+        print_profile(profiled(steps, WARM + TIMED - PROFILED))
+
+    def _prefilled(self, runner: Runner, batch: int) -> Verifying:
+        decoding = Verifying(runner, batch, self._vocab_size)
+        decoding.prefill()
+        self.tell(batch)
+        return decoding
+
 
 def runner_of(shape: str, oracle: Oracle, largest: int) -> Runner:
     """Returns a runner of the shape whose drafts are the oracle's."""
@@ -146,21 +156,34 @@ def runner_of(shape: str, oracle: Oracle, largest: int) -> Runner:
         return Runner(backend_of(shape, weights, largest=largest, make=make))
 
 
+def mean_tokens(drafts: int, right: float) -> float:
+    """Returns the mean tokens of a row and step whose drafts are each right with this probability."""
+    return sum(right**position for position in range(drafts + 1))
+
+
+def rows_and_drafts(text: str) -> tuple[int, int]:
+    """Reads "64x3"."""
+    rows, _, drafts = text.partition("x")
+    return int(rows), int(drafts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--drafts", nargs="+", type=int, default=[1, 3, 5, 7])
     parser.add_argument("--right", type=float, default=0.7)
+    parser.add_argument("--most", type=int, default=2048, help="positions of a step")
+    parser.add_argument("--profile", nargs="+", type=rows_and_drafts, default=[], metavar="ROWSxDRAFTS")
     arguments = parser.parse_args()
     require_gpu()
     oracle = Oracle(ModelConfig.from_hugging_face(ALL_SHAPES[arguments.shape]), arguments.right)
     runner = runner_of(arguments.shape, oracle, max(arguments.batches))
     print(f"{arguments.shape}, {card()}")
-    print("batch drafts    step    bar  forward  sample  idle us  verified  tokens/step   gain    bar")
+    print("batch drafts    step    bar  forward  sample  idle us  verified  tokens/step   gain   mean    bar")
     for batch in arguments.batches:
         base = 0.0
-        for drafts in (0, *arguments.drafts):
+        for drafts in (0, *(each for each in arguments.drafts if batch * (1 + each) <= arguments.most)):
             sums = oracle.measure(runner, batch, drafts)
             each = sums.tokens / TIMED / batch
             base = base or sums.step_ms / each
@@ -169,9 +192,13 @@ def main() -> None:
             print(
                 f"{batch:5} {drafts:6} {sums.step_ms:7.3f} {step_bar:6.2f} {sums.forward_ns / TIMED / 1e6:8.3f} "
                 f"{sums.sample_ns / TIMED / 1e6:7.3f} {sums.idle_ns / TIMED / 1e3:8.1f} "
-                f"{sums.drafted / TIMED / batch:9.2f} {each:12.2f} {base * each / sums.step_ms:6.2f} {gain_bar:6.2f}",
+                f"{sums.drafted / TIMED / batch:9.2f} {each:12.2f} {base * each / sums.step_ms:6.2f} "
+                f"{base * mean_tokens(drafts, arguments.right) / sums.step_ms:6.2f} {gain_bar:6.2f}",
                 flush=True,
             )
+    for batch, drafts in arguments.profile:
+        print(f"{batch} rows with {drafts} drafts")
+        oracle.profile(runner, batch, drafts)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from torch.nn import functional
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
 from runner_svc.decoder.linear import Linear
 from runner_svc.decoder.mlp import DenseMlp, ExpertMlp, Mlp
-from runner_svc.decoder.norm import HeadNorm, Norm
+from runner_svc.decoder.norm import DividedNorms, HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.ranks import Communicator
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import LayerDescription, MlpDescription
+from runner_svc.model.families.description import LayerDescription, MlpDescription, QkNorm
 from runner_svc.model.families.experts_config import ExpertsConfig
-from runner_svc.model.rank_exchange import Exchange, TotalSquares
+from runner_svc.model.rank_exchange import Exchange
 from runner_svc.sampling.logit_scaling import finish_logits
 from runner_svc.weights.expert_weights import ExpertWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
@@ -78,18 +78,22 @@ class DecoderLayer:
                 return _unchanged
             return Norm(described.norm, weights, config.norm_eps, arithmetic)
 
-        def head_norm(weights: Tensor | None, total: TotalSquares | None) -> Callable[[Tensor], Tensor] | None:
-            if weights is None:
-                return None
-            return HeadNorm(described.qk_norm, described.norm, weights, config.norm_eps, arithmetic, total)
+        def head_norm(weights: Tensor) -> HeadNorm:
+            return HeadNorm(described.qk_norm, described.norm, weights, config.norm_eps, arithmetic)
 
         self._attention_norm, self._attention_post_norm = (
             norm(weights.attention_norm),
             norm(weights.attention_post_norm),
         )
         self._mlp_norm, self._mlp_post_norm = norm(weights.mlp_norm), norm(weights.mlp_post_norm)
-        totals = exchange.total_squares(config)
-        self._q_norm, self._k_norm = head_norm(weights.q_norm, totals[0]), head_norm(weights.k_norm, totals[1])
+        self._qk_norms: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        if weights.q_norm is not None and weights.k_norm is not None:
+            if exchange.is_shared and described.qk_norm is QkNorm.PROJECTION:
+                both = weights.q_norm, weights.k_norm
+                self._qk_norms = DividedNorms(config, both, exchange.summed, arithmetic)
+            else:
+                of_queries, of_keys = head_norm(weights.q_norm), head_norm(weights.k_norm)
+                self._qk_norms = lambda queries, keys: (of_queries(queries), of_keys(keys))
         keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS
         self._qkv = Linear(weights.qkv, keep_plain=keep_plain, arithmetic=arithmetic)
         self._output = Linear(weights.output, keep_plain=keep_plain, arithmetic=arithmetic)
@@ -120,8 +124,8 @@ class DecoderLayer:
         heads, kv_heads = self._num_heads, self._num_kv_heads
         qkv = self._qkv(normed).view(-1, heads + 2 * kv_heads, self._head_dim)
         rotated = qkv[:, : heads + kv_heads]  # queries and keys are adjacent: one rotation for both
-        if self._q_norm is not None and self._k_norm is not None:
-            rotated = torch.cat((self._q_norm(rotated[:, :heads]), self._k_norm(rotated[:, heads:])), dim=1)
+        if self._qk_norms is not None:
+            rotated = torch.cat(self._qk_norms(rotated[:, :heads], rotated[:, heads:]), dim=1)
         if self._rope is not None:
             rotated = rotations[self._rope].apply(rotated, self._arithmetic)
         cache.write(self._index, rotated[:, heads:].flatten(1), qkv[:, heads + kv_heads :].flatten(1), slot_mapping)

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.interface.ranks import Communicator
-from runner_svc.model.config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class TotalSquares:
-    """Adds up sums of squares [T, 1] of heads that the ranks share, each head once."""
-
-    summed: Callable[[Tensor], Tensor]
-    counts: bool
-    """Whether this rank is the first that has these heads."""
-    width: int
-    """Of all heads together."""
-
-    def __call__(self, squares: Tensor) -> Tensor:
-        """Returns the sum over all heads, [T, 1]."""
-        return self.summed(squares if self.counts else torch.zeros_like(squares))
 
 
 class Exchange:
@@ -56,18 +37,6 @@ class Exchange:
             total = total + other
         return total
 
-    def total_squares(self, config: ModelConfig) -> tuple[TotalSquares | None, TotalSquares | None]:
-        """Returns what adds up squares of queries, and of keys. `config`: the rank's."""
-        if self._ranks is None:
-            return None, None
-        shard, replicas = config.shard, config.kv_replicas
-        width, keys = config.num_heads * shard.size, config.num_kv_heads * shard.size // replicas
-        is_first = shard.rank % replicas == 0
-        return (
-            TotalSquares(self.summed, True, width * config.head_dim),
-            TotalSquares(self.summed, is_first, keys * config.head_dim),
-        )
-
     def looked_up(self, tokens: Tensor, table: Tensor, ids: slice) -> Tensor:
         """Returns the embeddings of tokens [...]; `table` has those of `ids`."""
         if self._ranks is None:
@@ -80,4 +49,6 @@ class Exchange:
         """Returns the whole vocabulary's logits, [L, vocab_size], of the ranks' parts."""
         if self._ranks is None:
             return logits
+        if not len(logits):  # which all ranks know
+            return logits.new_zeros(0, vocab_size)
         return self._ranks.all_gather(logits)[:, :vocab_size].contiguous()

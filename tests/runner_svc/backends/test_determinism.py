@@ -23,6 +23,7 @@ from tests.support.bit_probes import MODELS, PROBES, STORED, hash_of, known_mode
 from tests.support.bit_walk import BLOCKS, Walk, load
 from tests.support.host_backend import no_progress
 from tests.support.logits_of_steps import different
+from tests.support.ranked_backend import RankedBackend
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import FAMILIES, make_tiny_model
 
@@ -68,6 +69,13 @@ def test_a_change_of_bits_is_noticed(part: str) -> None:
     if library not in STORED:
         pytest.skip(f"no hash is stored for libraries and processors that compute {library}: {part} {got}")
     assert got == STORED[library][part], library
+
+
+def test_numerics_say_how_many_ranks_add_up(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "llama", 0)
+    sizes = {"num_blocks": 8, "block_size": 16, "num_slots": 2, "max_step_tokens": 64}
+    found = [RankedBackend.load(folder, size, deterministic=True, **sizes).model.numerics for size in (1, 2, 2, 4)]
+    assert found[1] == found[2] and len(set(found)) == 3 and all(found)
 
 
 def test_what_is_not_invariant_is_refused(tmp_path: Path) -> None:

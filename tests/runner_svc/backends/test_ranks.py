@@ -184,7 +184,7 @@ def test_a_rank_that_is_new_joins_ranks_that_have_drafted(tmp_path: Path) -> Non
 
 
 def _check(folder: Path, parity: Parity, rng: random.Random, sizes: Sequence[int], store: Path | None = None) -> None:
-    vocabulary = parity.model.config.vocab_size
+    vocabulary = parity.model.config.get_text_config().vocab_size
     prompts = [[rng.randrange(vocabulary) for _ in range(rng.randint(1, 40))] for _ in range(3)]
     for size in sizes:
         streams = RandomDriver(

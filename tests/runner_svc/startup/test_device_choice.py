@@ -16,7 +16,6 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.cuda.kernel import LaunchError
 from runner_svc.gpu import loading as cuda_loading
 from runner_svc.interface.pool_size import GRAPH_BYTES, MemoryProfile
-from runner_svc.launch import starting
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup import backend_factory
 from runner_svc.startup.device_choice import choose_device
@@ -121,7 +120,7 @@ def test_device_cuda_without_a_usable_gpu_is_refused(gpu: FakeGpu, case: str) ->
 def test_the_ready_line_says_why_it_is_the_cpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.no_cupy()
     backend = HashBackend(num_slots=1, block_size=16, num_blocks=4)
-    monkeypatch.setattr(starting, "build_backend", lambda settings, device, progress, ranks: backend)
+    monkeypatch.setattr(service, "load_backend", lambda settings, device, times: backend)
     monkeypatch.setattr(service, "gc", mock.Mock())
     monkeypatch.setattr(service.signal, "signal", mock.Mock())
     with capture_logs() as logs:
