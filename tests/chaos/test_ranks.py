@@ -32,7 +32,7 @@ SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RANKS = 3
 RUNNER = {
     "device": "hash", "tensor_parallel": RANKS, "rank_timeout_s": 1.5, "slots": 16, "kv_tokens": 2048,
-    "max_step_tokens": 128, "silence_s": 1.0, "host_kv_tokens": 1024,
+    "max_step_tokens": 512, "silence_s": 1.0, "host_kv_tokens": 1024,
     "test_backend": {
         "step_ms": 25, "eos_probability": EOS_PROBABILITY, "draft_wrong": 0.25, "copy_delay_ms": 10, "copy_lost": 0.1,
     },
