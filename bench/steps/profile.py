@@ -73,7 +73,7 @@ def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
 
 
 def print_profile(profiler: torch.profiler.profile, steps: int = PROFILED, in_order: int = 0) -> None:
-    """Prints the profile of so many steps by kernel, and so many launches in the middle of a step in their order."""
+    """Prints the profile of `steps` by kernel, and `in_order` launches in the middle of a step in their order."""
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
