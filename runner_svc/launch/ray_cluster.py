@@ -18,9 +18,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.launch.ray_launcher import CommandLost, Resources
 
-_ANSWER_S = 30.0
-"""Seconds after which a node that does not answer counts as lost."""
-
 
 class RunnerCommand(subprocess.Popen[bytes]):
     """A process on a node of the cluster."""
@@ -44,6 +41,7 @@ class RayCluster:
         bundle = {name: float(count) for name, count in (("CPU", each.cpus), ("GPU", each.gpus)) if count}
         self._bundles = placement_group([bundle] * groups, strategy="SPREAD")
         self._command = ray.remote(RunnerCommand)
+        self._asked: dict[Any, Any] = {}  # by command, the answer that is awaited
 
     def has_room(self, seconds: float) -> bool:
         """Waits for room for all groups, at most so long; returns whether the cluster has it."""
@@ -58,27 +56,34 @@ class RayCluster:
         return options.remote(command)
 
     def status(self, command: Any) -> int | None:
-        """Returns the command's exit status; None while it runs. Raises CommandLost with its node."""
-        return self._ask(command.poll)
+        """Returns the command's exit status; None while it runs, or while its answer is awaited.
+
+        Does not wait: a node that answers late delays no other group. Raises CommandLost with its node.
+        """
+        if command not in self._asked:
+            self._asked[command] = command.poll.remote()
+        done, _ = ray.wait([self._asked[command]], timeout=0)
+        if not done:
+            return None
+        try:
+            status: int | None = ray.get(self._asked.pop(command))
+        except RayError as error:
+            raise CommandLost(_first_line(error)) from error
+        return status
 
     def stop(self, command: Any) -> None:
-        """Sends the command SIGTERM. Raises CommandLost."""
-        self._ask(command.terminate)
+        """Sends the command SIGTERM, without waiting for its node."""
+        command.terminate.remote()
 
     def remove(self, command: Any) -> None:
         """Ends the command, if it runs, and its actor."""
+        self._asked.pop(command, None)
         with suppress(RayError):
             ray.kill(command)
 
     def close(self) -> None:
         """Leaves the cluster, which ends what runs."""
         ray.shutdown()
-
-    def _ask(self, method: Any) -> Any:
-        try:
-            return ray.get(method.remote(), timeout=_ANSWER_S)
-        except RayError as error:
-            raise CommandLost(_first_line(error)) from error
 
 
 def _first_line(error: Exception) -> str:

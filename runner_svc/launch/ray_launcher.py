@@ -80,7 +80,8 @@ class RayLauncher:
         given = list(sys.argv[1:] if arguments is None else arguments)
         name = settings.runner_id or socket.gethostname()
         self._cluster = cluster
-        self._groups = [_Group(_command(given, f"{name}-{number}")) for number in range(settings.groups)]
+        threads = Resources.of(settings).cpus // settings.tensor_parallel if settings.device == "cpu" else 0
+        self._groups = [_Group(_command(given, f"{name}-{number}", threads)) for number in range(settings.groups)]
         self._wake = threading.Event()
         self._stopping = False
 
@@ -148,10 +149,7 @@ class RayLauncher:
         """Has every group drain."""
         for group in self._groups:
             if group.command is not None:
-                try:
-                    self._cluster.stop(group.command)
-                except CommandLost:
-                    self._remove(group)
+                self._cluster.stop(group.command)
 
     def _remove(self, group: _Group) -> None:
         command, group.command = group.command, None
@@ -159,8 +157,12 @@ class RayLauncher:
             self._cluster.remove(command)
 
 
-def _command(arguments: list[str], name: str) -> list[str]:
-    """Returns a group's command line. The node's environment counts, but for this program's own variables."""
+def _command(arguments: list[str], name: str, threads: int) -> list[str]:
+    """Returns a group's command line, whose ranks have `threads` each; 0: the group decides.
+
+    The node's environment counts, but for this program's own variables.
+    """
     own = [f"{variable}={value}" for variable, value in sorted(os.environ.items()) if variable.startswith("ROSTER_")]
     given = [*arguments, "--launcher", "local", "--groups", "1", "--runner-id", name]
+    given += ["--threads", str(threads)] if threads else []
     return ["env", *own, f"{PARENT_VARIABLE}=1", "roster-runner", *given]
