@@ -52,6 +52,7 @@ GROUPS = {
     "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "blocks": Group(("move_blocks",), ("test_blocks",), but_not="timed"),
     "shared memory": Group(("move_blocks",), ("test_shared_memory",)),
+    "exchanges": Group(("one_shot_reduce", "one_shot_gather", "embed_part"), ("test_one_shot",)),
     "ranks": Group(
         ("one_shot_reduce", "one_shot_gather", "embed_part"),
         ("test_tensor_parallel",),

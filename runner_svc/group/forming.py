@@ -95,7 +95,10 @@ class Group:
             make = self._nccl if self._on_gpu else self._gloo
             self._processes, self._store = make(prefixed), store
             self._has_formed = True
+            if why := self._given_up():  # what watches for that may have looked before there was anything to abort
+                raise RankLost(why)
             self.barrier()
+            self._processes._set_default_timeout(self._timeout)
 
     def abort(self) -> None:
         """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.
@@ -109,7 +112,7 @@ class Group:
 
     def _gloo(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupGloo._Options()
-        options._timeout = self._timeout
+        options._timeout = self._forming  # of waits for the other ranks' addresses and connections
         if self._one_host:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
         else:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -27,6 +24,7 @@ from runner_svc.group.board import Board
 from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain
+from runner_svc.launch.store_folder import StoreFolder
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
 
@@ -36,7 +34,6 @@ _LOADING_SILENCE_S = 60.0
 _LONGEST_DELAY_S = 30.0
 _STOP_S = 5.0
 """Seconds in which the other ranks end after rank 0."""
-_FOLDER = "roster-ranks-"
 
 log = structlog.get_logger()
 
@@ -63,7 +60,8 @@ class Launcher:
     def __init__(self, settings: RunnerSettings, command: list[str] | None = None) -> None:
         """`command`: starts a rank; default: this program with its arguments."""
         self._settings = settings
-        self._command = command or [sys.executable, "-m", "runner_svc.main", *sys.argv[1:]]
+        safe = [] if os.getcwd() in sys.path else ["-P"]  # a rank imports from where this process does
+        self._command = command or [sys.executable, *safe, "-m", "runner_svc.main", *sys.argv[1:]]
         self._size = settings.tensor_parallel
         self._page = create()
         self._board = Board(attach(self._page), self._size)
@@ -79,15 +77,16 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
         name = self._settings.runner_id or default_name(self._settings.cache_dir)
-        folder = _own_folder()
         try:
             environment = self._environment(name)
-            while (status := self._turn(wake, folder, environment)) is None:
-                pass
-            return status
+            with StoreFolder() as folder:
+                try:
+                    while (status := self._turn(wake, folder, environment)) is None:
+                        pass
+                    return status
+                finally:
+                    self._end_all()
         finally:
-            self._end_all()
-            shutil.rmtree(folder, ignore_errors=True)
             signal.set_wakeup_fd(-1)
             os.close(wake)
             os.close(write_end)
@@ -95,7 +94,7 @@ class Launcher:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _turn(self, wake: int, folder: Path, environment: Mapping[str, str]) -> int | None:
+    def _turn(self, wake: int, folder: StoreFolder, environment: Mapping[str, str]) -> int | None:
         """Starts what is due, sleeps until something happens, and handles it; returns the exit status, if it ends."""
         for rank, state in enumerate(self._ranks):
             if state.process is None and not state.is_drained and time.monotonic() >= state.start_at:
@@ -120,8 +119,9 @@ class Launcher:
 
     # ------------------------------------------------------------------ processes
 
-    def _start(self, rank: int, folder: Path, environment: Mapping[str, str]) -> None:
-        place = Place(rank, self._size, os.getpid(), self._page, str(folder))
+    def _start(self, rank: int, folder: StoreFolder, environment: Mapping[str, str]) -> None:
+        folder.keep()
+        place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
         self._board.start(rank)
         state = self._ranks[rank]
         state.process = subprocess.Popen(
@@ -226,8 +226,8 @@ class Launcher:
         return True
 
     def _end_all(self) -> None:
-        """Ends all ranks: they have a moment if rank 0 has told them to end."""
-        until_at = time.monotonic() + (_STOP_S if self._stopping else 0.0)
+        """Ends all ranks: they have a moment if rank 0 has served, and so told them to end."""
+        until_at = time.monotonic() + (_STOP_S if self._stopping and self._board.is_complete else 0.0)
         for state in self._ranks:
             if state.process is None:
                 continue
@@ -237,13 +237,3 @@ class Launcher:
             state.process.wait()
             os.close(state.descriptor)
             state.process = None
-
-
-def _own_folder() -> Path:
-    """Returns a new folder for the ranks' store; removes those of launchers that were killed."""
-    parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-    for path in parent.glob(f"{_FOLDER}*"):
-        pid = path.name.removeprefix(_FOLDER).partition("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(path, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))

@@ -69,8 +69,9 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
     """
     end_with(place.launcher, signal.SIGKILL)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # The others end after rank 0's last record, or are killed. Ignored signals would be so in their children too.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave_at_once)
+        signal.signal(number, leave_at_once if place.rank == 0 else _go_on)
     member = Member(Shard(place.rank, place.size), place.page)
     _Heart(member, settings.rank_timeout_s / _BEATS).start()
     try:
@@ -89,6 +90,10 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
         return BROKEN
     member.board.explain(place.rank, why)
     return UNUSABLE
+
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 class _Heart(threading.Thread):
@@ -212,6 +217,8 @@ class RankProcess:
                 runner.stop()
             return status
         except (RankLost, PlanFault):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, leave_at_once)  # first: the link would not hear of a signal any more
             if link.is_stopping:
                 return 0
             raise RankLost(self._member.lost) from None
@@ -242,7 +249,7 @@ def _group(settings: RunnerSettings, member: Member, folder: Path) -> Group:
     return Group(
         member.shard,
         store_in(folder, member.shard.size),
-        timeout_s=settings.plan_timeout_s,
-        forming_s=_FORMING_S,
+        timeout_s=settings.plan_timeout_s / 2,  # before rank 0, or the scheduler, takes the whole runner for hung
+        forming_s=min(_FORMING_S, settings.rank_timeout_s / 2),  # before the launcher kills what is late
         given_up=lambda: member.lost,
     )

@@ -26,6 +26,7 @@ PARENT_VARIABLE = "_ROSTER_END_WITH_PARENT"
 """Set for a command that is to end with the process that started it."""
 _TICK_S = 0.5
 _LONGEST_DELAY_S = 30.0
+_SERVED_S = 60.0
 _ROOM_S = 10.0
 
 log = structlog.get_logger()
@@ -69,6 +70,7 @@ class _Group:
     start_at: float = 0.0
     started_at: float = 0.0
     failures: int = 0
+    has_served: bool = False  # for a while, so that its settings can be used
     is_over: bool = False
 
 
@@ -80,7 +82,8 @@ class RayLauncher:
         given = list(sys.argv[1:] if arguments is None else arguments)
         name = settings.runner_id or socket.gethostname()
         self._cluster = cluster
-        threads = Resources.of(settings).cpus // settings.tensor_parallel if settings.device == "cpu" else 0
+        self._each = Resources.of(settings)
+        threads = self._each.cpus // settings.tensor_parallel if settings.device == "cpu" else 0
         self._groups = [_Group(_command(given, f"{name}-{number}", threads)) for number in range(settings.groups)]
         self._wake = threading.Event()
         self._stopping = False
@@ -91,7 +94,12 @@ class RayLauncher:
             signal.signal(number, self._stop)
         try:
             while not self._stopping and not self._cluster.has_room(_ROOM_S):
-                log.warning("the cluster has no room for all groups yet", groups=len(self._groups))
+                log.warning(
+                    "the cluster has no room for all groups yet: add nodes, lower groups, or set device to 'cpu'",
+                    groups=len(self._groups),
+                    cpus_each=self._each.cpus,
+                    gpus_each=self._each.gpus,
+                )
             while (status := self._turn()) is None:
                 self._wake.wait(_TICK_S)
             return status
@@ -132,11 +140,12 @@ class RayLauncher:
         except CommandLost as error:
             status, how = -1, f"its node is lost: {error}"
         ran_s = time.monotonic() - group.started_at
+        group.has_served |= ran_s >= _SERVED_S
         self._remove(group)
         if self._stopping:
             group.is_over = True
             return None
-        if status in (UNUSABLE, REJECTED):
+        if status in (UNUSABLE, REJECTED) and not group.has_served:
             log.error("a group can't serve: its output says why", group=number, status=status)
             return status
         group.failures = group.failures + 1 if ran_s < _LONGEST_DELAY_S else 1

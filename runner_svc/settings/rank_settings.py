@@ -32,19 +32,12 @@ def check_ranks(settings: RankSettings) -> None:
     """Raises ValueError, with one sentence, for settings that don't go together."""
     size = settings.tensor_parallel
     _check_launcher(settings)
-    if settings.nnodes > 1 and size == 1:
-        raise ValueError(f"nnodes is {settings.nnodes}, but tensor_parallel is 1: set it to the number of all ranks")
-    if settings.nnodes > 1 and not settings.rdzv_endpoint:
-        raise ValueError(
-            f"nnodes is {settings.nnodes}, so the hosts must find one another: set rdzv_endpoint to host:port of one"
-        )
-    if settings.rdzv_endpoint and settings.nnodes == 1:
-        raise ValueError(
-            f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but nnodes is 1: set it to the number of hosts, or leave "
-            "rdzv_endpoint out"
-        )
     if settings.nnodes > 1:
         raise ValueError(f"nnodes is {settings.nnodes}, but ranks on several hosts are not served yet: set it to 1")
+    if settings.rdzv_endpoint:
+        raise ValueError(
+            f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but ranks on several hosts are not served yet: leave it out"
+        )
     if size == 1:
         return
     if settings.device == "null":
@@ -69,8 +62,6 @@ def _check_launcher(settings: RankSettings) -> None:
             f"groups is {settings.groups}, but launcher is 'local', which starts one: set groups to 1, or launcher to "
             "'ray'"
         )
-    if settings.launcher == "ray" and settings.nnodes > 1:
-        raise ValueError(f"nnodes is {settings.nnodes}, but launcher is 'ray', which finds the hosts: leave nnodes out")
     for name in ("move_listen", "health_listen"):
         if settings.groups > 1 and getattr(settings, name):
             raise ValueError(

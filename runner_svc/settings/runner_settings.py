@@ -231,13 +231,12 @@ class RunnerSettings(ServiceSettings):
     nnodes: int = Field(
         1,
         ge=1,
-        description="Number of hosts that share the ranks; each runs this command with the same settings.",
+        description="Number of hosts that share the ranks. Only 1 is served so far.",
         json_schema_extra=tuning("the ranks are on several hosts"),
     )
     rdzv_endpoint: str = Field(
         "",
-        description="Address of torchrun's rendezvous, host:port, of which the first of the hosts listens; with "
-        "nnodes > 1.",
+        description="Address at which several hosts find one another, host:port. Only '' is served so far.",
         json_schema_extra=tuning("the ranks are on several hosts"),
     )
     launcher: Literal["local", "ray"] = Field(

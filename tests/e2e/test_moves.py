@@ -139,7 +139,7 @@ async def test_a_hot_prefix_is_copied_to_the_second_runner(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("victim", ["source", "target"])
 async def test_a_runner_killed_in_mid_copy_costs_nothing_but_time(tmp_path: Path, victim: str) -> None:
-    slow = {**RUNNER, "test_backend": {"step_ms": 5, "eos_probability": 0, "move_chunk_ms": 400}}
+    slow = {**RUNNER, "test_backend": {"step_ms": 15, "eos_probability": 0, "move_chunk_ms": 400}}
     with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=slow, runners=3) as roster:
         roster.await_workers(1)
         prompts = prompts_of(random.Random(5), 12)

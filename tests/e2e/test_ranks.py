@@ -69,7 +69,11 @@ async def test_a_group_drains_while_a_single_runner_goes_on(tmp_path: Path) -> N
         ranks = log.pids()
         async with RosterClient(roster.address) as client:
             answering = asyncio.create_task(answers(client, given))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.2)
+            os.kill(ranks[1], signal.SIGTERM)  # it ends with rank 0, and not before
+            await asyncio.sleep(0.1)
+            assert log.pids() == ranks and not log.lines("a rank is lost, and starts again")
+            assert psutil.Process(ranks[1]).status() != psutil.STATUS_ZOMBIE
             roster.send("runner", signal.SIGTERM)
             assert_right(given, await answering)
         assert roster.wait("runner") == 0

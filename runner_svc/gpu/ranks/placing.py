@@ -26,7 +26,7 @@ def gpu_of(shard: Shard) -> GpuDevice:
     if shard.size > count and not os.environ.get(SHARING):
         raise UnusableSettings(
             f"tensor_parallel is {shard.size}, but this host has {count} GPU{'s' * (count != 1)}: set tensor_parallel "
-            f"to {count} or less, or nnodes to the number of hosts"
+            f"to {count} or less"
         )
     # Threads besides this one call the driver while steps are captured: NCCL's watchdog.
     return GpuDevice(capture_mode="thread_local" if shard.size > 1 else "global")

@@ -74,7 +74,7 @@ def test_every_rank_sees_that_one_gave_up_and_all_form_again(size: int, tmp_path
 
 
 def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:
-    group = Group(Shard(0, 2), store_in(tmp_path, 2), timeout_s=0.3, given_up=lambda: "rank 1 has ended")
+    group = Group(Shard(0, 2), store_in(tmp_path, 2), forming_s=0.3, given_up=lambda: "rank 1 has ended")
     with pytest.raises(RankLost, match="rank 1 has ended"):
         group.form()
 

@@ -114,6 +114,14 @@ def test_a_lost_group_is_started_again(end: int | CommandLost) -> None:
     assert all(command.removed for _, command in cluster.started)
 
 
+def test_a_group_that_has_served_is_started_again_whatever_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_launcher, "_SERVED_S", 0.0)
+    cluster = OneNode(UNUSABLE)
+    thread = stop_when(lambda: len(cluster.started) == 3)
+    assert RayLauncher(settings(groups=2), cluster, []).run() == 0
+    thread.join()
+
+
 @pytest.mark.parametrize("status", [UNUSABLE, REJECTED])
 def test_what_no_start_can_mend_ends_all(status: int) -> None:
     cluster = OneNode(status)
@@ -158,7 +166,7 @@ def test_a_rank_has_a_gpu_or_cpus(given: dict[str, object], each: Resources) -> 
         ({"groups": 2}, "launcher is 'local'"),
         ({"launcher": "ray", "groups": 2, "health_listen": "0.0.0.0:1"}, "health_listen is"),
         ({"launcher": "ray", "groups": 2, "move_listen": "127.0.0.1:1"}, "move_listen is"),
-        ({"launcher": "ray", "nnodes": 2, "rdzv_endpoint": "a:1", "tensor_parallel": 2}, "leave nnodes out"),
+        ({"launcher": "ray", "nnodes": 2, "rdzv_endpoint": "a:1", "tensor_parallel": 2}, "set it to 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given: dict[str, object], part: str) -> None:

@@ -19,13 +19,10 @@ from tests.support.in_this_process import run_runner
         (("--tensor-parallel=2", "--device=null"), "the test backend 'null' has nothing to divide"),
         (("--tensor-parallel=2", "--decoder=transformers"), "set tensor_parallel to 1, or decoder to 'roster'"),
         (("--tensor-parallel=2", "--move-listen=127.0.0.1:0"), "leave move_listen out"),
-        (("--nnodes=2",), "set it to the number of all ranks"),
+        (("--nnodes=2",), "ranks on several hosts are not served yet: set it to 1"),
         (("--nnodes=0",), "nnodes"),
-        (("--nnodes=2", "--tensor-parallel=2"), "set rdzv_endpoint to host:port of one"),
-        (
-            ("--rdzv-endpoint=node:29500", "--tensor-parallel=2"),
-            "set it to the number of hosts, or leave rdzv_endpoint",
-        ),
+        (("--nnodes=2", "--tensor-parallel=2"), "ranks on several hosts are not served yet: set it to 1"),
+        (("--rdzv-endpoint=node:29500", "--tensor-parallel=2"), "leave it out"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_sentence(flags: tuple[str, ...], told: str) -> None:
