@@ -132,7 +132,7 @@ def test_sums_are_in_order_of_ranks_and_equal_over_many_launches_of_changing_siz
 
 @pytest.mark.parametrize(
     ("size", "columns", "width"),
-    choice([(2, 24, 46), (3, 7, 20), (3, 24, 70), (4, 8, 32)], in_ci=[(2, 24, 46), (3, 7, 20)]),
+    choice([(2, 24, 46), (3, 7, 20), (3, 24, 70), (4, 8, 32)], in_ci=[(3, 7, 20)]),
 )
 def test_gathered_rows_are_side_by_side_and_cut(size: int, columns: int, width: int) -> None:
     rounds, rows = 8, 90

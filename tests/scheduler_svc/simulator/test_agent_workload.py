@@ -76,7 +76,7 @@ def test_turns_continue_their_session_and_follow_what_they_need() -> None:
 def test_every_turn_hits_all_that_came_before() -> None:
     """With room for all contexts, a turn computes only what is new: the output is in the context as it was sampled."""
     trace = agent_trace(SMALL, seed=6)
-    setup = Setup(round_cost(), kv_tokens=200_000, slots=64, prefix_sharing=True, check=True)
+    setup = Setup(round_cost(), kv_tokens=64_000, slots=64, prefix_sharing=True, check=True)
     outcome = simulate(trace, setup)
     assert outcome.refusals == {}
     assert outcome.tokens.tolist() == [request.output_tokens for request in trace.requests]

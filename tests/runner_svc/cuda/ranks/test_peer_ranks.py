@@ -26,6 +26,7 @@ from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule
 from tests.support.forked_ranks import forked
 from tests.support.host_device import HostDevice
 from tests.support.memory_file import MemoryFile
+from tests.support.thoroughness import choice
 
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
@@ -82,7 +83,7 @@ def check(peers: PeerRanks) -> None:
     assert not peers.given_up()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", choice([2, 3], in_ci=[3]))
 def test_ranks_exchange_and_form_again(size: int, tmp_path: Path) -> None:
     def run(shard: Shard) -> None:
         group = Group(shard, store_in(tmp_path, size))
