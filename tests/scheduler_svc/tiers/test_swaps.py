@@ -119,7 +119,7 @@ def test_a_sequence_that_the_host_pool_cannot_hold_is_not_swapped_out() -> None:
 
 def test_copies_of_a_sequence_are_not_evicted_for_the_rest_of_it() -> None:
     """Its first blocks were loaded, so their copies are duplicates, which go first when its others need room."""
-    served, requests = crowded()
+    served, _ = crowded()
     assert served.scheduler.tiers is not None
     table, host = served.scheduler.table, served.scheduler.tiers.host
     first = [served.scheduler.prefix.shareable_names(table.at(slot), 3 * SIZE) for slot in range(2)]
