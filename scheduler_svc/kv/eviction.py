@@ -20,7 +20,8 @@ from scheduler_svc.kv.prefix_tree import BIT, CHILDREN, Node, Prefix, PrefixTree
 
 CLEAN = 0.125
 """Value of a block of the cache whose copy the host pool has, over one without: loading it takes about an eighth of the
-time of computing it (8B on an H200: 3 µs a position, against 22)."""
+time of computing it (8B on an H200: 3 µs a position, against 22). With all of them before any that is yet to be
+copied, agents' sessions hit 55.6% for 57.0%, and 90.7 for 90.2 with a larger host pool (`bench.policies.retention`)."""
 REVISED = 2
 """Blocks valued again for each call and each prefix that it takes blocks of."""
 _COPIED, _COPIES = BIT[1], CHILDREN[1]

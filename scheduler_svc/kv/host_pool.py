@@ -7,7 +7,7 @@ being written or read, the block is free once the ticket has ended.
 
 Evicted first are *duplicates*: copies of blocks that a sequence has used on the runner since, least recently used
 first. The others follow, among which are the blocks offloaded ahead of need, whose only copy this will soon be. Their
-order is that of their last use, or that of `order`.
+order is that of their last use, or that of `order`; what that gives no value goes even before the duplicates.
 """
 
 from __future__ import annotations
@@ -115,10 +115,11 @@ class HostPool:
         return blocks
 
     def _evict(self) -> int:
-        if self._duplicates:
+        order = self.order
+        if self._duplicates and not (order is not None and self._others and order.least() <= 0):
             block = next(iter(self._duplicates))
         else:
-            names = [] if self.order is None else self.order.take()
+            names = [] if order is None else order.take()
             block = self._block_of[names[0]] if names else next(iter(self._others))
         self.forget(self._named(block))
         return self._free.pop()
@@ -176,6 +177,13 @@ class HostPool:
             if block is not None and (block in self._others or block in self._duplicates):
                 self._withdraw(block)
                 self._duplicates[block] = None
+
+    def note_leaving(self, names: Iterable[bytes]) -> None:
+        """Notes that the runner's cache evicts this content next: duplicates of it are no longer that, and become the
+        most recently used of the others, in this order."""
+        for name in names:
+            if self._block_of.get(name) in self._duplicates:
+                self.note_gone(name)
 
     def note_gone(self, name: bytes) -> None:
         """Notes that the runner's cache no longer has this content: its copy, if there is one, is the only one."""

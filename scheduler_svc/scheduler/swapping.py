@@ -77,11 +77,12 @@ class Swapping:
         """Returns whether loading the sequence's KV is possible, and faster than computing it."""
         computed = self._computed(victim)
         names = self._prefix.shareable_names(victim, computed)
-        if not names or len(names) < computed // self._pool.block_size:
-            return False
+        needed = self._pool.blocks_for(computed)
+        if not names or len(names) < computed // self._pool.block_size or needed > self._tiers.host.num_room:
+            return False  # without its first blocks the rest would be of no use
         times, steps = self._tiers.loads.times, self._step_times
         compute_s = steps.seconds(computed, 0, 0) if steps.known else 0.0
-        return not compute_s or times.seconds(self._pool.blocks_for(computed)) < compute_s
+        return not compute_s or times.seconds(needed) < compute_s
 
     def _computed(self, sequence: Sequence) -> int:
         """Returns the positions of a running sequence whose KV a result has confirmed and that a hit may cover."""
@@ -108,6 +109,7 @@ class Swapping:
             ready = pool.ready_block(name)
             if ready is not None and ready in alone:
                 contents.append(Content(ready, name, size))
+        self._tiers.host.note_leaving(reversed(names))  # not evicted for the rest of its blocks
         self._tiers.offloads.begin(contents, is_swap=True)
         victim.swapped = computed
         pool.release(held)

@@ -231,7 +231,8 @@ class HostLoads:
         self.counts.blocks += len(load.sources)
         self.counts.seconds += seconds
         if load.pin.is_released or load.is_over:
-            self.counts.wasted += len(load.sources) if load.sequence is not None else 0
+            if load.sequence is not None and not load.is_over:  # a late one is counted already
+                self.counts.wasted += len(load.sources)
             self._pool.confirm(load.full)
             if load.sequence is None and not load.is_over:
                 self.prefetched.arrived(map(self._pool.name_of, load.full), len(load.full))

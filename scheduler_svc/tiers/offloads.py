@@ -122,6 +122,7 @@ class HostOffloads:
             name = pool.name_of(block)
             if name is None or self._host.has(name):
                 pool.put_first(block)
+                self._host.note_leaving([name] if name is not None else [])
             elif len(contents) >= most:
                 break
             else:
@@ -166,6 +167,8 @@ class HostOffloads:
         self.counts.blocks += len(offload.sources)
         self.counts.seconds += seconds
         self._ended(offload)
+        for block in offload.sources:
+            self._pool.put_first(block)
 
     def lost(self, offload: Offload) -> None:
         """Ends an offload that was never confirmed."""
@@ -176,7 +179,6 @@ class HostOffloads:
     def _ended(self, offload: Offload) -> None:
         for block in offload.sources:
             self._pool.release([block])
-            self._pool.put_first(block)
         if not self.line:
             self.times.rest()
 

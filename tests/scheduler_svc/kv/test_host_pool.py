@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler_svc.kv.eviction import EvictionOrder
 from scheduler_svc.kv.host_pool import HostPool, HostPoolFull
-from scheduler_svc.kv.prefix_tree import PrefixTree
+from scheduler_svc.kv.prefix_tree import PrefixTree, Turn
 
 NUM_BLOCKS = 6
 NAMES = [bytes([number]) * 16 for number in range(10)]
@@ -144,6 +144,33 @@ def test_the_least_recently_used_copy_is_evicted_and_duplicates_before_all() -> 
         pool.written(pool.write([name]))
         gone += [other for other in held if not pool.has(other)]
     assert gone == [NAMES[2], NAMES[1], NAMES[3], NAMES[0]]
+
+
+def test_a_copy_without_value_is_evicted_before_duplicates() -> None:
+    pool, tree = filled(*NAMES[:3]), PrefixTree(16)
+    order = EvictionOrder(tree, 1, pool.may_evict)
+    for number, conversation in enumerate(("over", "alive")):
+        tree.came(NAMES[number], 1)
+        tree.link([NAMES[number]], Turn("", conversation, 0.0, 0.0, ended=True), NAMES)
+    order.rank(lambda prefix: float(prefix.conversation == "alive"), NAMES[:2])
+    pool.note_used(NAMES[2:3])
+    pool.set_order(order)
+    pool.write(NAMES[5:6])
+    assert [pool.has(name) for name in NAMES[:3]] == [False, True, True]
+    pool.write(NAMES[6:7])
+    assert [pool.has(name) for name in NAMES[:3]] == [False, True, False], "a duplicate before what has a value"
+
+
+def test_a_duplicate_whose_block_leaves_the_cache_next_is_kept_for_longest() -> None:
+    pool = filled(*NAMES[:3])
+    pool.note_used(NAMES[:2])
+    pool.note_leaving([NAMES[0], NAMES[9]])
+    pool.check([], [])
+    left = []
+    for name in NAMES[4:7]:
+        pool.write([name])
+        left.append([other for other in NAMES[:3] if pool.has(other)])
+    assert left == [[NAMES[0], NAMES[2]], [NAMES[0]], []]
 
 
 def test_a_copy_ahead_of_need_outlives_those_of_blocks_in_use() -> None:

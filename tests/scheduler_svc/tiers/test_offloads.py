@@ -87,3 +87,24 @@ def test_part_of_a_large_pool_is_copied_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert one.num_blocks == 6  # a sixth, and no more while these are copied
     one.demote(0)
     assert one.num_blocks == 6
+
+
+def test_a_copy_of_a_block_that_is_put_first_is_no_duplicate_any_more() -> None:
+    """The host pool evicts duplicates first: the block would leave the cache as one with a copy, and be lost."""
+    pool, host, one, blocks = cached(8, 8)
+    host.written(host.write(NAMES[:1]))
+    host.note_used(NAMES[:1])
+    one.low = 1
+    one.demote(0)
+    assert pool.num_first == 1 and pool.upcoming(1) == blocks[:1]
+    assert (host.num_duplicates, host.num_ready) == (0, 1)
+
+
+def test_blocks_of_a_lost_offload_are_not_put_first() -> None:
+    pool, _, one, _ = cached(8, 8)
+    one.low = 2
+    one.demote(0)
+    one.line.send(1)
+    for offload in one.line.lose():
+        one.lost(offload)
+    assert (one.counts.lost, pool.num_first, pool.num_cached) == (2, 0, 8)

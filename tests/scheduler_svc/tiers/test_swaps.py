@@ -19,9 +19,9 @@ BLOCKS = 24
 OUTPUT = 9 * SIZE
 
 
-def crowded(**settings: object) -> tuple[Service, list[Submitted]]:
+def crowded(host_blocks: int = 4 * BLOCKS, **settings: object) -> tuple[Service, list[Submitted]]:
     """Returns a service with two sequences that together need more blocks than there are, both decoding."""
-    served = service(slots=2, num_blocks=BLOCKS, host_blocks=4 * BLOCKS, **settings)
+    served = service(slots=2, num_blocks=BLOCKS, host_blocks=host_blocks, **settings)
     requests = [served.stack.submit(prompt(5 * SIZE + 3, seed), OUTPUT) for seed in (1, 2)]
     served.advance(4)
     assert served.scheduler.table.num_running == 2
@@ -107,6 +107,30 @@ def test_computing_is_preferred_where_it_is_faster(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(StepTimeModel, "seconds", lambda self, positions, rows, context, start=0: 0.001 * positions)
     finish(served, requests)
     assert not swapping(served).swaps and served.scheduler.preemptions
+
+
+def test_a_sequence_that_the_host_pool_cannot_hold_is_not_swapped_out() -> None:
+    """Without its first blocks the rest would be of no use."""
+    served, requests = crowded(host_blocks=4)
+    finish(served, requests)
+    assert not swapping(served).swaps and served.scheduler.preemptions
+    served.stack.assert_clean()
+
+
+def test_copies_of_a_sequence_are_not_evicted_for_the_rest_of_it() -> None:
+    """Its first blocks were loaded, so their copies are duplicates, which go first when its others need room."""
+    served, _ = crowded()
+    assert served.scheduler.tiers is not None
+    table, host = served.scheduler.table, served.scheduler.tiers.host
+    first = [served.scheduler.prefix.shareable_names(table.at(slot), 3 * SIZE) for slot in range(2)]
+    for names in first:
+        host.written(host.write(names))
+        host.note_used(names)
+    host.written(host.write([bytes([number]) * 16 for number in range(host.num_free)]))
+    assert (host.num_free, host.num_duplicates) == (0, 6)
+    until_swapped(served)
+    kept = [all(map(host.has, names)) for names in first]
+    assert sorted(kept) == [False, True], "those of the sequence that runs on go"
 
 
 def test_what_was_computed_before_a_flush_is_not_swapped() -> None:
