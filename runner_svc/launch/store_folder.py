@@ -1,6 +1,6 @@
 """The folder in which the ranks of one launcher find one another; it lasts as long as the launcher holds its lock.
 
-Process ids say nothing about who uses a folder: containers may share /dev/shm and have ids of their own.
+A process id does not say whether a folder is in use: containers may share /dev/shm and have ids of their own.
 """
 
 from __future__ import annotations
