@@ -160,7 +160,8 @@ class Launcher:
         if rank == 0 and status in (0, REJECTED):
             return status
         if status == 0:
-            state.is_drained = True  # rank 0 has told it to end, and ends too
+            # Rank 0 has told it to end, and ends too, unless it was lost after that, which may be seen before.
+            state.is_drained = self._stopping or board.ready(rank) > board.given_up
             return None
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         explained = board.explanation(rank)

@@ -17,12 +17,13 @@ from roster_client.client.requests import Options
 from roster_client.client.sync_client import SyncRosterClient
 from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.thoroughness import choice
 
 TOKENS = 400
 STEP_MS = 5
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=choice([1, 2], in_ci=[1]), ids=lambda ranks: f"{ranks} ranks")
 def roster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     runner = {
         "device": "hash", "slots": 8, "test_backend": {"step_ms": STEP_MS}, "silence_s": 1.0, "kv_tokens": 16384,

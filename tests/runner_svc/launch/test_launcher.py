@@ -136,6 +136,16 @@ def test_ranks_that_ended_with_rank_0_start_again_with_it(launched: Launched) ->
     assert not set(pids) & set(new)
 
 
+def test_ranks_whose_end_is_seen_after_rank_0s_start_again_too(launched: Launched) -> None:
+    pids = launched.await_epoch(1)
+    launched.process.send_signal(signal.SIGSTOP)
+    for rank, status in ((1, "0"), (2, "0"), (0, "3")):
+        (launched.folder / f"exit-{rank}").write_text(status)
+    launched.wait(lambda: all(map(gone, pids)))
+    launched.process.send_signal(signal.SIGCONT)
+    assert not set(pids) & set(launched.await_epoch(2))
+
+
 def test_rank_0s_rejection_ends_all(launched: Launched) -> None:
     pids = launched.await_epoch(1)
     (launched.folder / "exit-0").write_text("1")
