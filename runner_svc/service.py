@@ -30,12 +30,15 @@ from runner_svc.launch.rank import serve_rank
 from runner_svc.launch.ray_launcher import PARENT_VARIABLE, RayLauncher, Resources
 from runner_svc.launch.starting import (
     BROKEN,
+    GC_THRESHOLD,
+    SWITCH_INTERVAL_S,
     complain,
     described,
     equip,
     leave_at_once,
     load_backend,
     measure,
+    on_stop,
     read_curve,
     run_link,
 )
@@ -51,12 +54,6 @@ from runner_svc.startup.moves import make_mover
 from runner_svc.startup.runner_name import default_name
 from runner_svc.startup.start_times import StartTimes
 from runner_svc.startup.versions import versions
-
-# Bounds the delay until the socket's thread gets the interpreter to send a result while the next plan is prepared.
-_SWITCH_INTERVAL_S = 0.0002
-
-# Objects between collections. A step creates a few hundred, nearly none of them in cycles.
-_GC_THRESHOLD = 20_000
 
 _ABOUT = "Loads a model and computes the scheduler's plans, until SIGTERM or Ctrl-C."
 
@@ -125,9 +122,8 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     substitute a socket that measures times.
     """
     times = StartTimes()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave_at_once)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    on_stop(leave_at_once)
     try:
         health = RunnerHealth.open(settings.health_listen)
         curve = read_curve(settings)  # before loading the model, to report a wrong path at once
@@ -156,14 +152,13 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     def finish(number: int, frame: FrameType | None) -> None:
         link.stop()
 
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, finish)
+    on_stop(finish)
     if choice.device in ("cpu", "cuda"):
         log.info("started", **times.fields())
     log.info("ready", runner_id=runner.runner_id, **described(backend, choice), link=settings.link)
     gc.collect()
     gc.freeze()  # objects that exist now live until the end: collections need not scan them
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
     try:
         return run_link(link, settings.plan_timeout_s)
     finally:

@@ -23,7 +23,7 @@ import structlog
 from runner_svc.group.board import Board
 from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
-from runner_svc.launch.starting import REJECTED, UNUSABLE, complain
+from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
 from runner_svc.launch.store_folder import StoreFolder
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
@@ -74,8 +74,7 @@ class Launcher:
         """Serves until a signal, or until rank 0 or the settings end the runner; returns the exit status."""
         wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+        on_stop(self._note)
         name = self._settings.runner_id or default_name(self._settings.cache_dir)
         try:
             environment = self._environment(name)

@@ -31,12 +31,15 @@ from runner_svc.interface.backend import Backend
 from runner_svc.interface.ranks import RankLost, Regrouping, Shard
 from runner_svc.launch.starting import (
     BROKEN,
+    GC_THRESHOLD,
+    SWITCH_INTERVAL_S,
     UNUSABLE,
     described,
     equip,
     leave_at_once,
     load_backend,
     measure,
+    on_stop,
     read_curve,
     run_link,
 )
@@ -53,8 +56,6 @@ from runner_svc.tiers.kv_copier import KVCopier
 if TYPE_CHECKING:
     from runner_svc.group.forming import Group
 
-_SWITCH_INTERVAL_S = 0.0002  # as of a runner of one process
-_GC_THRESHOLD = 20_000
 _BEATS = 20
 """Heartbeats in the time after which a silent rank is ended."""
 _FORMING_S = 10.0
@@ -68,10 +69,9 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
     Why settings can't be used is on the board: the launcher prints it once for all ranks.
     """
     end_with(place.launcher, signal.SIGKILL)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # The others end after rank 0's last record, or are killed. Ignored signals would be so in their children too.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave_at_once if place.rank == 0 else _go_on)
+    on_stop(leave_at_once if place.rank == 0 else _go_on)
     member = Member(Shard(place.rank, place.size), place.page)
     _Heart(member, settings.rank_timeout_s / _BEATS).start()
     try:
@@ -197,8 +197,7 @@ class RankProcess:
         def finish(number: int, frame: FrameType | None) -> None:
             link.stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, finish)
+        on_stop(finish)
         log.info(
             "ready",
             runner_id=runner.runner_id,
@@ -210,23 +209,21 @@ class RankProcess:
         gc.unfreeze()  # what belonged to the epoch before
         gc.collect()
         gc.freeze()
-        gc.set_threshold(_GC_THRESHOLD, 20, 20)
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
         try:
             status = run_link(link, settings.plan_timeout_s)
             if status == 0:
                 runner.stop()
             return status
         except (RankLost, PlanFault):
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, leave_at_once)  # first: the link would not hear of a signal any more
+            on_stop(leave_at_once)  # first: the link would not hear of a signal any more
             if link.is_stopping:
                 return 0
             raise RankLost(self._member.lost) from None
         finally:
             self._health.tell(False)
             self._heard = link.heard
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, leave_at_once)
+            on_stop(leave_at_once)
 
     def _measure(self, runner: LeadingRunner) -> None:
         """Measures steps once in this process."""

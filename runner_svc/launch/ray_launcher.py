@@ -7,7 +7,6 @@ replaced there, and only a group whose command or node is gone is started again 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import threading
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from runner_svc.launch.starting import REJECTED, UNUSABLE
+from runner_svc.launch.starting import REJECTED, UNUSABLE, on_stop
 from runner_svc.settings.runner_settings import RunnerSettings
 
 PARENT_VARIABLE = "_ROSTER_END_WITH_PARENT"
@@ -90,8 +89,7 @@ class RayLauncher:
 
     def run(self) -> int:
         """Serves until a signal, or until a group's settings or the scheduler end it; returns the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        on_stop(self._stop)
         try:
             while not self._stopping and not self._cluster.has_room(_ROOM_S):
                 log.warning(
@@ -121,10 +119,8 @@ class RayLauncher:
                 if self._stopping:
                     group.is_over = True
                 elif time.monotonic() >= group.start_at:
-                    group.command, group.started_at = (
-                        self._cluster.start(number, group.arguments),
-                        time.monotonic(),
-                    )
+                    group.command = self._cluster.start(number, group.arguments)
+                    group.started_at = time.monotonic()
                     log.info("started a group", group=number)
             elif (status := self._look(number, group)) is not None:
                 return status

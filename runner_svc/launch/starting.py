@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -26,8 +28,18 @@ from runner_svc.transfer.mover import Mover
 
 REJECTED, UNUSABLE, BROKEN = 1, 2, 3
 """Exit statuses."""
+SWITCH_INTERVAL_S = 0.0002
+"""Bounds the delay until the socket's thread gets the interpreter to send a result while the next plan is prepared."""
+GC_THRESHOLD = 20_000
+"""Objects between collections. A step creates a few hundred, nearly none of them in cycles."""
 
 log = structlog.get_logger()
+
+
+def on_stop(handle: Callable[[int, FrameType | None], None]) -> None:
+    """Sets what handles the signals that stop a service."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
 
 
 def read_curve(settings: RunnerSettings) -> CurveClient | None:
