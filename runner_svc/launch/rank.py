@@ -18,6 +18,7 @@ import structlog
 import zmq
 
 from roster_common.curve_keys import UnusableKey
+from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.arithmetic.instruction_set import pin
@@ -61,6 +62,18 @@ _BEATS = 20
 _FORMING_S = 10.0
 
 log = structlog.get_logger()
+
+
+def serve_forked(settings: RunnerSettings, place: Place) -> int:
+    """Runs a fork of the launcher's warm process as a rank, until it ends; returns the exit status."""
+    configure_rank_logs(settings, place)
+    return serve_rank(settings, place)
+
+
+def configure_rank_logs(settings: RunnerSettings, place: Place) -> None:
+    """Configures logs once for all ranks: rank 0 tells what happens, the others only what is wrong."""
+    quiet = place.rank > 0 and settings.log_level == "info"
+    configure_logs(settings.log_format, "warning" if quiet else settings.log_level)
 
 
 def serve_rank(settings: RunnerSettings, place: Place) -> int:
@@ -138,6 +151,9 @@ class RankProcess:
         self._heard = plan_pb2.Hello()
         if self._choice.device != "hash" and self._leads:
             log.info("started", **times.fields())
+        gc.collect()
+        gc.freeze()  # what exists now lives until the end: collections, also those between epochs, need not scan it
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
 
     def run(self) -> int:
         """Serves in one epoch after the other; returns the exit status."""
@@ -161,6 +177,8 @@ class RankProcess:
             finally:
                 if copier is not None:
                     copier.close()
+            runner = copier = None
+            gc.collect()  # what belonged to the epoch, while the others come
 
     def _abort_when_given_up(self, epoch: int) -> None:
         """Ends the exchanges of an epoch once any process has given it up."""
@@ -206,10 +224,6 @@ class RankProcess:
             epoch=self._member.epoch,
             link=settings.link,
         )
-        gc.unfreeze()  # what belonged to the epoch before
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 20, 20)
         try:
             status = run_link(link, settings.plan_timeout_s)
             if status == 0:

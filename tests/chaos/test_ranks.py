@@ -23,7 +23,7 @@ from tests.support.chaos import Load, Outcome, settled
 from tests.support.chaos_requests import EOS_PROBABILITY
 from tests.support.processes import RosterProcesses
 from tests.support.rank_log import RankLog
-from tests.support.thoroughness import count
+from tests.support.thoroughness import FULL, count
 
 NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(5000, in_ci=250)))
 NUM_EVENTS = int(os.environ.get("ROSTER_TEST_EVENTS", count(200, in_ci=10)))
@@ -31,18 +31,22 @@ RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RANKS = 3
 RUNNER = {
-    "device": "hash", "tensor_parallel": RANKS, "rank_timeout_s": 1.5, "slots": 16, "kv_tokens": 2048,
+    "device": "hash", "tensor_parallel": RANKS, "rank_timeout_s": 2.5, "slots": 16, "kv_tokens": 2048,
     "max_step_tokens": 512, "silence_s": 1.0, "host_kv_tokens": 1024,
     "test_backend": {
         "step_ms": 25, "eos_probability": EOS_PROBABILITY, "draft_wrong": 0.25, "copy_delay_ms": 10, "copy_lost": 0.1,
     },
 }  # fmt: skip
 SCHEDULER = {"retention_s": 5, "attach_s": 5, "flush_ms": 5, "runner_timeout_s": 10, "no_runner_s": 120}
-WITHIN_S = 2.0
+MEASURES = FULL or RESULT is not None
+"""Whether the times are checked: not in CI, where other tests take the processors."""
+STOPPED = 0.5 if MEASURES else 0.2
+"""Share of events that stop a rank, which is found after `rank_timeout_s`."""
+WITHIN_S = 2.0 if MEASURES else 1.0
 START_S = 90.0
 LIMIT_S = 0.5
-USUAL_START_S = 3.5
-"""Seconds that a rank takes to start on an idle machine, mostly to import torch; on a busy one all takes longer."""
+USUAL_START_S = 0.15
+"""Seconds that a rank takes to start on an idle machine, forked and without weights; on a busy one all takes longer."""
 
 
 @pytest.mark.timeout(7200)
@@ -78,7 +82,8 @@ async def lose_ranks(log: RankLog, outcome: Outcome, events: list[str], starts: 
     while len(events) < NUM_EVENTS:
         await asyncio.sleep(rng.uniform(0, WITHIN_S))
         pids, epoch, num_loaded = log.pids(), log.epoch, len(log.lines("a rank has loaded"))
-        rank, number = rng.randrange(RANKS), rng.choice((signal.SIGKILL, signal.SIGSTOP))
+        rank = rng.randrange(RANKS)
+        number = signal.SIGSTOP if rng.random() < STOPPED else signal.SIGKILL
         os.kill(pids[rank], number)
         at_s = time.monotonic()
         if number is signal.SIGKILL:
@@ -100,12 +105,13 @@ async def formed(log: RankLog, epoch: int, num_loaded: int) -> None:
 
 
 def report(outcome: Outcome, events: list[str], starts: dict[float, float], seconds: float) -> None:
-    """Checks and records how long it took from each kill to the next token of any stream, and of each stream.
+    """Records how long it took from each kill to the next token of any stream, and of each stream; checks the former.
 
     Streams wait longer than the service if the scheduler isolates them as suspects.
     """
-    streams = [(at_s, next_s - at_s - starts[at_s]) for at_s, next_s in outcome.pauses if at_s in starts]
-    service = [min(pause for begun, pause in streams if begun == at_s) for at_s in {at_s for at_s, _ in streams}]
+    streams = [(at_s, next_s - at_s) for at_s, next_s in outcome.pauses if at_s in starts]
+    service = {at_s: min(pause for begun, pause in streams if begun == at_s) for at_s in {at_s for at_s, _ in streams}}
+    less_start = percentiles([pause - starts[at_s] for at_s, pause in service.items()])
     result = {
         "ranks": RANKS,
         "requests": NUM_REQUESTS,
@@ -115,8 +121,9 @@ def report(outcome: Outcome, events: list[str], starts: dict[float, float], seco
         "kills": sum("KILL" in event for event in events),
         "stops": sum("STOP" in event for event in events),
         "start_s": percentiles(list(starts.values())),
-        "pause_less_start_s": percentiles(service),
-        "pause_of_streams_less_start_s": percentiles([pause for _, pause in streams]),
+        "pause_s": percentiles(list(service.values())),
+        "pause_less_start_s": less_start,
+        "pause_of_streams_s": percentiles([pause for _, pause in streams]),
         "drafted_tokens": outcome.drafted,
         "accepted_tokens": outcome.accepted,
         "seconds": round(seconds, 1),
@@ -125,8 +132,9 @@ def report(outcome: Outcome, events: list[str], starts: dict[float, float], seco
     if RESULT:
         Path(RESULT).write_text(json.dumps(result, indent=1) + "\n")
     assert len(events) == NUM_EVENTS
-    slowness = max(1.0, percentiles(list(starts.values()))["p50"] / USUAL_START_S)
-    assert percentiles(service)["p50"] <= LIMIT_S * slowness, result
+    if MEASURES:
+        slowness = max(1.0, percentiles(list(starts.values()))["p50"] / USUAL_START_S)
+        assert less_start["p99"] <= LIMIT_S * slowness, result
 
 
 def percentiles(times_s: list[float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support import fork_server
+from tests.support.process_state import running
 
 LINK = "--link=tcp://127.0.0.1:9"
 ASKER = """
@@ -40,7 +41,7 @@ def test_what_a_killed_test_run_started_ends_with_it(tmp_path: Path) -> None:
         started = [psutil.Process(int(asker.stdout.readline())) for _ in range(2)]
         asker.kill()
     _, alive = psutil.wait_procs(started, 20)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert running(alive) == []
 
 
 @pytest.mark.parametrize("fresh", [False, True])
