@@ -71,7 +71,7 @@ async def test_a_group_drains_while_a_single_runner_goes_on(tmp_path: Path) -> N
         ranks = log.pids()
         launcher = psutil.Process(roster.pid("runner"))
         children = launcher.children()
-        assert ranks.values() <= {child.pid for child in children}, "it hears of their ends itself"
+        assert set(ranks.values()) <= {child.pid for child in children}, "it hears of their ends itself"
         forking = [child for child in children if child.pid not in ranks.values()]
         assert forking and all(child.num_threads() == 1 for child in forking), "what is forked has no threads"
         async with RosterClient(roster.address) as client:
