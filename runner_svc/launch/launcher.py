@@ -22,11 +22,12 @@ from runner_svc.group.board import Board
 from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
 from runner_svc.launch.fitness import has_gpus
+from runner_svc.launch.forking import ServeRank
 from runner_svc.launch.rank import serve_forked
 from runner_svc.launch.rank_child import ForkedRank, NewRank, RankChild
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
 from runner_svc.launch.store_folder import StoreFolder
-from runner_svc.launch.warm import ServeRank, Warm, end, reap_orphans
+from runner_svc.launch.warm import Warm, end, reap_orphans
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
 
@@ -74,6 +75,8 @@ class Launcher:
         on_gpus = settings.device in ("auto", "cuda") and has_gpus()
         forks = settings.fork_ranks == "on" or (settings.fork_ranks == "auto" and not on_gpus)
         self._warm = Warm(settings, serve, self._page, on_gpus) if forks else None
+        if self._warm is not None:
+            self._warm.start()  # before this process has threads
         self._ranks = [_Rank() for _ in range(self._size)]
         self._signals: list[int] = []
         self._stopping = False
@@ -144,7 +147,7 @@ class Launcher:
         place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
         self._board.start(rank)
         state = self._ranks[rank]
-        state.process = self._forked(place, name) if self._warm is not None else self._new(place, name)
+        state.process = self._forked(place, name) if self._forks() else self._new(place, name)
         state.is_told = False
         state.silent_s = state.late_s = 0.0
         state.started_at, state.has_loaded = time.monotonic(), False
@@ -152,6 +155,13 @@ class Launcher:
     def _new(self, place: Place, name: str) -> NewRank:
         own = {VARIABLE: place.text(), "ROSTER_RUNNER_ID": name, "ROSTER_THREADS": str(self._threads)}
         return NewRank(self._command, {**os.environ, **own, **self._own_gpu(place.rank)}, self._page)
+
+    def _forks(self) -> bool:
+        """Whether ranks are forked; starts the process that does it, if it has ended."""
+        if self._warm is None:
+            return False
+        self._warm.start()
+        return not self._warm.is_unfit
 
     def _forked(self, place: Place, name: str) -> ForkedRank:
         assert self._warm is not None

@@ -9,56 +9,29 @@ ends. That is started again then. One process is forked ahead, as a spare, and w
 from __future__ import annotations
 
 import ctypes
-import gc
-import importlib
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NoReturn
 
 import structlog
 
-from runner_svc.arithmetic.instruction_set import pin
-from runner_svc.group.member import Place, prepare_environment
-from runner_svc.launch.fitness import unfit
+from runner_svc.group.member import Place
+from runner_svc.launch.forking import NEW, UNFIT, Forking, ServeRank, leave, modules
 from runner_svc.launch.rank_child import ForkedRank, RankChild
-from runner_svc.launch.with_parent import end_with
 from runner_svc.settings.runner_settings import RunnerSettings
 
 _PR_SET_CHILD_SUBREAPER = 36
-_UNFIT = 4
-"""Exit status of a warm process of which no rank can be forked."""
-_PACKET = 1 << 16
 _AGAIN_S = 5.0
 """Least seconds between two starts of a warm process, or of a spare that has ended, for which no rank waits."""
-_LOOK_S = 0.0002
-
-_ALWAYS = ("torch", "runner_svc.group.forming", "runner_svc.startup.host_pool")
-_OF_TEST_BACKENDS = (
-    "runner_svc.backends.hash_backend",
-    "runner_svc.backends.hash_drafter",
-    "runner_svc.backends.hash_shares",
-)
-_OF_MODELS = ("runner_svc.startup.gpu_probe", "runner_svc.backends.torch_backend")
-_OF_GPUS = ("cupy", "runner_svc.gpu.loading", "runner_svc.gpu.ranked.backend")
 
 log = structlog.get_logger()
-
-ServeRank = Callable[[RunnerSettings, Place], int]
-"""Runs this process as a rank, until it ends; returns the exit status."""
-
-
-def modules(settings: RunnerSettings, on_gpus: bool) -> tuple[str, ...]:
-    """Returns what a rank imports that the launcher does not."""
-    if settings.device in ("hash", "null"):
-        return _ALWAYS + _OF_TEST_BACKENDS
-    return _ALWAYS + _OF_MODELS + (_OF_GPUS if on_gpus else ())
 
 
 class Warm:
@@ -94,8 +67,12 @@ class Warm:
         return self._pid
 
     def start(self) -> None:
-        """Forks the process from this one, if it does not run."""
-        if self._pid:
+        """Forks the process from this one, if it does not run. Sets `is_unfit` if this one has threads by now."""
+        if self._pid or self.is_unfit:
+            return
+        if threading.active_count() > 1:  # their locks may be held
+            self.is_unfit = True
+            log.warning(NEW, reason="the launcher has threads, and can't start the warm process again")
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         launcher = os.getpid()
@@ -104,7 +81,7 @@ class Warm:
         self._pid = os.fork()
         if not self._pid:
             try:
-                _Forking(theirs, self._page, launcher, self._serve).run(self._settings, self._modules)
+                Forking(theirs, self._page, launcher, self._serve).run(self._settings, self._modules)
             except BaseException:
                 log.exception("the warm process failed")
             finally:
@@ -114,7 +91,10 @@ class Warm:
         self._started_at = time.monotonic()
 
     def fork(self, settings: RunnerSettings, place: Place, environment: Mapping[str, str]) -> ForkedRank:
-        """Has a rank forked, or takes the spare. It gets these variables besides those of this process."""
+        """Has a rank forked, or takes the spare. It gets these variables besides those of this process.
+
+        Called after `start`.
+        """
         task: dict[str, object] = {
             "place": asdict(place),
             "environment": dict(environment),
@@ -129,7 +109,6 @@ class Warm:
 
     def _ask(self) -> ForkedRank:
         """Has a process forked that waits for its task."""
-        self.start()
         assert self._control is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, suppress(OSError):  # it has just ended, which `ours` says too
@@ -138,7 +117,7 @@ class Warm:
 
     def keep_spare(self) -> None:
         """Has a process forked for the next rank that is lost, unless there is one."""
-        if self._spare is None and time.monotonic() >= self._spare_at:
+        if self._spare is None and self._pid and time.monotonic() >= self._spare_at:
             self._spare = self._ask()
 
     def look(self) -> None:
@@ -151,10 +130,10 @@ class Warm:
             if not pid:
                 return
             self._forget()
-            self.is_unfit = os.waitstatus_to_exitcode(status) == _UNFIT
+            self.is_unfit = os.waitstatus_to_exitcode(status) == UNFIT
             if not self.is_unfit:
                 log.warning("the warm process has ended, and starts again", pid=pid)
-        if not self.is_unfit and time.monotonic() >= self._started_at + _AGAIN_S:
+        if time.monotonic() >= self._started_at + _AGAIN_S:
             self.start()
 
     def kill(self) -> None:
@@ -179,87 +158,6 @@ class Warm:
         self._pid, self._control, self._descriptor = 0, None, -1
 
 
-class _Forking:
-    """What the warm process does: it imports, then forks a rank for each request."""
-
-    def __init__(self, control: socket.socket, page: int, launcher: int, serve: ServeRank) -> None:
-        self._control, self._launcher, self._serve = control, launcher, serve
-        end_with(launcher, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT):  # it ends with the launcher
-            signal.signal(number, signal.SIG_IGN)
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        close_all_but({0, 1, 2, page, control.fileno()})
-
-    def run(self, settings: RunnerSettings, names: tuple[str, ...]) -> NoReturn:
-        """Serves until it is killed."""
-        began_at = time.monotonic()
-        prepare_environment()
-        if settings.deterministic:
-            pin()  # before torch is imported
-        for name in names:
-            with suppress(Exception):  # a rank will meet the same error, and explain it
-                importlib.import_module(name)
-        gc.collect()
-        gc.freeze()  # collections of a rank neither scan nor copy what all ranks share
-        if why := unfit():
-            log.warning("ranks are started as new processes, as none can be forked", reason=why)
-            leave(_UNFIT)
-        log.debug("the warm process is ready", seconds=round(time.monotonic() - began_at, 3))
-        while True:
-            asked, links, _, _ = socket.recv_fds(self._control, 1, 1)
-            if not asked:
-                leave(0)
-            with socket.socket(fileno=links[0]) as link:
-                try:
-                    self._fork(settings, link)
-                except OSError as error:
-                    log.warning("a rank can't be forked", reason=error.strerror)
-
-    def _fork(self, settings: RunnerSettings, link: socket.socket) -> None:
-        """Forks a process for a rank, which the launcher adopts. Raises OSError if that can't be done."""
-        between = os.fork()
-        if between:
-            os.waitpid(between, 0)
-            return
-        try:
-            between = os.getpid()
-            if not os.fork():
-                self._become_rank(settings, link, between)
-        except BaseException:
-            log.exception("a rank can't be forked")
-        finally:
-            os._exit(0)
-
-    def _become_rank(self, settings: RunnerSettings, link: socket.socket, parent: int) -> None:
-        """Waits for a task and serves as a rank; does not return."""
-        status = 1
-        try:
-            while os.getppid() == parent:
-                time.sleep(_LOOK_S)
-            end_with(self._launcher, signal.SIGKILL)
-            os.setsid()
-            self._control.close()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
-            with link:
-                link.send(str(os.getpid()).encode())
-                told = link.recv(_PACKET)
-            if told:
-                task = json.loads(told)
-                os.environ.update(task["environment"])
-                own = settings.model_copy(update={name: task[name] for name in ("runner_id", "threads")})
-                status = self._serve(own, Place(**task["place"]))
-        except SystemExit:
-            status = 0
-        except BaseException:
-            log.exception("a rank failed")
-        finally:
-            leave(status)
-
-
 def end(child: RankChild) -> None:
     """Ends a rank's process, and waits for that; what would fork it must have ended."""
     child.wait(0.0)  # for its process id
@@ -278,19 +176,3 @@ def reap_orphans(known: set[int]) -> None:
         if ended is None or ended.si_pid in known:
             return
         os.waitpid(ended.si_pid, 0)
-
-
-def close_all_but(kept: set[int]) -> None:
-    """Closes this process's other descriptors."""
-    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if number not in kept:
-            with suppress(OSError):  # it was that of the listing
-                os.close(number)
-
-
-def leave(status: int) -> NoReturn:
-    """Ends this process without what its parent would do at its end."""
-    with suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)

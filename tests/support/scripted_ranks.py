@@ -19,7 +19,7 @@ from pathlib import Path
 from roster_common.logs import configure_logs
 from runner_svc.group.member import Member, Place
 from runner_svc.interface.ranks import Shard
-from runner_svc.launch import warm
+from runner_svc.launch import forking
 from runner_svc.launch.launcher import Launcher
 from runner_svc.launch.with_parent import end_with
 from runner_svc.settings.runner_settings import RunnerSettings
@@ -36,7 +36,7 @@ def main(folder: Path, arguments: list[str]) -> int:
     given = {name.replace("-", "_"): value for name, value in values.items()}
     settings = RunnerSettings.model_validate({"device": "hash", "cache_dir": folder, **given})
     told = folder / "unfit"
-    warm.unfit = lambda: told.read_text() if told.exists() else ""
+    forking.unfit = lambda: told.read_text() if told.exists() else ""
     command = [sys.executable, "-m", "tests.support.scripted_ranks", str(folder), *arguments]
     return Launcher(settings, command, lambda settings, place: _rank(folder, place)).run()
 

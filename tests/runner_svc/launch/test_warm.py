@@ -7,9 +7,10 @@ import signal
 import socket
 import time
 
+from runner_svc.launch.forking import modules
 from runner_svc.launch.rank_child import ForkedRank
 from runner_svc.launch.starting import BROKEN
-from runner_svc.launch.warm import end, modules
+from runner_svc.launch.warm import end
 from runner_svc.settings.runner_settings import RunnerSettings
 
 
