@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _BEATS = 20
 """Heartbeats in the time after which a silent rank is ended."""
 _FORMING_S = 10.0
+_STEP_COSTS = "step-costs"
+"""File with what rank 0 has measured, for the one that replaces it."""
 
 log = structlog.get_logger()
 
@@ -67,7 +69,7 @@ log = structlog.get_logger()
 def serve_forked(settings: RunnerSettings, place: Place) -> int:
     """Runs a fork of the launcher's warm process as a rank, until it ends; returns the exit status."""
     configure_rank_logs(settings, place)
-    return serve_rank(settings, place)
+    return serve_rank(settings, place, StartTimes(already_s=0.0))
 
 
 def configure_rank_logs(settings: RunnerSettings, place: Place) -> None:
@@ -76,9 +78,10 @@ def configure_rank_logs(settings: RunnerSettings, place: Place) -> None:
     configure_logs(settings.log_format, "warning" if quiet else settings.log_level)
 
 
-def serve_rank(settings: RunnerSettings, place: Place) -> int:
+def serve_rank(settings: RunnerSettings, place: Place, times: StartTimes | None = None) -> int:
     """Runs this process as a rank of its launcher's group, until it ends; returns the exit status.
 
+    `times`: what the start took so far; default: since the process began.
     Why settings can't be used is on the board: the launcher prints it once for all ranks.
     """
     end_with(place.launcher, signal.SIGKILL)
@@ -88,7 +91,7 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
     member = Member(Shard(place.rank, place.size), place.page)
     _Heart(member, settings.rank_timeout_s / _BEATS).start()
     try:
-        process = RankProcess(settings, member, Path(place.folder))
+        process = RankProcess(settings, member, Path(place.folder), times or StartTimes())
         return process.run()
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         why = str(error)
@@ -125,7 +128,7 @@ class _Heart(threading.Thread):
 class RankProcess:
     """A rank with its loaded backend, which outlives each epoch."""
 
-    def __init__(self, settings: RunnerSettings, member: Member, folder: Path) -> None:
+    def __init__(self, settings: RunnerSettings, member: Member, folder: Path, times: StartTimes) -> None:
         """Loads the rank's part of the model. Raises what `load_backend` and `build_copier` raise.
 
         `folder`: where the ranks find one another.
@@ -134,7 +137,6 @@ class RankProcess:
         self._leads = member.shard.rank == 0
         self._health = RunnerHealth.open(settings.health_listen if self._leads else "")
         self._curve = read_curve(settings)
-        times = StartTimes()
         times.begin("choosing the device")
         if settings.deterministic:
             pin()  # before torch is imported
@@ -240,17 +242,25 @@ class RankProcess:
             on_stop(leave_at_once)
 
     def _measure(self, runner: LeadingRunner) -> None:
-        """Measures steps once in this process."""
+        """Measures steps, unless this process has, or the former rank 0 did."""
         if self._step_costs is not None:
             runner.step_costs = self._step_costs
             return
+        found = self._folder / _STEP_COSTS
         try:
-            measure(runner, self._choice.device, getattr(self._backend, "kept_timings", None))
+            if found.exists():
+                runner.step_costs = list(plan_pb2.Hello.FromString(found.read_bytes()).step_costs)
+            else:
+                measure(runner, self._choice.device, getattr(self._backend, "kept_timings", None))
         except PlanFault as fault:
             raise RankLost(str(fault)) from fault
         if runner.lost:
             raise RankLost(runner.lost)
         self._step_costs = runner.step_costs
+        if runner.step_costs and not found.exists():
+            written = found.with_suffix(".new")
+            written.write_bytes(plan_pb2.Hello(step_costs=runner.step_costs).SerializeToString())
+            written.rename(found)
 
 
 def _group(settings: RunnerSettings, member: Member, folder: Path) -> Group:
