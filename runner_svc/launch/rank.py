@@ -73,7 +73,7 @@ def serve_forked(settings: RunnerSettings, place: Place) -> int:
 
 
 def configure_rank_logs(settings: RunnerSettings, place: Place) -> None:
-    """Configures logs once for all ranks: rank 0 tells what happens, the others only what is wrong."""
+    """Configures logs once for all ranks: rank 0 reports what happens, the others only what is wrong."""
     quiet = place.rank > 0 and settings.log_level == "info"
     configure_logs(settings.log_format, "warning" if quiet else settings.log_level)
 

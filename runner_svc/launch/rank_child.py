@@ -82,7 +82,7 @@ class ForkedRank:
     """
 
     def __init__(self, link: socket.socket) -> None:
-        """`link`: receives the rank's process id, or the end of the file if nobody is left who could send it."""
+        """`link`: receives the rank's process id, or the end of the file if no process is left that could send it."""
         self.pid = 0
         self._link = link
         self._descriptor = link.fileno()
@@ -90,7 +90,7 @@ class ForkedRank:
         self._status: int | None = None
 
     def assign(self, task: bytes) -> None:
-        """Tells the process what to do, once; it may not run yet."""
+        """Sends the process its task, once; it may not run yet."""
         with suppress(OSError):  # it has ended, which `poll` sees
             self._link.send(task)
 
@@ -130,8 +130,10 @@ class ForkedRank:
             os.kill(self.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """As of `RankChild`. A rank that nobody has heard of yet is waited for until it says that it runs, or never
-        will: call it then when the process that forks it has ended."""
+        """As of `RankChild`. A rank without a process id is waited for until it has one, or never will.
+
+        Call it then when the process that forks it has ended.
+        """
         if not self.pid and self._status is None:
             self._meet()
         if self.poll() is None:
