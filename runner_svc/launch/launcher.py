@@ -2,7 +2,7 @@
 
 A rank is lost when its process ends, when its heartbeat is silent for `rank_timeout_s`, or when it has not left an
 epoch that long after the others did: it is killed then, so that it never computes with a group that it no longer
-belongs to. The launcher imports neither torch nor a model.
+belongs to. The launcher imports neither torch nor a model. It has ranks forked (see warm.py), or starts new processes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -23,14 +21,21 @@ import structlog
 from runner_svc.group.board import Board
 from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
+from runner_svc.launch.fitness import has_gpus
+from runner_svc.launch.forking import ServeRank
+from runner_svc.launch.rank import serve_forked
+from runner_svc.launch.rank_child import ForkedRank, NewRank, RankChild
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
 from runner_svc.launch.store_folder import StoreFolder
+from runner_svc.launch.warm import Warm, end, reap_orphans
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
 
 _TICK_S = 0.05
 _LOADING_SILENCE_S = 60.0
 """Least time for which a rank that loads may be silent: one call of a library may hold the interpreter for long."""
+_FORKING_SILENCE_S = 300.0
+"""Seconds in which a rank must be forked: the warm process may have to import its libraries first."""
 _LONGEST_DELAY_S = 30.0
 _STOP_S = 5.0
 """Seconds in which the other ranks end after rank 0."""
@@ -42,8 +47,8 @@ log = structlog.get_logger()
 class _Rank:
     """One rank's process and what the launcher has seen of it."""
 
-    process: subprocess.Popen[bytes] | None = None
-    descriptor: int = -1  # that becomes readable when the process ends
+    process: RankChild | None = None
+    is_told: bool = False  # whether the log has its process id
     start_at: float = 0.0  # when to start it, while there is no process
     started_at: float = 0.0
     has_loaded: bool = False
@@ -57,14 +62,21 @@ class _Rank:
 class Launcher:
     """Supervises the ranks of one runner. `run` needs the main thread."""
 
-    def __init__(self, settings: RunnerSettings, command: list[str] | None = None) -> None:
-        """`command`: starts a rank; default: this program with its arguments."""
+    def __init__(
+        self, settings: RunnerSettings, command: list[str] | None = None, serve: ServeRank = serve_forked
+    ) -> None:
+        """`command`: starts a rank; default: this program with its arguments. `serve`: what a forked rank runs."""
         self._settings = settings
         safe = [] if os.getcwd() in sys.path else ["-P"]  # a rank imports from where this process does
         self._command = command or [sys.executable, *safe, "-m", "runner_svc.main", *sys.argv[1:]]
         self._size = settings.tensor_parallel
         self._page = create()
         self._board = Board(attach(self._page), self._size)
+        on_gpus = settings.device in ("auto", "cuda") and has_gpus()
+        forks = settings.fork_ranks == "on" or (settings.fork_ranks == "auto" and not on_gpus)
+        self._warm = Warm(settings, serve, self._page, on_gpus) if forks else None
+        if self._warm is not None:
+            self._warm.start()  # before this process has threads
         self._ranks = [_Rank() for _ in range(self._size)]
         self._signals: list[int] = []
         self._stopping = False
@@ -77,10 +89,9 @@ class Launcher:
         on_stop(self._note)
         name = self._settings.runner_id or default_name(self._settings.cache_dir)
         try:
-            environment = self._environment(name)
             with StoreFolder() as folder:
                 try:
-                    while (status := self._turn(wake, folder, environment)) is None:
+                    while (status := self._turn(wake, folder, name)) is None:
                         pass
                     return status
                 finally:
@@ -93,15 +104,12 @@ class Launcher:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _turn(self, wake: int, folder: StoreFolder, environment: Mapping[str, str]) -> int | None:
+    def _turn(self, wake: int, folder: StoreFolder, name: str) -> int | None:
         """Starts what is due, sleeps until something happens, and handles it; returns the exit status, if it ends."""
         for rank, state in enumerate(self._ranks):
             if state.process is None and not state.is_drained and time.monotonic() >= state.start_at:
-                self._start(rank, folder, environment)
-        poll = select.poll()
-        for descriptor in (wake, *(state.descriptor for state in self._ranks if state.process is not None)):
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(_TICK_S * 1000)
+                self._start(rank, folder, name)
+        self._sleep(wake)
         with suppress(BlockingIOError):
             os.read(wake, 64)
         while self._signals:
@@ -109,37 +117,66 @@ class Launcher:
             if not self._forward_stop():
                 return 0
         for rank, state in enumerate(self._ranks):
-            if state.process is not None and state.process.poll() is not None:
-                status = self._ended(rank, state.process.returncode)
-                if status is not None:
-                    return status
+            if state.process is None:
+                continue
+            ended = state.process.poll()
+            self._tell(rank, state.process.pid)
+            if ended is not None and (status := self._ended(rank, ended)) is not None:
+                return status
+        self._look_at_warm()
         self._look()
         return None
 
+    def _sleep(self, wake: int) -> None:
+        """Sleeps until something happens, at most for one tick."""
+        descriptors = [wake, *(state.process.fileno() for state in self._ranks if state.process is not None)]
+        if self._warm is not None:
+            descriptors += self._warm.filenos()
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(_TICK_S * 1000)
+
     # ------------------------------------------------------------------ processes
 
-    def _start(self, rank: int, folder: StoreFolder, environment: Mapping[str, str]) -> None:
+    def _start(self, rank: int, folder: StoreFolder, name: str) -> None:
         folder.keep()
         place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
         self._board.start(rank)
         state = self._ranks[rank]
-        state.process = subprocess.Popen(
-            self._command,
-            env={**environment, VARIABLE: place.text(), **self._own_gpu(rank)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(self._page,),
-            start_new_session=True,  # Ctrl-C reaches the launcher alone
-        )
-        state.descriptor = os.pidfd_open(state.process.pid)
+        state.process = self._forked(place, name) if self._forks() else self._new(place, name)
+        state.is_told = False
         state.silent_s = state.late_s = 0.0
         state.started_at, state.has_loaded = time.monotonic(), False
-        log.info("started a rank", rank=rank, pid=state.process.pid)
+        self._tell(rank, state.process.pid)
 
-    def _environment(self, name: str) -> dict[str, str]:
-        own = {"ROSTER_RUNNER_ID": name}
-        if not self._settings.threads:  # all ranks together use each core once
-            own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._size))
-        return {**os.environ, **own}
+    def _tell(self, rank: int, pid: int) -> None:
+        """Logs a rank's process id, once it is known."""
+        if pid and not self._ranks[rank].is_told:
+            self._ranks[rank].is_told = True
+            self._board.beat(rank)
+            log.info("started a rank", rank=rank, pid=pid)
+
+    def _new(self, place: Place, name: str) -> NewRank:
+        own = {VARIABLE: place.text(), "ROSTER_RUNNER_ID": name, "ROSTER_THREADS": str(self._threads)}
+        return NewRank(self._command, {**os.environ, **own, **self._own_gpu(place.rank)}, self._page)
+
+    def _forks(self) -> bool:
+        """Whether ranks are forked; starts the process that does it, if it has ended."""
+        if self._warm is None:
+            return False
+        self._warm.start()
+        return not self._warm.is_unfit
+
+    def _forked(self, place: Place, name: str) -> ForkedRank:
+        assert self._warm is not None
+        settings = self._settings.model_copy(update={"runner_id": name, "threads": self._threads})
+        return self._warm.fork(settings, place, self._own_gpu(place.rank))
+
+    @property
+    def _threads(self) -> int:
+        """Threads of a rank: all ranks together use each core once."""
+        return self._settings.threads or max(1, len(os.sched_getaffinity(0)) // self._size)
 
     def _own_gpu(self, rank: int) -> dict[str, str]:
         """Returns the variable that makes a rank's GPU its first."""
@@ -152,8 +189,9 @@ class Launcher:
         """Handles the end of a rank's process; returns the exit status if all end with it."""
         state, board = self._ranks[rank], self._board
         assert state.process is not None
-        pid, state.process = state.process.pid, None
-        os.close(state.descriptor)
+        child, state.process = state.process, None
+        pid = child.pid
+        child.close()
         if status == UNUSABLE:
             return complain(board.explanation(rank) or f"rank {rank} can't be used with these settings")
         if rank == 0 and status in (0, REJECTED):
@@ -190,6 +228,11 @@ class Launcher:
         for rank, state in enumerate(self._ranks):
             if state.process is None:
                 continue
+            if not state.process.pid:
+                state.silent_s += tick_s
+                if state.silent_s > _FORKING_SILENCE_S:
+                    self._kill(rank, state, f"was not forked for {state.silent_s:.1f} s")
+                continue
             ready = board.ready(rank)
             if ready and not state.has_loaded:
                 state.has_loaded = True
@@ -211,7 +254,22 @@ class Launcher:
             self._board.give_up(ready, told)
         log.warning("a rank is killed", rank=rank, pid=state.process.pid, reason=why)
         state.silent_s = state.late_s = 0.0
+        if not state.process.pid and self._warm is not None:
+            self._warm.kill()
         state.process.kill()
+
+    def _look_at_warm(self) -> None:
+        """Sees to it that the warm process runs, and buries orphans, of which the launcher becomes the parent."""
+        if self._warm is None:
+            return
+        self._warm.look()
+        if self._board.is_complete and not self._stopping:
+            self._warm.keep_spare()
+        children = [*self._warm.spares, *(state.process for state in self._ranks if state.process is not None)]
+        if all(child.pid for child in children):
+            reap_orphans({self._warm.pid, *(child.pid for child in children)})
+        if self._warm.is_unfit:
+            self._warm = None
 
     # ------------------------------------------------------------------ the end
 
@@ -219,21 +277,19 @@ class Launcher:
         """Has rank 0 drain; returns False if it does not run."""
         self._stopping = True
         process = self._ranks[0].process
-        if process is None:
+        if process is None or not process.pid:
             return False
-        with suppress(ProcessLookupError):
-            process.terminate()
+        process.terminate()
         return True
 
     def _end_all(self) -> None:
         """Ends all ranks: they have a moment if rank 0 has served, and so told them to end."""
         until_at = time.monotonic() + (_STOP_S if self._stopping and self._board.is_complete else 0.0)
+        if self._warm is not None:
+            self._warm.close()
         for state in self._ranks:
             if state.process is None:
                 continue
-            with suppress(subprocess.TimeoutExpired):
-                state.process.wait(max(0.0, until_at - time.monotonic()))
-            state.process.kill()
-            state.process.wait()
-            os.close(state.descriptor)
+            state.process.wait(max(0.0, until_at - time.monotonic()))
+            end(state.process)
             state.process = None
