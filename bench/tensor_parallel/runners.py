@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.common.fleet import Fleet
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving.client import ClientRecord, Clients
 from bench.gpu_serving.service import card_of
-from bench.moves.__main__ import Fleet
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
 
@@ -50,15 +50,14 @@ async def measured(arguments: argparse.Namespace, folder: Path, count: int) -> d
     settings: dict[str, object] = {"device": arguments.device, "model": "hash"}
     if arguments.device == "cuda":
         settings |= {"model": folder, "weights": "random", "slots": arguments.requests}
-    fleet = Fleet(settings, gpus=count if arguments.device == "cuda" else 1, decoding="")
+    fleet = Fleet(settings, gpus=count if arguments.device == "cuda" else 1)
     total = count * arguments.requests
     try:
         for name in ("scheduler", *NAMES[:count]):
             await fleet.start(name)
         ends = fleet.endpoints
         async with RosterClient(ends.listen) as client, AdminClient(ends.admin_listen) as admin:
-            await fleet.ready(admin, count)
-            model = await client.get_model(deadline_s=10)
+            model = await fleet.ready(client, admin, count)
         for warm in (True, False):
             lengths = [(arguments.prompt, 8 if warm else arguments.tokens)] * total
             clients = Clients(ends.listen, lengths, model.vocab_size, int(warm))
