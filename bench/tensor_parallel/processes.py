@@ -21,8 +21,8 @@ from runner_svc.group.member import own_gpu_first, prepare_environment
 from runner_svc.interface.ranks import Shard
 
 SHARED_GPU = "ROSTER_TEST_RANKS_SHARE_A_GPU"
-_FOUND_S = 120.0
-"""Ranks import torch and load their weights before they form."""
+_FOUND_S = 300.0
+"""Ranks import torch and load their weights before they form, and rank 0 times its steps."""
 _POLL_S = 0.1
 
 
@@ -76,3 +76,5 @@ def _run(rank: int, size: int, folder: Path, named: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     _run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
+    sys.stdout.flush()
+    os._exit(0)  # destructors of NCCL's groups and of graphs with its sums may wait for the other ranks
