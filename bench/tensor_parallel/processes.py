@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 from runner_svc.group.forming import Group, store_in
 from runner_svc.group.member import own_gpu_first, prepare_environment
 from runner_svc.interface.ranks import Shard
+from runner_svc.launch.with_parent import end_with
 
 SHARED_GPU = "ROSTER_TEST_RANKS_SHARE_A_GPU"
 _FOUND_S = 300.0
@@ -68,6 +70,7 @@ def shares_gpu() -> bool:
 
 
 def _run(rank: int, size: int, folder: Path, named: dict[str, Any]) -> None:
+    end_with(None, signal.SIGKILL)  # a command that is ended leaves no GPU in use
     prepare_environment()
     group = Group(Shard(rank, size), store_in(folder, size), forming_s=_FOUND_S, timeout_s=_FOUND_S)
     run = getattr(importlib.import_module(named["module"]), named["function"])
