@@ -18,7 +18,7 @@ import numpy.typing as npt
 from roster_common.link_protocol import FORCED
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.draft_lengths import Drafting
-from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
+from scheduler_svc.drafting.draft_room import lengths_within
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.ledger import Ledger
@@ -30,17 +30,16 @@ from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.policy import Budget, Load, PolicyGuard, RequestView
-from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.queue.waiting_queue import WaitingQueue
-from scheduler_svc.scheduler.admission import Admission, better_ranked
+from scheduler_svc.scheduler.admission import Admission
 from scheduler_svc.scheduler.arrivals import RunnerMoves, admit_arrivals
-from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
-from scheduler_svc.scheduler.forced_rows import add_forced_rows
+from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting
 from scheduler_svc.scheduler.policy_views import load_view, request_view
-from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
+from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.retention import HintLimits, Retention
+from scheduler_svc.scheduler.running_rows import RunningRows
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.swapping import Swapping
 from scheduler_svc.step_times.step_time_model import StepTimeModel
@@ -100,6 +99,9 @@ class Scheduler:
         self.swapping = None
         if self.tiers is not None:
             self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, self._preempt)
+        self._rows = RunningRows(
+            self.table, self.pool, self.plans, self.tiers, self.step_times, self._max_step_tokens, self._preempt
+        )
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
         self.table.drafts = self.drafting.max_drafts > 0
@@ -334,8 +336,8 @@ class Scheduler:
         if self.table.num_constrained and not (waiting and self.table.free) and better_together(self.table):
             return None
         displaced = may_displace and self._displace(queue, policy)
-        draft, preempted = self._decode_rows(queue, policy)
-        prompts = self._prompts_under_way(draft)
+        draft, preempted = self._rows.decoding(queue, policy, forces=self.forces)
+        prompts = self._rows.prompts(draft)
         if self.moves.arrivals:
             admit_arrivals(self.moves.arrivals, self.admission, draft, self.table, self._max_step_tokens)
         may_admit = not (preempted or displaced or swapped) and bool(queue)
@@ -343,7 +345,7 @@ class Scheduler:
         if may_admit or prompts:
             budget = self._budget(draft, prompts, queue, policy)
             rest = StepBudget.of(budget, draft.num_positions, self._max_step_tokens)
-            self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
+            self._rows.add_prompts(draft, prompts, queue, budget, rest, self.admission if may_admit else None)
             if may_admit:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
@@ -409,66 +411,6 @@ class Scheduler:
             or declined.policy is not policy.policy
             or declined.head is not head
         )
-
-    def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
-        """Returns a draft with the decoding slots, each with a block for its position, and whether any sequence was
-        preempted."""
-        table, preempted = self.table, False
-        while True:
-            can_decode = (table.known - table.planned == _ONE) & (table.known < table.limit)
-            if table.num_constrained:
-                can_decode &= may_decode(table)
-            need_block = (can_decode & (table.planned >= table.capacity)).nonzero()[0]
-            if table.drafts and len(need_block):
-                can_decode[waiting_for_results(table, self.pool, need_block)] = False
-                need_block = need_block[can_decode[need_block]]
-            num_free = self.pool.num_free
-            if len(need_block) <= num_free:
-                break
-            if self.tiers is not None and self.tiers.loads.give_up():
-                continue
-            by_rank = sorted(need_block.tolist(), key=self._rank_of)
-            victim = choose_victim(table.at(by_rank[num_free]), table, policy)
-            if victim is None:  # no lower rank: they keep their slots and blocks, and wait
-                can_decode[by_rank[num_free:]] = False
-                need_block = np.array(by_rank[:num_free], np.int64)
-                break
-            self._preempt(victim, queue)
-            preempted = True
-        draft = PlanDraft(can_decode.nonzero()[0])
-        if len(need_block):
-            draft.appends = self.plans.grow(need_block)
-        if self.forces and table.num_constrained:
-            add_forced_rows(self.plans, draft, self._max_step_tokens, self.step_times)
-        return draft, preempted
-
-    def _rank_of(self, slot: int) -> Rank:
-        return self.table.at(slot).rank
-
-    def _prompts_under_way(self, draft: PlanDraft) -> list[int]:
-        """Returns the slots of running sequences whose prompt is not fully computed, best rank first."""
-        if len(draft.decode) + len(draft.forced) == self.table.num_running:
-            return []
-        return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
-
-    def _continue_prompts(
-        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, rest: StepBudget, may_admit: bool
-    ) -> None:
-        """Adds rows for the slots `prompts`, in this order, until the budget is used up.
-
-        If `may_admit`, waiting sequences of a better rank are admitted before each of them, so that a short prompt need
-        not wait for the rest of a long one.
-        """
-        table = self.table
-        for slot in prompts:
-            if may_admit:
-                self.admission.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, rest)
-            lag = int(table.known[slot] - table.planned[slot])
-            count = rest.chunk(lag)
-            if not count:
-                break
-            draft.add_row(slot, int(table.planned[slot]), count, count == lag)
-            rest.use(count)
 
 
 def _view_of(sequence: Sequence) -> RequestView:
