@@ -9,6 +9,8 @@ import numpy as np
 from scheduler_svc.drafting.draft_room import waiting_for_results
 from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.plan.awaiting import may_decode
+from scheduler_svc.plan.forced_rows import add_forced_rows
 from scheduler_svc.plan.plan_builder import PlanBuilder
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.slot_table import SlotTable
@@ -16,8 +18,6 @@ from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission import Admission, better_ranked
-from scheduler_svc.scheduler.awaiting import may_decode
-from scheduler_svc.scheduler.forced_rows import add_forced_rows
 from scheduler_svc.scheduler.preemption import choose_victim
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.step_times.step_time_model import StepTimeModel

@@ -24,6 +24,7 @@ from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
+from scheduler_svc.plan.awaiting import better_together, mark_awaiting
 from scheduler_svc.plan.drafted_result import apply_runs
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
@@ -34,9 +35,8 @@ from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.scheduler.admission import Admission
 from scheduler_svc.scheduler.arrivals import RunnerMoves, admit_arrivals
-from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting
+from scheduler_svc.scheduler.displacing import Displacing
 from scheduler_svc.scheduler.policy_views import load_view, request_view
-from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.retention import HintLimits, Retention
 from scheduler_svc.scheduler.running_rows import RunningRows
@@ -99,6 +99,7 @@ class Scheduler:
         self.swapping = None
         if self.tiers is not None:
             self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, self._preempt)
+        self._displacing = Displacing(self.table, self.pool, self.plans, self.admission, self.ledger, self._preempt)
         self._rows = RunningRows(
             self.table, self.pool, self.plans, self.tiers, self.step_times, self._max_step_tokens, self._preempt
         )
@@ -119,7 +120,6 @@ class Scheduler:
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
-        self._declined: Declined | None = None
         self._first_number = 0
         self.moves = RunnerMoves()
 
@@ -324,7 +324,7 @@ class Scheduler:
         """
         waiting = bool(queue)
         self._queue = queue
-        may_displace = waiting and policy.displaces and self._is_news(queue, policy)
+        may_displace = waiting and policy.displaces and self._displacing.is_news(queue, policy)
         drafts = self.table.drafts and self.drafting.wants(self.last_plan, policy)
         if not may_displace and not drafts and not self.moves.arrivals and not (waiting and self.table.free):
             step = self.plans.follow()
@@ -335,7 +335,7 @@ class Scheduler:
             return None
         if self.table.num_constrained and not (waiting and self.table.free) and better_together(self.table):
             return None
-        displaced = may_displace and self._displace(queue, policy)
+        displaced = may_displace and self._displacing.displace(queue, policy)
         draft, preempted = self._rows.decoding(queue, policy, forces=self.forces)
         prompts = self._rows.prompts(draft)
         if self.moves.arrivals:
@@ -382,35 +382,6 @@ class Scheduler:
     def _retention_load(self) -> Load:
         """Returns the load by which prefixes are valued."""
         return self.load(self._queue, (self.table.lag == _ONE).nonzero()[0])
-
-    def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""
-        free_blocks = self.pool.num_free - self.admission.reserve
-        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
-        victims = displacement.choose(s for s in queue.in_order() if s.limit <= self.most_tokens)
-        for victim in victims:
-            self._preempt(victim, queue)
-        self.table.lowest = max((sequence.rank for sequence in self.table.running()), default=None)
-        if not victims:
-            self._declined = Declined(queue.peek(), policy.policy, self.table.changes, self.last_plan + DECLINED_STEPS)
-        return bool(victims)
-
-    def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Returns whether the policy might displace a sequence now.
-
-        It cannot if no running sequence ranks below the first waiting one. It is not asked again if it has just
-        declined for the same head of the queue and the same running sequences.
-        """
-        declined, head, lowest = self._declined, self.admission.first(queue), self.table.lowest
-        if head is not None and lowest is not None and head.rank > lowest:
-            return False
-        return (
-            declined is None
-            or declined.until_plan <= self.last_plan
-            or declined.changes != self.table.changes
-            or declined.policy is not policy.policy
-            or declined.head is not head
-        )
 
 
 def _view_of(sequence: Sequence) -> RequestView:
