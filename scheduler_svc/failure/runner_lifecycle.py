@@ -237,7 +237,7 @@ class RunnerLifecycle:
         self._kv_feed.leave(event.session, scheduler)
         self._probation.note_loss(scheduler, event)
         suspects = suspects_of(scheduler)
-        waiting = scheduler.requeue_all(self._requests.queue)
+        waiting = scheduler.departures.requeue_all(self._requests.queue)
         self._placement.leave(event.session)
         self._moves.lost(event.session)
         self._quarantine.lost(event.session, suspects, event.loss)

@@ -22,7 +22,7 @@ from scheduler_svc.drafting.draft_room import lengths_within
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.ledger import Ledger
-from scheduler_svc.model.sequence import Phase, Sequence
+from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
 from scheduler_svc.plan.awaiting import better_together, mark_awaiting
 from scheduler_svc.plan.drafted_result import apply_runs
@@ -35,6 +35,7 @@ from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.scheduler.admission import Admission
 from scheduler_svc.scheduler.arrivals import RunnerMoves, admit_arrivals
+from scheduler_svc.scheduler.departures import Departures
 from scheduler_svc.scheduler.displacing import Displacing
 from scheduler_svc.scheduler.policy_views import load_view, request_view
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
@@ -47,10 +48,6 @@ from scheduler_svc.tiers.tiers import Tiers
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
-
-
-PREEMPTED = "preempted"
-"""Why a sequence leaves that will be admitted again."""
 
 
 class BadResult(ValueError):
@@ -96,12 +93,17 @@ class Scheduler:
         self.ledger = ledger or Ledger()
         self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens, self.tiers)
+        self.retention = Retention(self.pool, self.ledger, self._retention_load, retention, hints, self.tiers)
+        """Decides what the prefix cache keeps."""
+        self.moves = RunnerMoves(self.pool)
+        self.departures = Departures(self.table, self.prefix, self.plans, self.retention, self.moves)
+        preempt = self.departures.preempt
         self.swapping = None
         if self.tiers is not None:
-            self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, self._preempt)
-        self._displacing = Displacing(self.table, self.pool, self.plans, self.admission, self.ledger, self._preempt)
+            self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, preempt)
+        self._displacing = Displacing(self.table, self.pool, self.plans, self.admission, self.ledger, preempt)
         self._rows = RunningRows(
-            self.table, self.pool, self.plans, self.tiers, self.step_times, self._max_step_tokens, self._preempt
+            self.table, self.pool, self.plans, self.tiers, self.step_times, self._max_step_tokens, preempt
         )
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
@@ -110,18 +112,19 @@ class Scheduler:
         """Whether plans append the tokens that grammars force."""
         self.hold_until_s = 0.0
         """Until when the next plan waits for a look ahead at forced tokens; 0: it does not."""
-        self.retention = Retention(self.pool, self.ledger, self._retention_load, retention, hints, self.tiers)
-        """Decides what the prefix cache keeps."""
         self._queue: Queue = WaitingQueue()  # of the last plan
 
     def _begin_counts(self) -> None:
         self.leaving = False
         """The runner has announced that it leaves; it gets no further plan."""
-        self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
         self._first_number = 0
-        self.moves = RunnerMoves()
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences preempted so far."""
+        return self.departures.preemptions
 
     @property
     def cached_tokens(self) -> int:
@@ -228,65 +231,12 @@ class Scheduler:
         self.table.lowest = None
 
     def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
-        """Removes the sequence from its slot and releases its blocks. Its rows in flight will be dropped."""
-        slot = sequence.slot
-        self.table.settle(slot)
-        if failed:
-            self.prefix.forget(sequence)
-        else:
-            self.prefix.keep(sequence, self.table)
-            self.retention.left(sequence, int(self.table.computed[slot]), ended=reason != PREEMPTED)
-        self.prefix.release_blocks(sequence, self.last_plan)
-        sequence.blocks = []
-        self.table.vacate(slot)
-        self.plans.release_slot(slot)
-        self.plans.note_leave(sequence, slot, reason)
-        sequence.scheduler = None
-
-    def _preempt(self, sequence: Sequence, queue: Queue) -> None:
-        """Returns the sequence to the queue, to be recomputed. Its rows in flight still deliver their tokens."""
-        epoch = self.table.epoch[sequence.slot]
-        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
-        self.leave(sequence, PREEMPTED)
-        sequence.preemptions += 1
-        self.preemptions += 1
-        queue.push(sequence)
-
-    def detach(self, sequence: Sequence, key: bytes) -> int:
-        """Takes the sequence out of its slot, to run elsewhere; its blocks stay, held under `key`.
-
-        Its rows in flight still deliver their tokens. Returns the positions that are computed once they have, at most.
-        """
-        epoch, planned = self.table.epoch[sequence.slot], int(self.table.planned[sequence.slot])
-        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
-        self.prefix.forget_pending(sequence)  # being held, they would keep a name that no sequence computes
-        self.hold(key, list(sequence.blocks))
-        self.leave(sequence, "moved")
-        sequence.phase = Phase.WAITING
-        return planned
-
-    def hold(self, key: bytes, blocks: list[int]) -> None:
-        """Takes a reference of each of these blocks, which hold KV or are about to."""
-        self.moves.held[key] = blocks
-        self.pool.share(blocks)
+        """Removes the sequence from its slot (see `Departures.leave`)."""
+        self.departures.leave(sequence, reason, failed=failed)
 
     def let_go(self, key: bytes) -> None:
-        """Releases the blocks held under `key`."""
-        self.pool.release(self.moves.held.pop(key), self.last_plan)
-
-    def requeue_all(self, queue: Queue) -> int:
-        """Returns all sequences to the queue after the loss of the runner; its plans in flight are discarded. Returns
-        the number of sequences."""
-        for flight in self.in_flight:
-            for sequence in flight.sequences:
-                sequence.stale = 0
-        self.in_flight.clear()
-        running = self.table.running()
-        for sequence in running:
-            self.leave(sequence, PREEMPTED)
-            queue.push(sequence)
-        self.prefix.clear()
-        return len(running)
+        """Releases the blocks that a move holds under `key`."""
+        self.moves.let_go(key, self.last_plan)
 
     def drop_slot(self, slot: int, blocks: list[int]) -> None:
         """Drops a slot that the runner still occupies from before a restart, and releases its blocks."""

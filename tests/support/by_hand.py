@@ -204,7 +204,7 @@ class ByHand:
 
     def preempt(self, slot: int = 0) -> None:
         """Preempts the sequence in the slot."""
-        self.scheduler._preempt(self.scheduler.table.at(slot), self.stack.engine.requests.queue)
+        self.scheduler.departures.preempt(self.scheduler.table.at(slot), self.stack.engine.requests.queue)
 
     def finish(self, token: int = 3) -> None:
         """Answers every plan until no request is live."""
