@@ -97,14 +97,7 @@ class Scheduler:
         """Decides what the prefix cache keeps."""
         self.moves = RunnerMoves(self.pool)
         self.departures = Departures(self.table, self.prefix, self.plans, self.retention, self.moves)
-        preempt = self.departures.preempt
-        self.swapping = None
-        if self.tiers is not None:
-            self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, preempt)
-        self._displacing = Displacing(self.table, self.pool, self.plans, self.admission, self.ledger, preempt)
-        self._rows = RunningRows(
-            self.table, self.pool, self.plans, self.tiers, self.step_times, self._max_step_tokens, preempt
-        )
+        self._divide()
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
         self.table.drafts = self.drafting.max_drafts > 0
@@ -120,6 +113,15 @@ class Scheduler:
         self.prefill_tokens = 0
         self.dropped_rows = 0
         self._first_number = 0
+
+    def _divide(self) -> None:
+        """Makes what chooses rows and makes room for them."""
+        table, pool, plans, preempt = self.table, self.pool, self.plans, self.departures.preempt
+        self.swapping = None
+        if self.tiers is not None:
+            self.swapping = Swapping(table, pool, self.prefix, self.tiers, self.step_times, preempt)
+        self._displacing = Displacing(table, pool, plans, self.admission, self.ledger, preempt)
+        self._rows = RunningRows(table, pool, plans, self.tiers, self.step_times, self._max_step_tokens, preempt)
 
     @property
     def preemptions(self) -> int:
