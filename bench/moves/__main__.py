@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.common.fleet import Fleet
 from bench.common.on_gpu import require_gpu
-from bench.common.provenance import provenance, write_results
+from bench.common.provenance import on_card, provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving.service import card_of
 from roster_client.client import RosterClient
@@ -156,10 +156,8 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name}: {value}")
     if arguments.json is not None:
-        card = card_of(arguments.device)
-        write_results(
-            arguments.json, {**source, **({"card": card} if card else {})}, {"shape": arguments.shape, **found}
-        )
+        source = on_card(source, card_of(arguments.device))
+        write_results(arguments.json, source, {"shape": arguments.shape, **found})
 
 
 if __name__ == "__main__":

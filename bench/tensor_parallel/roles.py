@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from bench.common.fleet import Fleet
 from bench.common.on_gpu import require_gpu
-from bench.common.provenance import provenance, write_results
+from bench.common.provenance import on_card, provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving.client import ClientRecord, Clients, phase_times
 from bench.gpu_serving.service import card_of
@@ -208,8 +208,7 @@ def main() -> None:
             alone = next((line for line in lines if line["system"] == ALONE), None)
             print(sentence(lines[-1], alone), flush=True)
             if arguments.output:  # what was measured is kept if the next system does not end in time
-                card = card_of(arguments.device)
-                write_results(arguments.output, {**source, **({"card": card} if card else {})}, {"lines": lines})
+                write_results(arguments.output, on_card(source, card_of(arguments.device)), {"lines": lines})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.common.fleet import Fleet
 from bench.common.on_gpu import require_gpu
-from bench.common.provenance import provenance, write_results
+from bench.common.provenance import on_card, provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving.client import ClientRecord, Clients
 from bench.gpu_serving.service import card_of
@@ -93,8 +93,7 @@ def main() -> None:
                 flush=True,
             )
     if arguments.output:
-        card = card_of(arguments.device)
-        write_results(arguments.output, {**source, **({"card": card} if card else {})}, {"lines": lines})
+        write_results(arguments.output, on_card(source, card_of(arguments.device)), {"lines": lines})
 
 
 if __name__ == "__main__":
