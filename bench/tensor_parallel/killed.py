@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
+import re
 import signal
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +29,11 @@ from bench.gpu_serving.client import ClientRecord, Clients
 from bench.gpu_serving.service import card_of
 from bench.tensor_parallel.exchanges import NCCL, ONE_SHOT
 from roster_client.serve.stack import RUNNER, Endpoints, Stack
-from runner_svc.group.member import VARIABLE, Place
 
 PROMPT = 512
 READY_S = 300.0
 _AGAIN_S = 120.0
-
-
-def rank_processes(launcher: int) -> dict[int, int]:
-    """Returns the process of each rank whose launcher is process `launcher`."""
-    found: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            variables = folder.joinpath("environ").read_bytes().split(b"\0")
-            told = [each.partition(b"=")[2] for each in variables if each.startswith(VARIABLE.encode() + b"=")]
-            if told and str(launcher) == folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]:
-                found[_rank_of(told[0].decode())] = int(folder.name)
-    return found
-
-
-def _rank_of(text: str) -> int:
-    rank: int = Place(**json.loads(text)).rank
-    return rank
+_NUMBER = re.compile(r"\b(\w+)=(\d+)")
 
 
 def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
@@ -63,27 +45,32 @@ def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
 
 
 class RunnerLines:
-    """Prints the services' lines, and counts how often the group has formed."""
+    """Prints the services' lines, counts how often the group has formed, and knows the ranks' processes."""
 
     def __init__(self) -> None:
         self.formed = 0
+        self.pids: dict[int, int] = {}
+        """Process of each rank."""
 
     def __call__(self, name: str, line: str) -> None:
-        self.formed += name == RUNNER and " ready " in line
+        if name == RUNNER:
+            self.formed += " ready " in line
+            fields = dict(_NUMBER.findall(line))
+            if " started a rank " in line:
+                self.pids[int(fields["rank"])] = int(fields["pid"])
         print(f"{name:>9} | {line[:200]}", flush=True)
 
 
-async def killed_one(launcher: int, rank: int, lines: RunnerLines) -> dict[str, Any]:
+async def killed_one(rank: int, lines: RunnerLines) -> dict[str, Any]:
     """Kills a rank and waits until the group has formed again; returns what happened."""
-    before, formed = rank_processes(launcher), lines.formed
+    before, formed = dict(lines.pids), lines.formed
     at_ns = time.monotonic_ns()
     os.kill(before[rank], signal.SIGKILL)
     until_s = time.monotonic() + _AGAIN_S
     while time.monotonic() < until_s:
         await asyncio.sleep(0.05)
         if lines.formed > formed:
-            after = await asyncio.to_thread(rank_processes, launcher)
-            stay = all(after[each] == before[each] for each in after if each != rank)
+            stay = all(lines.pids[each] == before[each] for each in before if each != rank)
             return {"rank": rank, "at_ns": at_ns, "survivors_stayed": stay}
     raise RuntimeError(f"the group did not form again within {_AGAIN_S:.0f} s")
 
@@ -108,7 +95,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         kills = []
         for number in range(1, arguments.kills + 1):
             await asyncio.sleep(arguments.every)
-            kill = await killed_one(stack.pid(RUNNER), -number % arguments.ranks, lines)
+            kill = await killed_one(-number % arguments.ranks, lines)
             kills.append({**kill, "under_load": not load.done()})
             print(f"rank {kill['rank']} was killed, and the group has formed again", flush=True)
         record = await load  # raises an exception if a request got fewer tokens
