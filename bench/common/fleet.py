@@ -24,13 +24,18 @@ class Fleet:
     """A scheduler and runners "a", "b", ... as child processes."""
 
     def __init__(
-        self, settings: Mapping[str, object], *, gpus: int = 1, roles: Mapping[str, str] | None = None
+        self,
+        settings: Mapping[str, object],
+        *,
+        gpus: int = 1,
+        roles: Mapping[str, str] | None = None,
+        log_level: str = "info",
     ) -> None:
         """`settings`: of all runners. `gpus`: among how many they are divided, by name. `roles`: by name, of those
-        with another role than `both`."""
+        with another role than `both`. `log_level`: of the scheduler."""
         self.endpoints = Endpoints.free()
         self._settings = settings
-        self._gpus, self._roles = gpus, roles or {}
+        self._gpus, self._roles, self._log_level = gpus, roles or {}, log_level
         self._children: dict[str, ChildProcess] = {}
         self.lines: list[str] = []
 
@@ -46,7 +51,7 @@ class Fleet:
                 *flags,
                 "--metrics-listen=",
                 "--flush-ms=1",
-                "--log-level=debug",
+                f"--log-level={self._log_level}",
             ]
         else:
             role = {"role": self._roles[name]} if name in self._roles else {}

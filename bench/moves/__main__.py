@@ -68,7 +68,7 @@ async def stream(client: RosterClient, prompt: list[int], num_tokens: int, arriv
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Runs the drain once and returns the figures."""
     roles = {"b": "decode"}  # so that all prompts go to the first one
-    fleet = Fleet(runner_settings(arguments, folder), gpus=arguments.gpus, roles=roles)
+    fleet = Fleet(runner_settings(arguments, folder), gpus=arguments.gpus, roles=roles, log_level="debug")
     rng = np.random.default_rng(0)
     vocabulary = ALL_SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else 256
     prompts = [rng.integers(0, vocabulary, arguments.prompt).tolist() for _ in range(arguments.sequences)]

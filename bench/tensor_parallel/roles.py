@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 from numpy.typing import NDArray
 
 from bench.common.fleet import Fleet
@@ -204,7 +205,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for system in arguments.systems:
-            lines.append(asyncio.run(measured(arguments, Path(folder), system)))
+            lines.append(uvloop.run(measured(arguments, Path(folder), system)))
             alone = next((line for line in lines if line["system"] == ALONE), None)
             print(sentence(lines[-1], alone), flush=True)
             if arguments.output:  # what was measured is kept if the next system does not end in time

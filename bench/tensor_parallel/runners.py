@@ -10,12 +10,12 @@ to its first one. `--device hash` tries the command on a CPU.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from bench.common.fleet import Fleet
 from bench.common.on_gpu import require_gpu
@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_folder(arguments.shape, Path(folder))
         for count in arguments.runners:
-            line = asyncio.run(measured(arguments, Path(folder), count))
+            line = uvloop.run(measured(arguments, Path(folder), count))
             lines.append(line)
             share = line["tokens_per_s"] / lines[0]["tokens_per_s"]
             print(
