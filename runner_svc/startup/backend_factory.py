@@ -95,8 +95,9 @@ def _test_backend(settings: RunnerSettings, device: str, ranks: Communicator | N
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
     given = settings.test_backend
     if device == "hash":
-        from runner_svc.backends.hash_backend import HashBackend, Poison
+        from runner_svc.backends.hash_backend import HashBackend
         from runner_svc.backends.hash_drafter import OracleDrafter
+        from runner_svc.backends.poison import Poison
 
         oracle = (
             OracleDrafter(random.Random(0 if ranks else None), given.draft_wrong)

@@ -92,6 +92,12 @@ def read_kv_cache_scheme(keys: QuantizationKeys) -> bool:
     if not scheme:
         return False
     numbers = NumberFormat.read(scheme, keys.path("kv_cache_scheme"))
+    _require_static_tensors(numbers)
+    return True
+
+
+def _require_static_tensors(numbers: NumberFormat) -> None:
+    """Raises UnsupportedModel unless numbers are FP8 with one stored scale for each tensor."""
     for key, value, expected in (
         ("num_bits", numbers.bits, 8),
         ("type", numbers.type, "float"),
@@ -101,7 +107,6 @@ def read_kv_cache_scheme(keys: QuantizationKeys) -> bool:
     ):
         if value != expected:
             raise numbers.refuse(key, value)
-    return True
 
 
 def _check_repeated(keys: QuantizationKeys) -> None:
@@ -109,14 +114,6 @@ def _check_repeated(keys: QuantizationKeys) -> None:
     keys.only("targets", ["Linear"])
     for side in ("weights", "input_activations"):
         numbers = NumberFormat.read(keys.take(side, dict), keys.path(side))
-        for key, value, expected in (
-            ("num_bits", numbers.bits, 8),
-            ("type", numbers.type, "float"),
-            ("symmetric", numbers.symmetric, True),
-            ("strategy", numbers.strategy, "tensor"),
-            ("dynamic", numbers.dynamic, False),
-        ):
-            if value != expected:
-                raise numbers.refuse(key, value)
+        _require_static_tensors(numbers)
     keys.absent("output_activations", "outputs of products are quantized")
     keys.finish()

@@ -62,7 +62,7 @@ def taken_over(stack: Stack) -> None:
 def preempted(stack: Stack) -> None:
     for scheduler in stack.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
-            scheduler._preempt(sequence, stack.engine.requests.queue)
+            scheduler.departures.preempt(sequence, stack.engine.requests.queue)
 
 
 def drained(stack: Stack) -> None:
