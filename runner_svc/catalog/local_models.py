@@ -129,9 +129,11 @@ def _partly(missing: str | None) -> str | None:
 def _architecture(folder: Path) -> str:
     try:
         config = read_object(folder / CONFIG)
-        return str((config.get("architectures") or [config.get("model_type") or ""])[0])
-    except (UnsupportedModel, LookupError, TypeError):
+    except UnsupportedModel:
         return ""
+    names = config.get("architectures")
+    found = names[0] if isinstance(names, list) and names else config.get("model_type")
+    return found if isinstance(found, str) else ""
 
 
 def _num_bytes(file: Path) -> int:

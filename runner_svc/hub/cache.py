@@ -71,11 +71,16 @@ def snapshot_folder(repository: Path, revision: str) -> Path | None:
     """Returns the snapshot of a branch, a tag or a commit; None when the cache has none."""
     ref = repository / "refs" / revision
     try:
-        commit = ref.read_text().strip() if ref.is_file() else revision
+        commit = _commit(ref) if ref.is_file() else revision
+        folder = repository / "snapshots" / commit
+        return folder if commit and folder.is_dir() else None
     except OSError:
         return None
-    folder = repository / "snapshots" / commit
-    return folder if commit and folder.is_dir() else None
+
+
+def _commit(ref: Path) -> str:
+    """Returns what a branch or tag means; of a broken file, what no snapshot is called."""
+    return ref.read_bytes().decode("utf-8", "replace").replace("\0", "").strip()
 
 
 def cached_models(cache: Path) -> Iterator[CachedModel]:
@@ -86,7 +91,7 @@ def cached_models(cache: Path) -> Iterator[CachedModel]:
         repo = repository.name.removeprefix(_PREFIX).replace("--", "/", 1)
         revisions: dict[str, list[str]] = {}
         for ref in sorted(path for path in repository.glob("refs/**/*") if path.is_file()):
-            revisions.setdefault(ref.read_text().strip(), []).append(str(ref.relative_to(repository / "refs")))
+            revisions.setdefault(_commit(ref), []).append(str(ref.relative_to(repository / "refs")))
         for snapshot in sorted(repository.glob("snapshots/*/")):
             yield CachedModel(repo, tuple(revisions.get(snapshot.name, ())), snapshot)
 
