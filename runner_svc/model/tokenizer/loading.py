@@ -23,8 +23,8 @@ from runner_svc.model.tokenizer.errors import UnusableTokenizer
 from runner_svc.model.tokenizer.likeness import check_likeness, check_special_tokens
 from runner_svc.model.tokenizer.parts import TokenizerParts, special_ids_of, with_special
 from runner_svc.model.tokenizer.staging import stage
-from runner_svc.model.tokenizer.stated_ids import check_stated_ids
-from runner_svc.model.tokenizer.tokenizer_keys import check_keys, named_tokens
+from runner_svc.model.tokenizer.stated_ids import check_stated_ids, check_statements
+from runner_svc.model.tokenizer.tokenizer_keys import check_keys, check_types, named_tokens
 
 # A token in base64 and its rank, as tiktoken has one on each line.
 _RANKED = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
@@ -42,6 +42,8 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     serialized, special_tokens_map, added_tokens = (
         read_object(folder / name) for name in ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
     )
+    check_types(tokenizer_config)
+    check_statements(tokenizer_config, added_tokens)
     with tempfile.TemporaryDirectory(prefix="roster-tokenizer-") as scratch:
         stage(folder, Path(scratch))
         loaded = _loaded_by_transformers(folder, Path(scratch))
