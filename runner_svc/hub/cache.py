@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from runner_svc.hub.gguf_files import choose_gguf, gguf_models
+from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import HubError, HubName
-from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, indexed_shards
+from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, holds_gguf, indexed_shards
 
 _PREFIX = "models--"
 
@@ -111,7 +111,7 @@ def missing_file(folder: Path, file: str | None = None) -> str | None:
     `file`: as in `HubName`. A GGUF model is whole if all its parts are there. Raises HubError as `choose_gguf`.
     """
     files = set(snapshot_files(folder))
-    if file is not None or (CONFIG not in files and gguf_models(files)):
+    if file is not None or holds_gguf(files):
         return _missing_part(choose_gguf(files, file, str(folder)), file)
     if CONFIG not in files:
         return CONFIG
