@@ -44,8 +44,7 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     )
     check_types(tokenizer_config)
     check_statements(tokenizer_config, added_tokens)
-    with tempfile.TemporaryDirectory(prefix="roster-tokenizer-") as scratch:
-        stage(folder, Path(scratch))
+    with _staged(folder) as scratch:
         loaded = _loaded_by_transformers(folder, Path(scratch))
     check_keys(tokenizer_config, special_tokens_map, loaded)
     backend: Tokenizer = loaded.backend_tokenizer
@@ -69,6 +68,19 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
         special_ids=tuple(sorted(special_ids)),
         notes=(*template_notes, *_unused_names(special_tokens_map, named), *_rebuilt(backend, original)),
     )
+
+
+def _staged(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """Returns a temporary folder that `stage` has filled. Raises what it does, and UnusableTokenizer without a place."""
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="roster-tokenizer-")
+        stage(folder, Path(scratch.name))
+    except OSError as error:
+        raise UnusableTokenizer(
+            f"Loading the tokenizer of {folder} needs a temporary folder ({error.strerror}): set TMPDIR to one that can "
+            "be written."
+        ) from error
+    return scratch
 
 
 def _loaded_by_transformers(folder: Path, staged: Path) -> Any:

@@ -285,6 +285,13 @@ def test_a_cache_that_cannot_be_written_costs_only_time(folder: Path, tmp_path: 
     assert read_tokenizer(folder, tmp_path / "cache") == load_tokenizer(folder)
 
 
+def test_without_a_temporary_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a file system that can't be written."""
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null/nowhere")
+    with pytest.raises(UnsupportedModel, match=r"needs a temporary folder \(.*\): set TMPDIR"):
+        described(folder)
+
+
 def test_a_folder_without_any_vocabulary(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelNotFound, match=r"has no tokenizer\.json, nor"):
