@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from runner_svc.model.decoder_choice import not_by_transformers
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.harmless_keys import HARMLESS
 
 SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
 """Values of `layer_types` whose state is the KV cache, read through a causal mask or a sliding window."""
@@ -34,6 +35,27 @@ def served_class(raw: Mapping[str, Any]) -> Any:
     if reason is not None:
         raise UnsupportedModel(f"{name} is not served: {reason}.")
     return model_class
+
+
+def undeclared_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """Returns the keys of a config.json that `config`, transformers' class of it, keeps and does not know.
+
+    They may have no effect. Left out are those that are known to have none.
+    """
+    found: list[str] = []
+    for values, own in ((raw, config), (raw.get("text_config"), config.get_text_config())):
+        if isinstance(values, Mapping):
+            known = _known(own) | own.attribute_map.keys() | HARMLESS.keys() | {"model_type"}
+            found += [key for key in values if key in vars(own) and key not in known and not key.startswith("_")]
+    return found
+
+
+def _known(config: Any) -> Set[str]:
+    """Returns the keys that a configuration's class declares or derives; all for one that has no defaults."""
+    try:
+        return vars(type(config)()).keys()
+    except Exception:  # of any type: its own checks of the values
+        return vars(config).keys()
 
 
 def _config(raw: Mapping[str, Any]) -> Any:

@@ -71,14 +71,14 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
 
 
 def _staged(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """Returns a temporary folder that `stage` has filled. Raises what it does, and UnusableTokenizer without a place."""
+    """Returns a temporary folder that `stage` has filled. Raises what it does, UnusableTokenizer without a place."""
     try:
         scratch = tempfile.TemporaryDirectory(prefix="roster-tokenizer-")
         stage(folder, Path(scratch.name))
     except OSError as error:
         raise UnusableTokenizer(
-            f"Loading the tokenizer of {folder} needs a temporary folder ({error.strerror}): set TMPDIR to one that can "
-            "be written."
+            f"Loading the tokenizer of {folder} needs a temporary folder ({error.strerror}): set TMPDIR to one that "
+            "can be written."
         ) from error
     return scratch
 
