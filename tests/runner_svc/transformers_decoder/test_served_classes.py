@@ -25,6 +25,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "HeliumForSequenceClassification",
     ),
     "its values": ({**HELIUM, "num_hidden_layers": "three"}, "refuses its config.json"),
+    "layers": ({**HELIUM, "num_hidden_layers": 10**9}, "'num_hidden_layers' of at most 4096, it has 1000000000"),
+    "layers of text": ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**9}}, "of at most 4096"),
     "encoder": (BERT, "is_decoder false"),
     "cross-attention": ({**BERT, "is_decoder": True, "add_cross_attention": True}, "add_cross_attention"),
     "state": ({"model_type": "recurrent_gemma"}, "state other than keys and values"),
