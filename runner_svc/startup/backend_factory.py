@@ -79,7 +79,8 @@ def build_backend(
             return _cpu_backend(settings, progress, ranks)
         except MemoryError as error:
             raise UnusableSettings(
-                "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
+                "the machine's memory is full: use a smaller model, or lower slots, kv_tokens, max_step_tokens or "
+                "context_length"
             ) from error
     _refuse_quantization(settings, device)
     if settings.draft and device == "null":
