@@ -38,9 +38,7 @@ def backend(wrong: float, kind: type[HashBackend] = LateHash) -> HashBackend:
     return drafting_backend(kind, random.Random(5), wrong=wrong, lies=False, max_drafts=7, **SIZES)
 
 
-def stack_of(
-    wrong: float, runners: int = 1, *, moves: bool = False, host_blocks: int = 0, **settings: object
-) -> Stack:
+def stack_of(wrong: float, runners: int = 1, *, moves: bool = False, host_blocks: int = 0, **settings: object) -> Stack:
     """Returns a stack in which every row drafts as much as it may. `moves`: whether runners take part in them."""
     stack = Stack(**{"depth": 3, "prefix_sharing": True, **settings})
     stack.drafts = Always(7)
