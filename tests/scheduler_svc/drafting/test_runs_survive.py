@@ -192,6 +192,24 @@ def test_a_sequence_fails_at_the_same_token_as_without_drafts(wrong: float, rest
         stack.assert_clean()
 
 
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_row_that_fails_beside_runs_does_not_disturb_plans_in_flight(speculates: bool) -> None:
+    """The next plan, which is launched before its status is known, begins at the token that it could not draw."""
+    stack = Stack(depth=3)
+    stack.drafts = Always(3)
+    session = stack.add_runner(backend(0.5, LosesPrecision))
+    stack.step()
+    other, request = stack.submit([1, 2, 3, 4], 40), stack.submit([5, 6, 7], 40, no_speculation=not speculates)
+    for _ in range(40):
+        stack.whole_turn(session, most_plans=3)
+    stack.step()
+    assert stack.runners.most_launched == 3
+    assert request.streams[0].end is not None and request.streams[0].end.reason == FinishReason.ERROR
+    assert request.streams[0].tokens == expected_tokens([5, 6, 7], 10, eos_probability=0.0)
+    assert_whole(other)
+    stack.assert_clean()
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_ends_within_runs_are_those_without_drafts(wrong: float) -> None:
     """Each request stops at another of its own tokens, from the first to the last, and none computes anything after."""
