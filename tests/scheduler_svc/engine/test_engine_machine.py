@@ -145,6 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.stack.runners.moves = FakeMoves(self.stack.runners.runners, moves)
         features, self.stack.runners.features = self.stack.runners.features, sorted(OURS if forces else OURS - {FORCED})
         self.cancelled: set[int] = set()
+        self.all_heard = True  # no client has left a request that goes on
         self.kills = self.cuts = self.crashes = self.spells = 0
         self.backends: list[HashBackend] = []
         for _ in range(runners):
@@ -277,6 +278,7 @@ class EngineMachine(RuleBasedStateMachine):
     def cancel(self, rng: random.Random, how: str) -> None:
         handle = rng.choice(sorted(self.stack.requests))
         self.cancelled.add(handle)
+        self.all_heard &= how == "cancel"
         message = engine_pb2.Cancel(handle=handle) if how == "cancel" else engine_pb2.Disconnect(handle=handle)
         self.stack.front.put(**{how: message})
 
@@ -367,6 +369,13 @@ class EngineMachine(RuleBasedStateMachine):
                 assert stream.tokens == expected
                 assert (stream.end.reason == FinishReason.ERROR) == (failed is not None)
 
+    def _check_accounts(self) -> None:
+        """Tenants are charged for the tokens that their streams got, whatever was drafted or cut."""
+        got = {"": 0, "a": 0}
+        for request in self.stack.requests.values():
+            got[request.submit.tenant] += sum(len(stream.tokens) for stream in request.streams)
+        assert {tenant: self.stack.engine.ledger.account(tenant).sampled_tokens for tenant in got} == got
+
     def teardown(self) -> None:
         if not hasattr(self, "stack"):
             return
@@ -401,6 +410,8 @@ class EngineMachine(RuleBasedStateMachine):
                 losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
                 losses += self.stack.runners.worthless or 0
                 assert losses >= STRIKES + LONE_LOSSES
+        if self.all_heard and not self.stack.restarts:
+            self._check_accounts()
         assert not self.stack.engine.quarantine.active
         assert not any(backend.host_slots.strays for backend in self.backends)
         self.stack.assert_clean()
