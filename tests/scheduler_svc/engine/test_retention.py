@@ -287,6 +287,52 @@ def test_a_conversation_is_loaded_before_it_comes_back() -> None:
     assert engine.ledger.prefetch_at == float("inf")
 
 
+class Later(Policy):
+    """Expects each conversation when its hint says, and those without one never."""
+
+    name = "later"
+
+    def retain(self, prefix: PrefixView, load: Load) -> float:
+        return 1.0
+
+    def prefetch_s(self, prefix: PrefixView, load: Load) -> float | None:
+        return float("inf") if prefix.next_turn_s is None else prefix.next_turn_s
+
+
+def test_what_is_expected_never_or_later_than_hints_reach_takes_no_place_among_what_is() -> None:
+    stack, session = stack_with(Later(PolicyParameters()))
+    retention, host = stack.engine.pool.schedulers[session].retention, Host()
+    retention._tiers = host  # type: ignore[assignment]
+    for turn in range(3):
+        run(stack, prompt(turn), conversation_id=f"never-{turn}")
+    assert not retention._due and stack.engine.ledger.prefetch_at == float("inf")
+    for _ in range(90):  # each turn says again when the next one comes
+        run(stack, prompt(9), 1, conversation_id="x", next_turn_s=50.0)
+    assert len(retention._last) == 1 and len(retention._due) < 80
+    run(stack, prompt(9), 1, conversation_id="x")
+    stack.now_s += 100.0
+    stack.step()
+    assert host.asked == [] and not retention._due
+
+
+def test_a_request_for_an_idle_conversation_raises_its_value_at_once() -> None:
+    """Its value is otherwise used for up to half a second."""
+    stack, session = stack_with("session")
+    run(stack, prompt(1), conversation_id="x")
+    scheduler = stack.engine.pool.schedulers[session]
+    prefix = scheduler.pool.tree.find("", "x")
+    assert prefix is not None
+    stack.engine.ledger.now_s += 120.0
+    idle = scheduler.retention.value(prefix)
+    stack.engine.ledger.now_s += 0.2
+    assert scheduler.retention.value(prefix) == idle
+    stack.engine.ledger.awaited["", "x"] = [stack.engine.ledger.now_s]
+    assert scheduler.retention.value(prefix) > idle
+    stack.engine.ledger.now_s += 0.5
+    del stack.engine.ledger.awaited["", "x"]
+    assert scheduler.retention.value(prefix) != idle
+
+
 def test_the_guard_checks_answers() -> None:
     class Wrong(Policy):
         def retain(self, prefix: PrefixView, load: Load) -> float:

@@ -30,11 +30,10 @@ class Order(EvictionOrder):
     def remove(self, name: bytes) -> None:
         self.names.discard(name)
 
-    def take(self, count: int = 1) -> list[bytes]:
-        assert count == 1
-        name = max(filter(self.pool.may_evict, self.names), default=None)
-        self.names.discard(name or b"")
-        return [] if name is None else [name]
+    def take(self, count: int = 1, below: float | None = None) -> list[bytes]:
+        names = sorted(filter(self.pool.may_evict, self.names), reverse=True)[: count if below is None else 0]
+        self.names.difference_update(names)
+        return names
 
 
 class HostMachine(RuleBasedStateMachine):
