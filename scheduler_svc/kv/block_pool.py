@@ -184,14 +184,27 @@ class BlockPool:
         copies = self.order.copies
         return [] if copies is None else [self._block_of[name] for name in copies.take(count, room)]
 
-    def purge(self, names: Iterable[bytes]) -> int:
-        """Removes those of these names whose blocks are free, so that they can't be hit; returns their number."""
-        blocks = [self._block_of[name] for name in names if self._is_cached(name)]
-        for block in blocks:
-            self._withdraw(block)
-            self.forget(block)
-            self._blank.append(block)
-        return len(blocks)
+    def purge(self, names: Iterable[bytes], unused: Container[int] = ()) -> int:
+        """Removes those of these names whose blocks are free, so that they can't be hit; returns their number.
+
+        `unused`: blocks that count as free if they have only one reference, and are free without a name once it is
+        dropped.
+        """
+        purged = 0
+        for name in names:
+            block = self._block_of.get(name)
+            if block is None:
+                continue
+            if not self._references[block]:
+                self._withdraw(block)
+                self.forget(block)
+                self._blank.append(block)
+            elif self._references[block] == 1 and block in unused:
+                self.forget(block)
+            else:
+                continue
+            purged += 1
+        return purged
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block, deepest first, so that a prefix outlives its continuations."""

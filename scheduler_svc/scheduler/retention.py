@@ -123,7 +123,8 @@ class Retention:
         names = self._tree.names(prefix, own=True)
         prefix.retain_s, prefix.valued_at = 0.0, -1.0
         kept = {name for name in names if self._pool.has(name)}
-        num_purged = self._pool.purge(names)
+        offloading = {block for blocks in self._tiers.offloads.held() for block in blocks} if self._tiers else set()
+        num_purged = self._pool.purge(names, offloading)
         if self._tiers is not None:
             num_purged += sum(self._tiers.host.has(name) for name in names if name not in kept)
             self._tiers.forget(names)

@@ -12,6 +12,7 @@ from roster_protos import admin_pb2, engine_pb2
 from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Load, Policy, PolicyGuard, PolicyParameters, PrefixView, load_retention
+from scheduler_svc.tiers.offloads import Content
 from tests.support.in_process import Stack, Submitted
 from tests.support.thoroughness import count
 
@@ -198,6 +199,26 @@ def test_a_forgotten_conversation_is_gone_and_only_its_tenants(retention: str) -
     stack.front.put(forget=engine_pb2.Forget(handle=9, tenant="a", conversation_id="unknown"))
     stack.step()
     assert stack.others[-1].forgotten.tokens == 0
+    stack.assert_clean()
+
+
+def test_a_conversation_is_forgotten_while_it_is_copied_to_the_host_pool() -> None:
+    stack, session = stack_with("session", host_blocks=40)
+    run(stack, prompt(1), conversation_id="x", next_turn_s=1.0)
+    scheduler = stack.engine.pool.schedulers[session]
+    assert scheduler.tiers is not None
+    pool, tiers = scheduler.pool, scheduler.tiers
+    names = pool.tree.names(pool.tree.find("", "x"))  # type: ignore[arg-type]
+    assert len(names) == 5 and not tiers.offloads.line
+    blocks = [block for name in names if (block := pool.ready_block(name)) is not None]
+    tiers.flush()
+    tiers.offloads.begin([Content(block, name, BLOCK) for block, name in zip(blocks, names, strict=True)])
+    stack.engine.pool.wake(session)
+    stack.front.put(forget=engine_pb2.Forget(handle=9, conversation_id="x"))
+    stack.step()
+    assert stack.others[-1].forgotten.tokens == 20 and not any(map(pool.has, names))
+    stack.run(random.Random(1))
+    assert not any(map(tiers.host.has, names)) and cached(stack, session, prompt(1)) == 0
     stack.assert_clean()
 
 
