@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import logging
 import os
 import secrets
 import socket
@@ -68,6 +69,7 @@ class NixlAgent:
                 f"move_transport is nixl, which is not installed ({error}): pip install 'roster-serve[nixl-cu13]', or "
                 "leave move_transport out"
             ) from error
+        logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to standard output
         self.name = PREFIX + secrets.token_hex(16)
         config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
         try:
@@ -161,7 +163,9 @@ def device_in(network: str, addresses: Sequence[tuple[str, str]] | None = None) 
     for device, address in _own_addresses() if addresses is None else addresses:
         if ip_address(address) in ip_network(network):
             return device
-    raise NixlMissing(f"move_network is {network!r}, in which this machine has no address: name the runners' network")
+    raise NixlMissing(
+        f"move_network is {network!r}, where this machine has no IPv4 address: name the runners' network"
+    )
 
 
 def _own_addresses() -> list[tuple[str, str]]:

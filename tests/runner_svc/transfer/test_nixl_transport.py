@@ -242,7 +242,7 @@ def test_answers_of_nobody_fail_the_pull(frames: list[bytes]) -> None:
 def test_the_device_is_that_of_the_network() -> None:
     addresses = [("lo", "127.0.0.1"), ("eth0", "192.168.1.4"), ("ib0", "10.1.0.7")]
     assert device_in("10.1.0.0/16", addresses) == "ib0" and device_in("127.0.0.0/8") == "lo"
-    with pytest.raises(NixlMissing, match=r"move_network is '10\.2\.0\.0/16', in which this machine has no address"):
+    with pytest.raises(NixlMissing, match=r"move_network is '10\.2\.0\.0/16', where this machine has no IPv4 address"):
         device_in("10.2.0.0/16", addresses)
 
 
