@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from scheduler_svc.kv.copy_order import CopyOrder
-from scheduler_svc.kv.prefix_tree import BIT, CHILDREN, Node, Prefix, PrefixTree
+from scheduler_svc.kv.prefix_tree import BIT, CHILDREN, UNCOPIED, Node, Prefix, PrefixTree
 from scheduler_svc.kv.value_heap import ValueHeap
 
 CLEAN = 0.125
@@ -81,7 +81,7 @@ class EvictionOrder:
             return
         if not node.children & self._children:
             self._heap.add(node)
-        if self.copies is not None and node.tiers == _UNCOPIED:
+        if self.copies is not None and node.tiers == _UNCOPIED and not node.children & UNCOPIED:
             self.copies.note(node)
 
     def remove(self, name: bytes) -> None:
@@ -95,7 +95,7 @@ class EvictionOrder:
             self.above.value_anew(node)
         if parent is not None and parent.tiers & self._bit and self._value_of is not None:
             self._heap.add(parent)
-        if self.copies is not None:
+        if self.copies is not None and self._value_of is not None:
             self.copies.note_done(node)
 
     def value_anew(self, node: Node) -> None:
