@@ -163,9 +163,7 @@ def device_in(network: str, addresses: Sequence[tuple[str, str]] | None = None) 
     for device, address in _own_addresses() if addresses is None else addresses:
         if ip_address(address) in ip_network(network):
             return device
-    raise NixlMissing(
-        f"move_network is {network!r}, where this machine has no IPv4 address: name the runners' network"
-    )
+    raise NixlMissing(f"move_network is {network!r}, where this machine has no IPv4 address: name the runners' network")
 
 
 def _own_addresses() -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""An agent as NIXL's, whose peers live in the same process: a read copies memory once it is told to."""
+"""An agent as NIXL's, whose peers live in the same process: a read copies memory at once, or when a test lets it."""
 
 from __future__ import annotations
 
