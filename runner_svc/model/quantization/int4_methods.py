@@ -1,10 +1,11 @@
-"""Reads the `quantization_config` of AWQ and GPTQ checkpoints."""
+"""Reads the `quantization_config` of AWQ and GPTQ checkpoints, also as auto-round writes them."""
 
 from __future__ import annotations
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.config_reader import QuantizationKeys
 from runner_svc.model.quantization.selection import EVERY, Left, Parts, Quantization, Rule, head
+from runner_svc.model.quantization.stored_format import StoredFormat
 from runner_svc.model.quantization.stored_int4 import StoredAwq, StoredGptq
 
 GROUPS = (32, 64, 128)
@@ -83,6 +84,20 @@ def read_gptq(keys: QuantizationKeys) -> Quantization:
     _check_auto_round(keys)
     keys.finish()
     return Quantization("gptq", (Rule(EVERY, stored),), () if has_head else (head(),))
+
+
+def read_auto_round(keys: QuantizationKeys) -> Quantization:
+    """auto-round's own format: tensors are those of GPTQ or AWQ, as `packing_format` says."""
+    keys.only("bits", 4)
+    group, symmetric = _group(keys), keys.take("sym", bool, default=True)
+    packing = keys.only("packing_format", "auto_round:auto_gptq", "auto_round:auto_awq")
+    keys.absent("extra_config", "modules have settings of their own")
+    keys.harmless({"block_name_to_quantize": "Tensors show what is quantized.", "backend": _KERNELS})
+    _check_auto_round(keys)
+    keys.finish()
+    is_awq = packing == "auto_round:auto_awq"
+    stored: StoredFormat = StoredAwq(group, symmetric) if is_awq else StoredGptq(group, symmetric)
+    return Quantization("auto-round", (Rule(EVERY, stored),), (head(),))
 
 
 def _version(keys: QuantizationKeys) -> int:
