@@ -46,7 +46,9 @@ def check_step(rng: random.Random, make: MakeLaunchers, device: torch.device, st
     typed["reserved"] = numpy.random(len(rows)) < 0.2
     results = [
         _step(state, _moved(_draft_rows(rows, stride), where), proposals, typed[:-1], draws, finite, stride, on)
-        for state, where, on in zip(_states(rng, rows, make, device), (torch.device("cpu"), device), (0, stream), strict=True)
+        for state, where, on in zip(
+            _states(rng, rows, make, device), (torch.device("cpu"), device), (0, stream), strict=True
+        )
     ]
     for ours, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0)
