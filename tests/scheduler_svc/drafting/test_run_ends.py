@@ -194,6 +194,19 @@ def test_a_late_run_that_reaches_the_limit_ends_there() -> None:
     hand.stack.assert_clean()
 
 
+def test_tenants_are_charged_by_token_also_where_as_many_rows_are_dropped() -> None:
+    """Two tokens in two rows, both of the first row."""
+    hand = ByHand(depth=1)
+    hand.decoding([1] * 5, 40, tenant="a")
+    left = hand.decoding([2] * 5, 40, tenant="b")
+    run, ledger = hand.run(3), hand.stack.engine.ledger
+    before = [ledger.account(tenant).sampled_tokens for tenant in "ab"]
+    hand.stack.front.put(cancel=engine_pb2.Cancel(handle=left.handle))
+    hand.step()
+    hand.answer(run, {0: [4, 5], 1: [6]})
+    assert [ledger.account(tenant).sampled_tokens for tenant in "ab"] == [before[0] + 2, before[1]]
+
+
 def test_a_result_that_comes_twice_counts_once() -> None:
     hand = ByHand(depth=2)
     request = hand.decoding([1] * 5, 60)
