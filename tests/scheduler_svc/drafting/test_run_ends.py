@@ -56,6 +56,8 @@ def test_nothing_behind_a_stop_token_within_a_run_reaches_anything(place: int) -
     assert hand.tokens(request)[before:] == draws[: place + 1] and reason_of(request) is FinishReason.STOP
     assert hand.tokens(other)[-3:] == [24, 25, 26]
     assert hand.stack.engine.requests.ledger.account("t").sampled_tokens == before + place + 1
+    end = request.streams[0].end
+    assert end is not None and (end.drafted_tokens, end.accepted_tokens) == (3, min(3, place + 1))
     record = attached(hand, request)
     assert record.tokens == pack(hand.tokens(request)) and len(record.logprobs.values) == len(record.tokens)
     check_scheduler(hand.scheduler)
