@@ -163,12 +163,14 @@ def test_late_runs_of_a_preempted_row_bring_all_their_tokens_up_to_an_end(ends: 
     request = hand.decoding([1] * 5, 60, sampling=sampling(logprobs=0))
     run = hand.run()
     behind, before = hand.take(), hand.tokens(request).copy()
+    sequence = hand.scheduler.table.at(0)
     hand.preempt()
     newcomer = hand.submit([2] * 5, 5)
     hand.answer(run, {0: [20, STOP if ends else 21, 22]})
     assert hand.num_sent == ends, "it was admitted without its late tokens"
     hand.answer(behind, {0: [23, 24]})
     assert hand.tokens(request)[len(before) :] == ([20, STOP] if ends else [20, 21, 22, 23, 24])
+    assert (sequence.drafted_tokens, sequence.accepted_tokens) == ((3, 2) if ends else (6, 3))
     newest = hand.take()
     admitted = [ints(admission.tokens) for admission in newest.plan.admissions]
     assert admitted == ([] if ends else [[1] * 5 + hand.tokens(request)]) + [[2] * 5]
