@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from runner_svc.cuda.sources import kernel_folder
 from tests.support.attention_cases import AttentionBatch, AttentionCase
 from tests.support.canonical_arithmetic import EmulatedArithmetic
 from tests.support.canonical_runs import CanonicalCase, halves, low_halves
@@ -156,6 +157,11 @@ def replaced(old: str, new: str, texts: list[str]) -> Callable[[str], str]:
         return text.replace(old, new)
 
     return change
+
+
+def test_each_rule_is_broken_where_it_is_followed() -> None:
+    texts = [path.read_text() for path in kernel_folder().glob("*.cu*")]
+    assert not [rule for rule, (old, _) in BROKEN.items() if not any(old in text for text in texts)]
 
 
 @pytest.mark.parametrize("rule", choice(list(BROKEN), in_ci=[]))

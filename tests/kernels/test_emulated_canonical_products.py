@@ -29,6 +29,7 @@ from runner_svc.cuda.products import skinny_product
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
+from runner_svc.cuda.sources import kernel_folder
 from runner_svc.interface.products.canonical_launchers import NormedRows, Planned
 from runner_svc.interface.products.skinny_launchers import ScaledRows, TileSums
 from runner_svc.weights.activation_rounding import GroupRounding, Rounding, TokenRounding
@@ -272,6 +273,11 @@ BROKEN = {
         "for (int distance = 1; distance < kScaleLanes; distance *= 2)",
     ),
 }
+
+
+def test_each_rule_is_broken_where_it_is_followed() -> None:
+    texts = [path.read_text() for path in kernel_folder().glob("*.cu*")]
+    assert not [rule for rule, (old, _) in BROKEN.items() if not any(old in text for text in texts)]
 
 
 @pytest.mark.skipif(not FULL, reason="takes seconds: ROSTER_TEST_FULL=1 runs it")

@@ -46,7 +46,9 @@ def check_step(rng: random.Random, make: MakeLaunchers, device: torch.device, st
     typed["reserved"] = numpy.random(len(rows)) < 0.2
     results = [
         _step(state, _moved(_draft_rows(rows, stride), where), proposals, typed[:-1], draws, finite, stride, on)
-        for state, where, on in zip(_states(rng, make, device), (torch.device("cpu"), device), (0, stream), strict=True)
+        for state, where, on in zip(
+            _states(rng, rows, make, device), (torch.device("cpu"), device), (0, stream), strict=True
+        )
     ]
     for ours, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0)
@@ -56,7 +58,7 @@ def check_proposals(rng: random.Random, make: MakeLaunchers, device: torch.devic
     """Compares the n-gram drafter's proposals."""
     stride = rng.randint(1, 7)
     rows, proposed = _random_rows(rng, stride + 1), []
-    for state in _states(rng, make, device):
+    for state in _states(rng, rows, make, device):
         where = state.tokens.device
         proposals = torch.full((len(rows), stride), -7, dtype=torch.int32, device=where)
         state.launchers.ngram(stream, _moved(_draft_rows(rows, stride + 1), where), proposals)
@@ -64,11 +66,16 @@ def check_proposals(rng: random.Random, make: MakeLaunchers, device: torch.devic
     torch.testing.assert_close(proposed[1].cpu(), proposed[0], rtol=0, atol=0)
 
 
-def _states(rng: random.Random, make: MakeLaunchers, device: torch.device) -> tuple[State, State]:
-    """Returns equal states, the definition's first."""
+def _states(
+    rng: random.Random, rows: list[list[int]], make: MakeLaunchers, device: torch.device
+) -> tuple[State, State]:
+    """Returns equal states, the definition's first. Half of the rows have few tokens left up to their limits."""
     numpy = np.random.default_rng(rng.getrandbits(32))
     tokens = torch.from_numpy(numpy.integers(0, rng.choice([2, VOCAB]), (SLOTS + 1, CONTEXT), np.int32))
     counters = torch.from_numpy(numpy.integers(1, CONTEXT + 1, SLOTS + 1, np.int32))
+    for slot, _, _, limit in rows:
+        if rng.random() < 0.5:
+            counters[slot] = min(max(1, limit - rng.randint(-1, 3)), CONTEXT)
     counters[rng.randrange(SLOTS)] = rng.choice([-3, 0, CONTEXT, CONTEXT + 9])  # of a plan that lies
     tables = torch.from_numpy(numpy.integers(1, 99, (SLOTS + 1, -(-CONTEXT // BLOCK_SIZE)), np.int32))
     moved = State(tokens.to(device, copy=True), counters.to(device, copy=True), tables.to(device, copy=True), make)

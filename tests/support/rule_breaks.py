@@ -96,7 +96,7 @@ SOURCES = [
      "arithmetic.largest(grouped, 2)[0]", "arithmetic.largest(grouped, 1)[0]"),
     ("residual fused", "granite", CANONICAL + "add", "x + y * factor", "(x.double() + y.double() * factor).float()"),
     ("residual, both additions at once", "llama", "runner_svc.decoder.cpu_decoder:DecoderLayer.forward",
-     "return self._arithmetic.add(hidden, self._mlp_post_norm(self._mlp(normed)), self._multiplier)",
+     "return self._arithmetic.add(hidden, self._mlp_post_norm(self._summed(self._mlp(normed))), self._multiplier)",
      "return (hidden - attended) + (attended + self._mlp(normed))"),
     # Attention
     ("soft-cap by the inverse", "attention", ATTEND, "div_(described.soft_cap)", "mul_(1 / described.soft_cap)"),

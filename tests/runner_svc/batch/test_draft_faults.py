@@ -102,6 +102,19 @@ def test_once_the_drafts_are_recorded_a_row_may_have_a_start_again() -> None:
     assert runner.execute(3, plan(extents=[(2, 4, 1, SAMPLE)])).token_counts == b"\1"
 
 
+def test_plans_that_repeat_the_last_one_are_refused_beyond_the_context() -> None:
+    """The blocks have a position more than a run may reach."""
+    runner, _ = make_runner(LateHash)
+    runner.reset()
+    runner.launch(
+        1, plan(admissions=[admission(0, [1] * 10, [1, 2, 3, 4], num_computed=9)], extents=[(0, 9, 1, SAMPLE)])
+    )
+    for number in (2, 3):
+        runner.launch(number, plan(extents=[(0, -1, 2, SAMPLE)], drafts=[1]))
+    with pytest.raises(PlanFault, match="position 16 is beyond the context"):
+        runner.launch(4, plan(extents=[(0, -1, 2, SAMPLE)], drafts=[1]))
+
+
 @pytest.mark.parametrize("backend", [HashBackend(), NullBackend()])
 @pytest.mark.parametrize("drafts", [[], [1]])
 def test_a_runner_without_drafter_refuses_both(backend: HashBackend | NullBackend, drafts: list[int]) -> None:

@@ -56,6 +56,8 @@ def test_nothing_behind_a_stop_token_within_a_run_reaches_anything(place: int) -
     assert hand.tokens(request)[before:] == draws[: place + 1] and reason_of(request) is FinishReason.STOP
     assert hand.tokens(other)[-3:] == [24, 25, 26]
     assert hand.stack.engine.requests.ledger.account("t").sampled_tokens == before + place + 1
+    end = request.streams[0].end
+    assert end is not None and (end.drafted_tokens, end.accepted_tokens) == (3, min(3, place + 1))
     record = attached(hand, request)
     assert record.tokens == pack(hand.tokens(request)) and len(record.logprobs.values) == len(record.tokens)
     check_scheduler(hand.scheduler)
@@ -161,12 +163,14 @@ def test_late_runs_of_a_preempted_row_bring_all_their_tokens_up_to_an_end(ends: 
     request = hand.decoding([1] * 5, 60, sampling=sampling(logprobs=0))
     run = hand.run()
     behind, before = hand.take(), hand.tokens(request).copy()
+    sequence = hand.scheduler.table.at(0)
     hand.preempt()
     newcomer = hand.submit([2] * 5, 5)
     hand.answer(run, {0: [20, STOP if ends else 21, 22]})
     assert hand.num_sent == ends, "it was admitted without its late tokens"
     hand.answer(behind, {0: [23, 24]})
     assert hand.tokens(request)[len(before) :] == ([20, STOP] if ends else [20, 21, 22, 23, 24])
+    assert (sequence.drafted_tokens, sequence.accepted_tokens) == ((3, 2) if ends else (6, 3))
     newest = hand.take()
     admitted = [ints(admission.tokens) for admission in newest.plan.admissions]
     assert admitted == ([] if ends else [[1] * 5 + hand.tokens(request)]) + [[2] * 5]
@@ -192,6 +196,19 @@ def test_a_late_run_that_reaches_the_limit_ends_there() -> None:
     hand.finish()
     assert len(hand.tokens(request)) == 10 and reason_of(request) is FinishReason.LENGTH
     hand.stack.assert_clean()
+
+
+def test_tenants_are_charged_by_token_also_where_as_many_rows_are_dropped() -> None:
+    """Two tokens in two rows, both of the first row."""
+    hand = ByHand(depth=1)
+    hand.decoding([1] * 5, 40, tenant="a")
+    left = hand.decoding([2] * 5, 40, tenant="b")
+    run, ledger = hand.run(3), hand.stack.engine.ledger
+    before = [ledger.account(tenant).sampled_tokens for tenant in "ab"]
+    hand.stack.front.put(cancel=engine_pb2.Cancel(handle=left.handle))
+    hand.step()
+    hand.answer(run, {0: [4, 5], 1: [6]})
+    assert [ledger.account(tenant).sampled_tokens for tenant in "ab"] == [before[0] + 2, before[1]]
 
 
 def test_a_result_that_comes_twice_counts_once() -> None:
