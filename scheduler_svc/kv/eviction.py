@@ -87,8 +87,8 @@ class EvictionOrder:
     def remove(self, name: bytes) -> None:
         """Takes note that the pool no longer has the name."""
         node = self._tree.nodes.get(name)
-        if node is None or (node.tiers and not node.tiers & self._bit):
-            return  # one that was taken, and is in the other tier
+        if node is None or (not node.tiers & self._bit and (node.tiers or self._tier)):
+            return  # one that was taken, and is in the other tier; or the copy was lost of a block that is in use
         self._heap.discard(node)
         parent = self._tree.leave(node, self._tier)
         if self.above is not None:
