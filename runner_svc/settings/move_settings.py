@@ -46,6 +46,11 @@ def check_moves(settings: MoveSettings) -> None:
             )
     if settings.move_transport == "nixl":
         _check_nixl(settings, is_local)
+    elif settings.move_network:
+        raise ValueError(
+            f"move_network has no effect while move_transport is {settings.move_transport!r}: set that to nixl, or "
+            "leave move_network out"
+        )
 
 
 def _may_be_in(host: str, network: IPv4Network | IPv6Network) -> bool:

@@ -88,13 +88,15 @@ class _Nixl:
     """A runner's part in moves by NIXL. Raises UnusableSettings."""
 
     def __init__(self, settings: RunnerSettings, store: BlockStore, grants: Grants, tcp: BlockReader) -> None:
+        place_bytes = max(CHUNK_BYTES, store.block_bytes)
         try:
             self.agent = NixlAgent(device_in(settings.move_network or "127.0.0.0/8"))
+            staged, read = (Staging(self.agent, place_bytes, NIXL_PLACES) for _ in range(2))
         except NixlMissing as error:
             raise UnusableSettings(str(error)) from error
-        place_bytes = max(CHUNK_BYTES, store.block_bytes)
-        self.source = NixlSource(Staging(self.agent, place_bytes, NIXL_PLACES), store, grants)
-        self.reader = NixlReader(self.agent, Staging(self.agent, place_bytes, NIXL_PLACES), store, tcp)
+        self.source = NixlSource(staged, store, grants)
+        self.reader = NixlReader(self.agent, read, store, tcp)
+        log.info("blocks move by NIXL, unencrypted", **self.agent.reached_by)
 
 
 def _memory_server(backend: Backend, grants: Grants) -> MemoryServer | None:

@@ -14,7 +14,8 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address, ip_network
 from typing import Any, Protocol
 
@@ -30,25 +31,31 @@ class NixlMissing(Exception):
     """NIXL can't be used here; the message says why, as a sentence."""
 
 
+class NixlFailed(Exception):
+    """NIXL can't do what it was asked for, such as read from a peer that is gone; the message has its error."""
+
+
 class Agent(Protocol):
-    """Reads memory of other processes' agents. Thread-safe. All may raise RuntimeError."""
+    """Reads memory of other processes' agents. Thread-safe."""
 
     name: str
 
     def offer(self, memory: NDArray[np.uint8]) -> bytes:
-        """Lets other agents read this memory, and reads arrive there; returns what they need for that."""
+        """Lets other agents read this memory, and reads arrive there; returns what they need for that. Raises
+        NixlMissing."""
 
     def meet(self, metadata: bytes) -> str:
-        """Takes what another agent's `offer` returned; returns its name."""
+        """Takes what another agent's `offer` returned; returns its name. Raises NixlFailed."""
 
     def forget(self, peer: str) -> None:
-        """Drops what `meet` took."""
+        """Drops what `meet` took, if anything."""
 
     def read(self, peer: str, address: int, target: int, num_bytes: int) -> object:
-        """Begins to read bytes of a peer's memory at `address` to this memory at `target`; returns a handle."""
+        """Begins to read bytes of a peer's memory at `address` to this memory at `target`; returns a handle.
+        Raises NixlFailed."""
 
     def is_done(self, handle: object) -> bool:
-        """Whether the read has ended. Raises RuntimeError if it has failed."""
+        """Whether the read has ended. Raises NixlFailed if it has failed."""
 
     def release(self, handle: object) -> bool:
         """Drops a read; returns whether it is certain that nothing more of it arrives."""
@@ -76,36 +83,44 @@ class NixlAgent:
             self._agent: Any = api.nixl_agent(self.name, config)
         except Exception as error:
             raise NixlMissing(f"move_transport is nixl, which can't listen on {device!r}: {error}") from error
+        self.reached_by = {"devices": os.environ["UCX_NET_DEVICES"], "transports": os.environ["UCX_TLS"]}
+        """What UCX listens on and by what bytes travel, for the log: variables override the settings."""
         self._kept: list[object] = []  # registered memory
         self._lock = threading.Lock()
 
     def offer(self, memory: NDArray[np.uint8]) -> bytes:
-        self._kept += [memory, self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")]
-        return bytes(self._agent.get_agent_metadata())
+        try:
+            self._kept += [memory, self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")]
+            return bytes(self._agent.get_agent_metadata())
+        except Exception as error:
+            raise NixlMissing(
+                f"move_transport is nixl, which can't offer {memory.nbytes >> 20} MiB of this process's memory "
+                f"({_named(error)}): raise the limit of locked memory (ulimit -l), or leave move_transport out"
+            ) from error
 
     def meet(self, metadata: bytes) -> str:
-        with self._lock:
+        with self._lock, _failures():
             name = self._agent.add_remote_agent(metadata)
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def forget(self, peer: str) -> None:
-        with self._lock:
+        with self._lock, suppress(Exception):
             self._agent.remove_remote_agent(peer)
 
     def read(self, peer: str, address: int, target: int, num_bytes: int) -> object:
-        with self._lock:
+        with self._lock, _failures():
             here = self._agent.get_xfer_descs([(target, num_bytes, 0)], "DRAM")
             there = self._agent.get_xfer_descs([(address, num_bytes, 0)], "DRAM")
             handle: object = self._agent.initialize_xfer("READ", here, there, peer)
             if self._agent.transfer(handle) == "ERR":
-                raise RuntimeError("the read could not begin")
+                raise NixlFailed("the read could not begin")
         return handle
 
     def is_done(self, handle: object) -> bool:
-        with self._lock:
+        with self._lock, _failures():
             state = self._agent.check_xfer_state(handle)
         if state == "ERR":
-            raise RuntimeError("the read failed")
+            raise NixlFailed("the read failed")
         return bool(state == "DONE")
 
     def release(self, handle: object) -> bool:
@@ -115,8 +130,24 @@ class NixlAgent:
             except Exception:  # the peer is gone, and with it the read
                 ended = True
             if ended:
-                self._agent.release_xfer_handle(handle)
+                with suppress(Exception):  # it is then released with the agent
+                    self._agent.release_xfer_handle(handle)
         return ended
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Raises NixlFailed for what the library raises, whose errors have no type of their own in common."""
+    try:
+        yield
+    except NixlFailed:
+        raise
+    except Exception as error:
+        raise NixlFailed(_named(error)) from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class Staging:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from runner_svc.tiers.block_store import BlockStore
 from runner_svc.transfer.block_reader import BlockReader
-from runner_svc.transfer.nixl_agent import PREFIX, Agent, Staging
+from runner_svc.transfer.nixl_agent import PREFIX, Agent, NixlFailed, Staging
 from runner_svc.transfer.nixl_source import BUSY, REFUSED, RETURNED, STAGED, ask_frame, read_answer, return_frame
 from runner_svc.transfer.transport import PullFailed, PullOrder, Unreachable
 from runner_svc.transfer.wire import BadFrame
 
 _WINDOW = 4  # chunks under way at once
 _IDLE_MS, _READING_MS = 20, 1  # bound the delay of a cancellation, and of noticing that a read has ended
+_MOST_MET = 64  # peers that are known at once: those that are gone say nothing
 _AGAIN_S = 0.01  # until a source without a free place is asked again
 
 
@@ -55,7 +56,7 @@ class NixlReader:
         self.staging = staging
         self.store = store
         self.tcp = tcp
-        self._met: set[str] = set()
+        self._met: OrderedDict[str, None] = OrderedDict()  # read from longest ago first
         self._left: list[tuple[int, object]] = []  # places of reads that were given up
         self._lock = threading.Lock()
 
@@ -84,16 +85,20 @@ class NixlReader:
     def meet(self, peer: str, metadata: bytes) -> None:
         with self._lock:
             if peer in self._met:
+                self._met.move_to_end(peer)
                 return
-            if self.agent.meet(metadata) != peer:
+            if (name := self.agent.meet(metadata)) != peer:
+                self.agent.forget(name)
                 raise PullFailed("the source is another agent than the scheduler says")
-            self._met.add(peer)
+            self._met[peer] = None
+            if len(self._met) > _MOST_MET:
+                self.agent.forget(self._met.popitem(last=False)[0])
 
     def part(self, peer: str) -> None:
         """Forgets a peer with which something went wrong: it may be gone, or come back with other memory."""
         with self._lock:
             if peer in self._met:
-                self._met.discard(peer)
+                del self._met[peer]
                 self.agent.forget(peer)
 
 
@@ -129,7 +134,7 @@ class _Pull:
                 if time.monotonic() - self._heard_at > self._reader.tcp.silence_s:
                     raise PullFailed(f"nothing came from {self._order.endpoint} for {self._reader.tcp.silence_s:g} s")
             return self._num_bytes
-        except RuntimeError as error:
+        except NixlFailed as error:
             self._reader.part(self._order.memory)
             raise PullFailed(f"NIXL: {error}") from error
         finally:

@@ -52,6 +52,11 @@ class CopyOrder:
         if parent is not None and parent.tiers == _CACHE:
             self.note(parent)
 
+    def gone(self, node: Node) -> None:
+        """Forgets a block that the cache no longer has."""
+        self._heap.discard(node)
+        self._aside.pop(node, None)
+
     def take(self, count: int, room: Callable[[float, int], int]) -> list[bytes]:
         """Removes and returns up to `count` names, whose copies the caller begins.
 
@@ -98,7 +103,11 @@ class CopyOrder:
             node = parent
 
     def check(self, nodes: Iterable[Node]) -> None:
-        """Raises RuntimeError if one of these is next to be copied, and would never come up."""
+        """Raises RuntimeError if one of these, all that there are, is next to be copied and would never come up, or if
+        others are kept than those of the cache."""
+        nodes = [node for node in nodes if node.tiers & _CACHE]
+        if sum(node in self._heap or node in self._aside for node in nodes) != len(self._heap) + len(self._aside):
+            raise RuntimeError("blocks that the cache no longer has would be copied to the host pool")
         lost = [node for node in nodes if self._is_next(node) and node not in self._heap and node not in self._aside]
         if lost:
             raise RuntimeError(f"{len(lost)} blocks would never be copied to the host pool")

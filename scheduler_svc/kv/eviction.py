@@ -87,8 +87,8 @@ class EvictionOrder:
     def remove(self, name: bytes) -> None:
         """Takes note that the pool no longer has the name."""
         node = self._tree.nodes.get(name)
-        if node is None or (node.tiers and not node.tiers & self._bit):
-            return  # one that was taken, and is in the other tier
+        if node is None or (not node.tiers & self._bit and (node.tiers or self._tier)):
+            return  # one that was taken, and is in the other tier; or the copy was lost of a block that is in use
         self._heap.discard(node)
         parent = self._tree.leave(node, self._tier)
         if self.above is not None:
@@ -96,6 +96,7 @@ class EvictionOrder:
         if parent is not None and parent.tiers & self._bit and self._value_of is not None:
             self._heap.add(parent)
         if self.copies is not None and self._value_of is not None:
+            self.copies.gone(node)
             self.copies.note_done(node)
 
     def revalue(self, node: Node) -> None:
@@ -165,6 +166,8 @@ class EvictionOrder:
             if self.when_cut is not None and node.children & _COPIES and not node.tiers & _COPIED:
                 self.when_cut(self._behind(node))
             parent = leave(node, tier)
+            if self.copies is not None:
+                self.copies.gone(node)
             if self.above is not None:
                 self.above.revalue(node)
             if parent is None or not parent.tiers & bit:

@@ -34,6 +34,9 @@ class ValueHeap:
     def __contains__(self, node: Node) -> bool:
         return node in self._entry_of
 
+    def __len__(self) -> int:
+        return len(self._entry_of)
+
     def clear(self) -> None:
         """Drops all blocks."""
         self._heap.clear()

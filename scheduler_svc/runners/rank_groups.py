@@ -47,6 +47,7 @@ class RankGroups:
         elif known is None or hello.epoch < known.epoch:  # another launcher's, which counts from 1
             self._groups[hello.runner_id] = RankGroup(hello.ranks, hello.epoch, hello.lost_rank)
         else:
+            known.ranks = hello.ranks
             since_at, known.away_since_at, known.away_because = known.away_since_at, None, ""
             if hello.epoch > known.epoch:
                 known.lost_at = now_s if since_at is None else since_at

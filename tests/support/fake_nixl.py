@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.transfer.nixl_agent import PREFIX
+from runner_svc.transfer.nixl_agent import PREFIX, NixlFailed
 
 
 @dataclass(slots=True, eq=False)
@@ -45,18 +45,18 @@ class FakeAgent:
         return metadata.decode()
 
     def forget(self, peer: str) -> None:
-        self.met.remove(peer)
+        self.met.discard(peer)
 
     def read(self, peer: str, address: int, target: int, num_bytes: int) -> object:
         if peer not in self.met or self.fails:
-            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+            raise NixlFailed("NIXL_ERR_REMOTE_DISCONNECT")
         self.reads.append(Read(peer, address, target, num_bytes))
         return self.reads[-1]
 
     def is_done(self, handle: object) -> bool:
         assert isinstance(handle, Read)
         if self.fails:
-            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+            raise NixlFailed("NIXL_ERR_REMOTE_DISCONNECT")
         if not handle.is_done and not self.is_slow:
             self.arrive(handle)
         return handle.is_done

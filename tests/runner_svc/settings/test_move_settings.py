@@ -50,5 +50,7 @@ def test_nixl_stays_on_loopback_or_on_a_stated_network() -> None:
 def test_a_network_is_one_and_has_the_address() -> None:
     with pytest.raises(ValidationError, match=r"move_network is no network: .*write it as"):
         RunnerSettings(move_network="10.1.0.7/16")  # type: ignore[call-arg]
+    with pytest.raises(ValidationError, match="move_network has no effect while move_transport is 'auto'"):
+        RunnerSettings(move_listen="10.1.0.7:1", move_network="10.1.0.0/16", **KEYS)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="which is not in move_network"):
         RunnerSettings(move_listen="10.2.0.7:1", move_network="10.1.0.0/16", **KEYS)  # type: ignore[arg-type]

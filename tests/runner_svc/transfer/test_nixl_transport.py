@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,6 +252,62 @@ def test_without_the_library_a_sentence_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)
     with pytest.raises(NixlMissing, match=r"not installed .*pip install 'roster-serve\[nixl-cu13\]'"):
         NixlAgent("lo")
+
+
+class Disconnected(Exception):
+    """As the library's errors, which are no RuntimeError."""
+
+
+def library(monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]) -> None:
+    """Installs a library whose calls named `broken` fail."""
+
+    class LibraryAgent:
+        def __init__(self, name: str, config: object) -> None:
+            pass
+
+        def __getattr__(self, call: str) -> Callable[..., Any]:
+            def answer(*arguments: Any) -> object:
+                if call in broken:
+                    raise Disconnected("NIXL_ERR_REMOTE_DISCONNECT")
+                return arguments[0] if call == "add_remote_agent" else b"PROC"
+
+            return answer
+
+    for name in ("UCX_NET_DEVICES", "UCX_TLS", "NIXL_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+    sync = SimpleNamespace(NIXL_THREAD_SYNC_STRICT=None)
+    api = SimpleNamespace(nixl_agent=LibraryAgent, nixl_agent_config=dict, nixl_thread_sync_t=sync)
+    monkeypatch.setitem(sys.modules, "nixl_cu13._api", api)
+
+
+@pytest.mark.parametrize("call", ["add_remote_agent", "initialize_xfer", "transfer", "check_xfer_state"])
+def test_whatever_the_library_raises_the_pull_fails_and_the_peer_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    library(monkeypatch, (call, "remove_remote_agent", "release_xfer_handle"))
+    with pair(FakeAgent(), NixlAgent("lo")) as one:
+        with pytest.raises(PullFailed, match="NIXL: Disconnected: NIXL_ERR_REMOTE_DISCONNECT"):
+            one.pull()
+        assert one.read.num_free == 6 and not one.reader._met
+
+
+def test_memory_that_cant_be_offered_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    library(monkeypatch, ("register_memory",))
+    with pytest.raises(NixlMissing, match=r"can't offer 1 MiB .*Disconnected.*ulimit -l"):
+        Staging(NixlAgent("lo"), 1 << 20, 1)
+
+
+def test_a_reader_knows_a_bounded_number_of_peers() -> None:
+    """A runner that starts again is another agent; the one before says nothing."""
+    agent = FakeAgent()
+    reader = NixlReader(agent, Staging(agent, PLACE_BYTES, 1), store_of(1), BlockReader(store_of(1)))
+    for number in range(200):
+        reader.meet("often", b"often")
+        reader.meet(f"nixl:{number}", f"nixl:{number}".encode())
+    assert len(agent.met) == nixl_reader._MOST_MET and {"often", "nixl:199"} <= agent.met
+    with pytest.raises(PullFailed, match="another agent"):
+        reader.meet("nixl:x", b"nixl:y")
+    assert "nixl:y" not in agent.met
 
 
 # ------------------------------------------------------------------ the library itself

@@ -143,6 +143,21 @@ def test_what_is_not_worth_its_room_is_put_aside_and_looked_at_again() -> None:
     assert pool.to_copy(2, lambda value, number: min(number, room[value])) == a[:2]
 
 
+def test_blocks_that_the_cache_has_evicted_are_not_kept() -> None:
+    pool, worth = BlockPool(8, SIZE), [1.0]
+    pool.order.copy_below()
+    pool.rank(lambda prefix: worth[0])
+    for number in range(20):  # nothing asks what to copy
+        conversation(pool, f"a{number}-", 2)
+        pool.check([])
+    worth[0] = 0.0
+    for number in range(20):  # more is put aside at a time than is looked at again
+        for part in "bcde":
+            conversation(pool, f"{part}{number}-", 2)
+        assert pool.to_copy(8, endless) == []
+        pool.check([])
+
+
 def test_a_step_values_no_more_prefixes_however_many_there_are() -> None:
     """The issue's bound: O(log n) a block. All are worth less than what the host pool has."""
     asked = []

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.kv.eviction import EvictionOrder
 from scheduler_svc.kv.host_pool import HostPool, HostPoolFull
 from scheduler_svc.kv.prefix_tree import PrefixTree, Turn
@@ -225,3 +226,20 @@ def test_check_finds_a_lost_block() -> None:
     pool._others.popitem()
     with pytest.raises(RuntimeError, match="in 0 states"):
         pool.check([], [])
+
+
+def test_a_block_in_use_whose_copy_is_lost_stays_its_conversations() -> None:
+    pool, host = BlockPool(8, 16), HostPool(8)
+    order = EvictionOrder(pool.tree, 1, host.may_evict)
+    order.above = pool.order
+    pool.rank(lambda prefix: 1.0 if prefix.conversation else 0.0)
+    order.rank(lambda prefix: 1.0 if prefix.conversation else 0.0, [])
+    host.set_order(order)
+    names, blocks = [b"a", b"b"], pool.allocate(2)
+    pool.name(blocks, names)
+    targets = host.write(names)
+    pool.tree.link(names, Turn("", "c", 0.0, 0.0, ended=False), pool.named)  # its sequence was swapped out
+    host.unwritten(targets)
+    pool.release(blocks)
+    assert [pool.order.value(name) for name in names] == [1.0, 1.0]
+    pool.check([])

@@ -32,6 +32,14 @@ def test_a_group_that_forms_again() -> None:
     assert groups.formed_again == 2 and groups.pauses_s == 6.0
 
 
+def test_another_launcher_may_come_with_as_many_epochs_and_other_ranks() -> None:
+    groups = RankGroups()
+    groups.join(hello(1), 10.0)
+    groups.lose(hello(1), lost(Loss.GONE), 20.0)
+    groups.join(hello(1, ranks=4), 30.0)
+    assert dict(groups.known(31.0)) == {"g": RankGroup(4, 1, "")}
+
+
 def test_a_link_that_broke_is_no_lost_rank() -> None:
     groups = RankGroups()
     groups.join(hello(2, KILLED), 10.0)
