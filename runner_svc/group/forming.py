@@ -14,6 +14,8 @@ a group of threads, and no collective is at hand that pickles.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,9 +26,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner_svc.group.board import Board
 from runner_svc.interface.ranks import RankLost, Shard
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+_CONNECTING_S = 2.0
 
 FindStore = Callable[[int], "dist.Store"]
 """Returns the store of an epoch, which all ranks reach."""
@@ -41,6 +45,28 @@ def store_in(folder: Path, size: int) -> FindStore:
     return find
 
 
+def store_between_hosts(address: str, leader: str, board: Board, rank: int) -> tuple[FindStore, int]:
+    """Returns what opens the store of ranks of several hosts, and the port at which rank 0 serves it; 0 elsewhere.
+
+    `address`: that of this host, at which rank 0 listens, on a port that the system chooses. `leader`: that of rank 0,
+    whose port is on the `board`. It asks nobody who connects for a key: only the hosts of the group may reach it.
+    """
+    if rank:
+
+        def find(epoch: int) -> dist.Store:
+            limit = timedelta(seconds=_CONNECTING_S)
+            return dist.TCPStore(leader, board.store_port(), None, False, limit, wait_for_workers=False)
+
+        return find, 0
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        port = int(listener.getsockname()[1])
+        limit = timedelta(seconds=_CONNECTING_S)
+        own = dist.TCPStore(
+            address, port, None, True, limit, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+        )
+    return lambda epoch: own, port
+
+
 class Group:
     """Implements `runner_svc.interface.ranks.Communicator`. One thread uses it at a time.
 
@@ -53,19 +79,19 @@ class Group:
         shard: Shard,
         find_store: FindStore,
         *,
-        one_host: bool = True,
+        address: str = LOOPBACK,
         timeout_s: float = 30.0,
         forming_s: float = 10.0,
         given_up: Callable[[], str] = str,
     ) -> None:
-        """`one_host`: listens on loopback alone. `timeout_s`: seconds that an exchange may take. `forming_s`: seconds
-        in which the ranks must find one another.
+        """`address`: that of this host, at which gloo listens. `timeout_s`: seconds that an exchange may take.
+        `forming_s`: seconds in which the ranks must find one another.
 
         `given_up`: returns why the epoch was given up by another process, or '' while it was not.
         """
         self._shard = shard
         self._find_store = find_store
-        self._on_gpu, self._one_host = False, one_host
+        self._on_gpu, self._address = False, address
         self._timeout, self._forming = timedelta(seconds=timeout_s), timedelta(seconds=forming_s)
         self._given_up = given_up
         self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
@@ -113,10 +139,7 @@ class Group:
     def _gloo(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = self._forming  # of waits for the other ranks' addresses and connections
-        if self._one_host:
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-        else:
-            options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
         return dist.ProcessGroupGloo(store, self._shard.rank, self._shard.size, options)
 
     def _nccl(self, store: dist.Store) -> Any:

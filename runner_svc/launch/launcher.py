@@ -15,16 +15,18 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 import structlog
 
 from runner_svc.group.board import Board
 from runner_svc.group.member import VARIABLE, Place, own_gpu_first
+from runner_svc.group.node import Node
 from runner_svc.group.shared_page import attach, create
-from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
+from runner_svc.launch.starting import BROKEN, REJECTED, UNUSABLE, complain, on_stop
 from runner_svc.launch.store_folder import StoreFolder
+from runner_svc.nodes.opening import Meeting, meet
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
 
@@ -63,11 +65,14 @@ class Launcher:
         safe = [] if os.getcwd() in sys.path else ["-P"]  # a rank imports from where this process does
         self._command = command or [sys.executable, *safe, "-m", "runner_svc.main", *sys.argv[1:]]
         self._size = settings.tensor_parallel
+        self._node = Node(self._size, settings.node_rank, settings.nnodes)
         self._page = create()
         self._board = Board(attach(self._page), self._size)
-        self._ranks = [_Rank() for _ in range(self._size)]
+        self._ranks = {rank: _Rank() for rank in self._node.ranks}
+        self._meeting: Meeting | None = None if self._node.is_alone else meet(settings, self._page, self._node)
         self._signals: list[int] = []
         self._stopping = False
+        self._why = ""  # all ranks are ended
         self._looked_at = time.monotonic()
 
     def run(self) -> int:
@@ -75,16 +80,21 @@ class Launcher:
         wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         on_stop(self._note)
-        name = self._settings.runner_id or default_name(self._settings.cache_dir)
+        name = self._settings.runner_id or ("" if self._node.number else default_name(self._settings.cache_dir))
+        status: int | None = None
         try:
             environment = self._environment(name)
             with StoreFolder() as folder:
+                if self._meeting is not None:
+                    self._meeting.link.start()
                 try:
-                    while (status := self._turn(wake, folder, environment)) is None:
-                        pass
+                    while status is None:
+                        status = self._turn(wake, folder, environment)
                     return status
                 finally:
                     self._end_all()
+                    if self._meeting is not None:
+                        self._meeting.link.close(BROKEN if status is None else status, self._why)
         finally:
             signal.set_wakeup_fd(-1)
             os.close(wake)
@@ -95,11 +105,11 @@ class Launcher:
 
     def _turn(self, wake: int, folder: StoreFolder, environment: Mapping[str, str]) -> int | None:
         """Starts what is due, sleeps until something happens, and handles it; returns the exit status, if it ends."""
-        for rank, state in enumerate(self._ranks):
+        for rank, state in self._ranks.items():
             if state.process is None and not state.is_drained and time.monotonic() >= state.start_at:
                 self._start(rank, folder, environment)
         poll = select.poll()
-        for descriptor in (wake, *(state.descriptor for state in self._ranks if state.process is not None)):
+        for descriptor in (wake, *(state.descriptor for state in self._ranks.values() if state.process is not None)):
             poll.register(descriptor, select.POLLIN)
         poll.poll(_TICK_S * 1000)
         with suppress(BlockingIOError):
@@ -108,19 +118,34 @@ class Launcher:
             self._signals.pop()
             if not self._forward_stop():
                 return 0
-        for rank, state in enumerate(self._ranks):
+        for rank, state in self._ranks.items():
             if state.process is not None and state.process.poll() is not None:
                 status = self._ended(rank, state.process.returncode)
                 if status is not None:
                     return status
         self._look()
-        return None
+        return self._hear_other_nodes()
+
+    def _hear_other_nodes(self) -> int | None:
+        """Returns the exit status if node 0 has ended the group, or has refused this node."""
+        if self._meeting is None:
+            return None
+        for rank, state in self._ranks.items():
+            if state.is_drained and self._board.ready(rank) <= self._board.given_up:
+                state.is_drained = self._stopping  # rank 0 was lost after it had told this one to end
+        verdict = self._meeting.link.verdict
+        if verdict is None:
+            return None
+        if verdict.status:
+            return complain(verdict.why, verdict.status)
+        self._stopping = True
+        return 0
 
     # ------------------------------------------------------------------ processes
 
     def _start(self, rank: int, folder: StoreFolder, environment: Mapping[str, str]) -> None:
         folder.keep()
-        place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
+        place = self._place(rank, folder)
         self._board.start(rank)
         state = self._ranks[rank]
         state.process = subprocess.Popen(
@@ -135,10 +160,17 @@ class Launcher:
         state.started_at, state.has_loaded = time.monotonic(), False
         log.info("started a rank", rank=rank, pid=state.process.pid)
 
+    def _place(self, rank: int, folder: StoreFolder) -> Place:
+        place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
+        if self._meeting is None:
+            return place
+        node, meeting = self._node, self._meeting
+        return replace(place, node=node.number, nodes=node.count, address=meeting.address, leader=meeting.leader)
+
     def _environment(self, name: str) -> dict[str, str]:
-        own = {"ROSTER_RUNNER_ID": name}
+        own = {"ROSTER_RUNNER_ID": name} if name else {}
         if not self._settings.threads:  # all ranks together use each core once
-            own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._size))
+            own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // len(self._ranks)))
         return {**os.environ, **own}
 
     def _own_gpu(self, rank: int) -> dict[str, str]:
@@ -146,7 +178,7 @@ class Launcher:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if self._settings.device in ("cpu", "hash") or visible == "":
             return {}
-        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank, self._size, visible)}
+        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank - self._node.ranks.start, len(self._ranks), visible)}
 
     def _ended(self, rank: int, status: int) -> int | None:
         """Handles the end of a rank's process; returns the exit status if all end with it."""
@@ -155,7 +187,8 @@ class Launcher:
         pid, state.process = state.process.pid, None
         os.close(state.descriptor)
         if status == UNUSABLE:
-            return complain(board.explanation(rank) or f"rank {rank} can't be used with these settings")
+            self._why = board.explanation(rank) or f"rank {rank} can't be used with these settings"
+            return complain(self._why)
         if rank == 0 and status in (0, REJECTED):
             return status
         if status == 0:
@@ -172,7 +205,7 @@ class Launcher:
         if self._stopping:
             state.is_drained = True
             return 0 if rank == 0 else None
-        for other in self._ranks:
+        for other in self._ranks.values():
             other.is_drained = False  # rank 0 was lost after it had ended the others
         state.failures = 0 if ready else state.failures + 1
         delay_s = min(_LONGEST_DELAY_S, 2.0 ** (state.failures - 2)) if state.failures else 0.0
@@ -187,7 +220,7 @@ class Launcher:
         now = time.monotonic()
         tick_s, self._looked_at = min(2 * _TICK_S, now - self._looked_at), now
         limit_s, board = self._settings.rank_timeout_s, self._board
-        for rank, state in enumerate(self._ranks):
+        for rank, state in self._ranks.items():
             if state.process is None:
                 continue
             ready = board.ready(rank)
@@ -216,9 +249,9 @@ class Launcher:
     # ------------------------------------------------------------------ the end
 
     def _forward_stop(self) -> bool:
-        """Has rank 0 drain; returns False if it does not run."""
+        """Has rank 0 drain; returns False if it does not run, or not here."""
         self._stopping = True
-        process = self._ranks[0].process
+        process = self._ranks[0].process if 0 in self._ranks else None
         if process is None:
             return False
         with suppress(ProcessLookupError):
@@ -228,7 +261,7 @@ class Launcher:
     def _end_all(self) -> None:
         """Ends all ranks: they have a moment if rank 0 has served, and so told them to end."""
         until_at = time.monotonic() + (_STOP_S if self._stopping and self._board.is_complete else 0.0)
-        for state in self._ranks:
+        for state in self._ranks.values():
             if state.process is None:
                 continue
             with suppress(subprocess.TimeoutExpired):
