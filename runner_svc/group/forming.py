@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner_svc.group.board import Board
+from runner_svc.group.connections import cut, tcp_sockets
 from runner_svc.interface.ranks import RankLost, Shard
 
-LOOPBACK = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 _CONNECTING_S = 2.0
 
 FindStore = Callable[[int], "dist.Store"]
@@ -79,13 +80,13 @@ class Group:
         shard: Shard,
         find_store: FindStore,
         *,
-        address: str = LOOPBACK,
+        address: str = "",
         timeout_s: float = 30.0,
         forming_s: float = 10.0,
         given_up: Callable[[], str] = str,
     ) -> None:
-        """`address`: that of this host, at which gloo listens. `timeout_s`: seconds that an exchange may take.
-        `forming_s`: seconds in which the ranks must find one another.
+        """`address`: that of this host if ranks are on several, at which gloo listens; '' listens on loopback.
+        `timeout_s`: seconds that an exchange may take. `forming_s`: seconds in which the ranks must find one another.
 
         `given_up`: returns why the epoch was given up by another process, or '' while it was not.
         """
@@ -96,6 +97,7 @@ class Group:
         self._given_up = given_up
         self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
         self._store: dist.Store | None = None
+        self._connections: frozenset[str] = frozenset()  # gloo's to other hosts
         self._has_formed = False
 
     @property
@@ -109,7 +111,7 @@ class Group:
     @property
     def needs_abort(self) -> bool:
         """Whether only `abort` ends an exchange whose other ranks are gone, so that a thread must watch for that."""
-        return self._on_gpu
+        return self._on_gpu or bool(self._address)
 
     def form(self, epoch: int = 1) -> None:
         """Forms the group of `epoch` with the other ranks, which call this too. Raises RankLost if one doesn't come."""
@@ -129,18 +131,25 @@ class Group:
     def abort(self) -> None:
         """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.
 
-        Any thread may call it. An exchange of gloo that another thread waits for keeps the connections until it ends;
-        one of NCCL is cut short.
+        Any thread may call it. An exchange of gloo that another thread waits for keeps the connections until it ends,
+        if all ranks are on one host; one of several hosts, or of NCCL, is cut short.
         """
-        processes, self._processes, self._store = self._processes, None, None
-        if processes is not None and self._on_gpu:
+        processes, self._processes, store, self._store = self._processes, None, self._store, None
+        if processes is None:
+            return
+        if self._on_gpu:
             processes.abort()
+        elif self._connections:
+            cut(self._connections, getattr(store, "port", 0))
 
     def _gloo(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = self._forming  # of waits for the other ranks' addresses and connections
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-        return dist.ProcessGroupGloo(store, self._shard.rank, self._shard.size, options)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address or _LOOPBACK)]
+        before = tcp_sockets() if self._address else frozenset()
+        processes = dist.ProcessGroupGloo(store, self._shard.rank, self._shard.size, options)
+        self._connections = tcp_sockets() - before if self._address else frozenset()
+        return processes
 
     def _nccl(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupNCCL.Options()

@@ -243,7 +243,7 @@ class RankProcess:
 def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Group, int]:
     """Returns the group, and the port at which this rank serves its store to other hosts; 0 if it does not."""
     prepare_environment()  # before torch is imported
-    from runner_svc.group.forming import LOOPBACK, Group, store_between_hosts, store_in
+    from runner_svc.group.forming import Group, store_between_hosts, store_in
 
     find_store, store_port = store_in(Path(place.folder), place.size), 0
     if place.nodes > 1:
@@ -251,7 +251,7 @@ def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Grou
     group = Group(
         member.shard,
         find_store,
-        address=place.address or LOOPBACK,
+        address=place.address,
         timeout_s=settings.plan_timeout_s / 2,  # before rank 0, or the scheduler, takes the whole runner for hung
         forming_s=min(_FORMING_S, settings.rank_timeout_s / 2),  # before the launcher kills what is late
         given_up=lambda: member.lost,

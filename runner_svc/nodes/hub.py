@@ -77,6 +77,7 @@ class Hub(NodeLink):
             self._socket.close()
             self._context.term()
             raise
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: dict[int, _Peer] = {}
         self._reader = RingReader(mirror, ring, self._poke)
         self._poll = zmq.Poller()
@@ -115,6 +116,7 @@ class Hub(NodeLink):
     def _pass_on(self) -> None:
         """Sends what rank 0 has written to all nodes; one that has lost its connection is lost."""
         for record in self._reader.take():
+            self._mirror.passed_on = (record.epoch, record.number)
             for peer in list(self._peers.values()):
                 self._send(peer, record)
 

@@ -8,13 +8,13 @@ Node 0 has a ROUTER socket, each other node a DEALER socket, so nodes other than
 | Welcome | node 0 | it takes part | |
 | Again | node 0 | it has spoken without being welcome, as after node 0 has started again | |
 | State | both | when something changes; all at each heartbeat | the greatest epoch that was given up, and why; rows of
-the board: of the node's own ranks, from node 0 of those of all other nodes |
+the board: of the node's own ranks, from node 0 of those of all other nodes; the number of the last Record |
 | Record | node 0 | rank 0 has written to its ring | the epoch, its number in it, from 1 without gaps, the bytes |
 | End | both | the launcher ends | its exit status, and why. From node 0 it ends the group, else only the node |
 | Refusal | node 0 | the node can't take part | a sentence that says what to change |
 
 A State is idempotent, and each value in it has one writer, so a lost one is made up for by the next. A lost Record is
-noticed by its number.
+noticed by the number of the next one, or by that of the next State.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runner_svc.group.board import ROW_BYTES
 
 MOST_BYTES = 1 << 30
 """Longer messages are no plans of a scheduler."""
-_STATE, _ROW, _RECORD, _END = struct.Struct("<QHH"), struct.Struct("<H"), struct.Struct("<QQ"), struct.Struct("<i")
+_STATE, _ROW, _RECORD, _END = struct.Struct("<QQQHH"), struct.Struct("<H"), struct.Struct("<QQ"), struct.Struct("<i")
 
 
 class BadMessage(ValueError):
@@ -71,6 +71,8 @@ class State:
     why: str = ""
     rows: Mapping[int, bytes] = field(default_factory=dict)
     """`Board.row` by rank."""
+    passed_on: tuple[int, int] = (0, 0)
+    """The epoch and number of the last Record before; from node 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,10 @@ def _body(message: Message) -> bytes:
             return json.dumps({"node": node, "name": name, "facts": dict(facts)}).encode()
         case Refusal(why):
             return why.encode()
-        case State(given_up, why, rows):
+        case State(given_up, why, rows, passed_on):
             told = why.encode()[:1000]
             listed = [_ROW.pack(rank) + row for rank, row in rows.items()]
-            return b"".join([_STATE.pack(given_up, len(told), len(rows)), told, *listed])
+            return b"".join([_STATE.pack(given_up, *passed_on, len(told), len(rows)), told, *listed])
         case Record(epoch, number, body):
             return _RECORD.pack(epoch, number) + body
         case End(status, why):
@@ -145,7 +147,7 @@ def read(data: bytes) -> Message:
 
 
 def _read_state(body: bytes) -> State:
-    given_up, told, count = _STATE.unpack_from(body)
+    given_up, epoch, number, told, count = _STATE.unpack_from(body)
     begin = _STATE.size + told
     each = _ROW.size + ROW_BYTES
     if len(body) != begin + count * each:
@@ -154,7 +156,7 @@ def _read_state(body: bytes) -> State:
     for place in range(begin, len(body), each):
         (rank,) = _ROW.unpack_from(body, place)
         rows[rank] = body[place + _ROW.size : place + each]
-    return State(given_up, body[_STATE.size : begin].decode("utf-8", "ignore"), rows)
+    return State(given_up, body[_STATE.size : begin].decode("utf-8", "ignore"), rows, (epoch, number))
 
 
 def _read_hello(said: object) -> Hello:

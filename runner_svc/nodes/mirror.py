@@ -23,6 +23,8 @@ class Mirror:
         """The last epoch for which all of the node's ranks had come and the ring was emptied."""
         self._heard: dict[int, bytes] = {}
         self._given_up, self._why = 0, ""
+        self.passed_on = (0, 0)
+        """The epoch and number of the last record that was sent to other nodes."""
 
     # ------------------------------------------------------------------ of other nodes
 
@@ -77,7 +79,7 @@ class Mirror:
     def state(self, rows: Mapping[int, bytes]) -> State:
         """Returns what another launcher is told, with `rows`."""
         given_up = self.board.given_up
-        return State(given_up, self.board.why_given_up(given_up) if given_up else "", rows)
+        return State(given_up, self.board.why_given_up(given_up) if given_up else "", rows, self.passed_on)
 
 
 class News:

@@ -77,6 +77,8 @@ class Spoke(NodeLink):
 
     def _turn(self, elapsed_s: float, beats: bool) -> None:
         self._receive(elapsed_s)
+        if self.verdict is not None:
+            return None
         mirror = self._mirror
         if mirror.may_prepare:
             epoch = mirror.board.epoch
@@ -122,6 +124,9 @@ class Spoke(NodeLink):
             self._deliver(message)
         elif isinstance(message, State):
             self._mirror.hear(message, self._others)
+            epoch, number = message.passed_on
+            if self._is_in(epoch) and number >= self._next:
+                self._miss(epoch, number)
         elif isinstance(message, Welcome):
             self._is_welcome, self._news = True, News()
             log.info("this node takes part", node=self._mirror.node.number, rdzv_endpoint=self._options.endpoint)
@@ -135,18 +140,24 @@ class Spoke(NodeLink):
 
     def _deliver(self, record: Record) -> None:
         """Writes a record to the ring, unless its epoch is over. One that is missing ends the epoch."""
-        mirror = self._mirror
-        if record.epoch != mirror.prepared or mirror.board.given_up >= record.epoch:
+        if not self._is_in(record.epoch):
             return
         if record.number != self._next:
-            number = mirror.node.number
-            why = f"node {number} missed what rank 0 passed on: {record.number} came instead of {self._next}"
-            log.warning("the link between nodes lost a record", reason=why)
-            mirror.board.give_up(record.epoch, why)
+            self._miss(record.epoch, record.number)
             return
         self._next += 1
         with suppress(RankLost):
             self._ring.write(record.body)
+
+    def _is_in(self, epoch: int) -> bool:
+        return epoch == self._mirror.prepared and self._mirror.board.given_up < epoch
+
+    def _miss(self, epoch: int, number: int) -> None:
+        why = (
+            f"node {self._mirror.node.number} missed what rank 0 passed on: record {self._next}, when {number} was sent"
+        )
+        log.warning("the link between nodes lost a record", reason=why)
+        self._mirror.board.give_up(epoch, why)
 
     def _lose(self, why: str) -> None:
         self._is_welcome, self._hello_at, self._warn_at = False, 0.0, time.monotonic() + _FIRST_WARN_S

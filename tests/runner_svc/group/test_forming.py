@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from runner_svc.group.forming import Group, store_in
+from runner_svc.group.board import Board
+from runner_svc.group.forming import Group, store_between_hosts, store_in
+from runner_svc.group.shared_page import attach, create
 from runner_svc.interface.ranks import RankLost, Shard
 from tests.support.import_graph import ROOT, modules
 from tests.support.ranks import together
@@ -71,6 +75,50 @@ def test_every_rank_sees_that_one_gave_up_and_all_form_again(size: int, tmp_path
 
     first, *others = together(size, run)
     assert others == [first] * (size - 1)
+
+
+def between_hosts(size: int) -> list[Group]:
+    """Returns the groups of ranks that are on hosts of their own, as far as they know."""
+    page = create()
+    board = Board(attach(page), size)
+    os.close(page)
+    groups = []
+    for rank in range(size):
+        find_store, port = store_between_hosts("127.0.0.1", "127.0.0.1", board, rank)
+        board.describe(rank, "", port)
+        groups.append(Group(Shard(rank, size), find_store, address="127.0.0.1"))
+    return groups
+
+
+def test_ranks_of_several_hosts_find_one_another_at_rank_0s_store() -> None:
+    groups = between_hosts(3)
+
+    def run(shard: Shard) -> dict[str, list[list[int]]]:
+        for epoch in (1, 2):
+            groups[shard.rank].form(epoch)
+        return of_each(groups[shard.rank])
+
+    first, *others = together(3, run)
+    assert others == [first] * 2 and first["least"] == [[8]]
+
+
+def test_an_exchange_with_a_host_that_is_gone_is_cut_short() -> None:
+    """Rank 1 keeps its connections and says nothing, as if its host had lost its network."""
+    groups = between_hosts(2)
+    together(2, lambda shard: groups[shard.rank].form())
+    assert groups[0].needs_abort
+    ended = threading.Event()
+
+    def wait_long() -> None:
+        with pytest.raises(RankLost):
+            groups[0].all_reduce(torch.ones(3))
+        ended.set()
+
+    threading.Thread(target=wait_long, daemon=True).start()
+    assert not ended.wait(0.1)
+    groups[0].abort()
+    assert ended.wait(10), "the exchange went on"
+    together(2, lambda shard: groups[shard.rank].form(2))
 
 
 def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:
