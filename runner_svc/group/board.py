@@ -41,7 +41,7 @@ _RANK = np.dtype(
     align=True,
 )
 ROW_BYTES = _RANK.itemsize
-"""Bytes of one rank's values, as one host tells another."""
+"""Bytes of one rank's values, as one host sends them to another."""
 _HEAD = np.dtype([("news", np.uint32), ("_", np.uint32), ("given_up", np.uint64)])
 
 

@@ -20,7 +20,7 @@ def tcp_sockets() -> frozenset[str]:
 
 
 def cut(names: frozenset[str], own_port: int = 0) -> None:
-    """Shuts down those of the connections that are still open: who waits for data of one is told that it has ended.
+    """Shuts down those of the connections that are still open: what waits for data of one sees it end.
 
     Those that other processes have made to `own_port` stay.
     """

@@ -50,7 +50,7 @@ def store_between_hosts(address: str, leader: str, board: Board, rank: int) -> t
     """Returns what opens the store of ranks of several hosts, and the port at which rank 0 serves it; 0 elsewhere.
 
     `address`: that of this host, at which rank 0 listens, on a port that the system chooses. `leader`: that of rank 0,
-    whose port is on the `board`. It asks nobody who connects for a key: only the hosts of the group may reach it.
+    whose port is on the `board`. A client needs no key: only the hosts of the group may reach it.
     """
     if rank:
 

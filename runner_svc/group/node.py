@@ -1,4 +1,4 @@
-"""Which ranks of a group are on one host, and who writes and reads the ring there.
+"""Which ranks of a group are on one host, and which processes write and read the ring there.
 
 A group's ranks are divided evenly among its nodes (hosts), in order: node n of N has the n-th G/N of G ranks. What rank
 0 writes to its node's ring is read there by its launcher, too, and written to the rings of the other nodes by theirs.

@@ -55,7 +55,7 @@ class PlanRing:
         self._place = 0  # bytes of the stream that this rank has written or taken
 
     def restart(self) -> None:
-        """Empties the ring. Nobody writes or reads."""
+        """Empties the ring. No process writes or reads."""
         for word in range(_WRITTEN, self._num_words):
             self._words[word] = 0
 

@@ -1,4 +1,4 @@
-"""Node 0's end of the link: it says which nodes take part, tells each what others have noted, and loses silent ones."""
+"""Node 0's end of the link: it says which nodes take part, passes on what each has noted, and loses silent ones."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ class Hub(NodeLink):
         if not 0 < number < self._node.count:
             return self._refuse(address, hello, f"node_rank is to be 1 to {self._node.count - 1} there")
         there = self._peers.get(number)
-        if there is not None and there.address != address:
+        if there is not None and there.address == address:
+            return None  # it asked several times while this launcher was away
+        if there is not None:
             if there.name != hello.name and not self._has_left(there, address, hello):
                 return None
             self._lose(there, "has connected again" if there.name == hello.name else "has been replaced")

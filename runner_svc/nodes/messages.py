@@ -53,7 +53,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Who is that? A Hello is to be said again."""
+    """The sender is unknown: it is to say Hello again."""
 
 
 @dataclass(frozen=True, slots=True)

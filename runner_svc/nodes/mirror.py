@@ -77,13 +77,13 @@ class Mirror:
         return {rank: self.board.row(rank) for rank in self.node.ranks}
 
     def state(self, rows: Mapping[int, bytes]) -> State:
-        """Returns what another launcher is told, with `rows`."""
+        """Returns the message with `rows`."""
         given_up = self.board.given_up
         return State(given_up, self.board.why_given_up(given_up) if given_up else "", rows, self.passed_on)
 
 
 class News:
-    """What one other launcher has not been told yet."""
+    """What one other launcher does not know yet."""
 
     def __init__(self) -> None:
         self._told: dict[int, bytes] = {}

@@ -61,7 +61,7 @@ class NodeLink(ABC):
             thread.start()
 
     def close(self, status: int, why: str = "") -> None:
-        """Tells the other nodes that this launcher ends with `status`, and ends."""
+        """Says to the other nodes that this launcher ends with `status`, and ends."""
         self._closing = End(status, why)
         self._poke()
         for thread in self._threads:
@@ -87,7 +87,7 @@ class NodeLink(ABC):
             while self._closing is None:
                 self._wait(self._poller())
                 now = time.monotonic()
-                # A pause of this process counts as one tick: it has not waited for anyone meanwhile.
+                # A pause of this process counts as one tick: it has waited for no node meanwhile.
                 elapsed_s, self._turned_at = min(2 * TICK_S, now - self._turned_at), now
                 beats = now >= self._beat_at
                 if beats:
@@ -114,8 +114,8 @@ class NodeLink(ABC):
 
     @abstractmethod
     def _turn(self, elapsed_s: float, beats: bool) -> None:
-        """Handles what has come and tells what has changed. `beats`: everything is to be told."""
+        """Handles what has come and sends what has changed. `beats`: everything is to be sent."""
 
     @abstractmethod
     def _say_goodbye(self, end: End) -> None:
-        """Tells the others that this launcher ends, and closes the socket."""
+        """Says to the others that this launcher ends, and closes the socket."""

@@ -13,17 +13,14 @@ from runner_svc.nodes.messages import Record
 from runner_svc.nodes.mirror import Mirror
 
 MakeRing = Callable[[Callable[[], str]], PlanRing]
-"""Makes the launcher's ring from what tells why the group was given up."""
+"""Makes the launcher's ring from what returns why the group was given up."""
 
 
 class RingReader:
     """Empties the ring for each epoch, and keeps its records until they are taken."""
 
-    def __init__(
-        self, mirror: Mirror, ring: Callable[[Callable[[], str]], PlanRing], heard: Callable[[], None]
-    ) -> None:
-        """`ring`: makes the launcher's ring from what tells why the group was given up. `heard`: called by the thread
-        for each record."""
+    def __init__(self, mirror: Mirror, ring: MakeRing, heard: Callable[[], None]) -> None:
+        """`heard`: called by the thread for each record."""
         self._mirror, self._heard = mirror, heard
         self._ring = ring(self._given_up)
         self._records: deque[Record] = deque()

@@ -62,7 +62,7 @@ class LinkedNodes:
             self.open(number)
 
     def open(self, number: int) -> OneNode:
-        """Starts a node anew, with an empty board."""
+        """Starts a node with an empty board."""
         page, node = create(), Node(self.size, number, self.count)
         memory = attach(page)
 

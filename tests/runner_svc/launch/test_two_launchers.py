@@ -1,4 +1,4 @@
-"""Launchers of two nodes start their own ranks again, outlive one another, and end together; ranks here are scripted."""
+"""Launchers of two nodes start their ranks again, outlive one another, and end together; the ranks are scripted."""
 
 from __future__ import annotations
 
@@ -154,14 +154,3 @@ def test_a_rank_that_was_told_to_end_starts_again_if_rank_0_is_lost_then(launche
     launchers.wait(lambda: gone(pids[1]))
     (launchers.folder / "node-0" / "exit-0").write_text("3")
     assert not set(pids) & set(launchers.await_epoch(2))
-
-
-@needs_full
-def test_a_port_that_is_taken_is_told(launchers: TwoLaunchers) -> None:
-    launchers.await_epoch(1)
-    other = TwoLaunchers(launchers.folder / "other")
-    other.folder.mkdir()
-    other.port = launchers.port
-    other.start(0)
-    assert other.processes[0].wait(PATIENCE_S) == 2
-    assert "but node 0 can't listen there" in other.told(0)

@@ -54,7 +54,7 @@ def test_ranks_are_allowed_with_other_settings() -> None:
 
 def test_ranks_are_allowed_on_several_hosts(tmp_path: Path) -> None:
     settings = RunnerSettings(
-        tensor_parallel=4, nnodes=2, node_rank=1, rdzv_endpoint="node0.example:29500", runner_key=tmp_path / "runner.key",
-        scheduler_key=tmp_path / "scheduler.pub",
+        tensor_parallel=4, nnodes=2, node_rank=1, rdzv_endpoint="node0.example:29500",
+        runner_key=tmp_path / "runner.key", scheduler_key=tmp_path / "scheduler.pub",
     )  # fmt: skip
     assert settings.node_rank == 1
