@@ -57,6 +57,7 @@ SETTINGS = frozenset(
         "move_out_s",
         "nnodes",
         "no_runner_s",
+        "node_rank",
         "otlp_endpoint",
         "plan_lead_ms",
         "plan_timeout_s",

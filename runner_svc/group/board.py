@@ -33,10 +33,11 @@ _RANK = np.dtype(
         ("loads", np.uint64),
         ("text_bytes", np.uint64),
         ("kind_bytes", np.uint64),
-        ("store_port", np.uint64),  # rank 0's, at which the ranks of several hosts find one another
+        ("store_bytes", np.uint64),
         ("digests", np.uint64, (DIGESTS_KEPT,)),  # number of the plan << 32 | digest, by number % DIGESTS_KEPT
         ("text", f"V{_TEXT_BYTES}"),  # why the rank gave up or ended
         ("kind", f"V{_TEXT_BYTES}"),  # what has to be equal on all ranks, where they are on several hosts
+        ("store", "V100"),  # rank 0's address, host:port, at which these ranks find one another
     ],
     align=True,
 )
@@ -129,14 +130,14 @@ class Board:
         """Returns why the rank gave up or ended; '' if it has not said."""
         return _text(self._ranks[rank], "text")
 
-    def describe(self, rank: int, kind: str, store_port: int) -> None:
-        """Keeps what has to be equal on all ranks, and the port of the rank's store, 0 if it has none."""
+    def describe(self, rank: int, kind: str, store: str = "") -> None:
+        """Keeps what has to be equal on all ranks, and the address of the rank's store; '' if it has none."""
         _write(self._ranks[rank], "kind", kind)
-        self._ranks["store_port"][rank] = store_port
+        _write(self._ranks[rank], "store", store)
 
-    def store_port(self) -> int:
-        """Returns the port of rank 0's store."""
-        return int(self._ranks["store_port"][0])
+    def store(self) -> str:
+        """Returns the address of rank 0's store, host:port; '' before it has one."""
+        return _text(self._ranks[0], "store")
 
     def begin_epoch(self, rank: int) -> None:
         """Forgets the rank's digests and tickets of the epoch before."""
@@ -204,8 +205,9 @@ def row_kind(row: bytes) -> str:
 
 
 def _write(row: np.void, name: str, text: str) -> None:
-    encoded = text.encode()[:_TEXT_BYTES]
-    row[name] = np.void(encoded.ljust(_TEXT_BYTES, b"\0"))
+    size = _RANK[name].itemsize
+    encoded = text.encode()[:size]
+    row[name] = np.void(encoded.ljust(size, b"\0"))
     row[f"{name}_bytes"] = len(encoded)
 
 

@@ -46,26 +46,26 @@ def store_in(folder: Path, size: int) -> FindStore:
     return find
 
 
-def store_between_hosts(address: str, leader: str, board: Board, rank: int) -> tuple[FindStore, int]:
-    """Returns what opens the store of ranks of several hosts, and the port at which rank 0 serves it; 0 elsewhere.
+def store_between_hosts(address: str, board: Board, rank: int) -> tuple[FindStore, str]:
+    """Returns what opens the store of ranks of several hosts, and the address at which rank 0 serves it; '' elsewhere.
 
-    `address`: that of this host, at which rank 0 listens, on a port that the system chooses. `leader`: that of rank 0,
-    whose port is on the `board`. A client needs no key: only the hosts of the group may reach it.
+    `address`: that of this host, at which rank 0 listens, on a port that the system chooses. Others find it on the
+    `board`. A client needs no key: only the hosts of the group may reach it.
     """
+    limit = timedelta(seconds=_CONNECTING_S)
     if rank:
 
         def find(epoch: int) -> dist.Store:
-            limit = timedelta(seconds=_CONNECTING_S)
-            return dist.TCPStore(leader, board.store_port(), None, False, limit, wait_for_workers=False)
+            host, _, port = board.store().rpartition(":")
+            return dist.TCPStore(host, int(port or 0), None, False, limit, wait_for_workers=False)
 
-        return find, 0
+        return find, ""
     with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         port = int(listener.getsockname()[1])
-        limit = timedelta(seconds=_CONNECTING_S)
         own = dist.TCPStore(
             address, port, None, True, limit, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
         )
-    return lambda epoch: own, port
+    return lambda epoch: own, f"{address}:{port}"
 
 
 class Group:

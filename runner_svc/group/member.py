@@ -38,8 +38,6 @@ class Place:
     nodes: int = 1
     address: str = ""
     """This host's address for the other nodes; '' without any."""
-    leader: str = ""
-    """The address of node 0."""
 
     def text(self) -> str:
         """Returns the place as the value of `VARIABLE`."""

@@ -164,8 +164,7 @@ class Launcher:
         place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
         if self._meeting is None:
             return place
-        node, meeting = self._node, self._meeting
-        return replace(place, node=node.number, nodes=node.count, address=meeting.address, leader=meeting.leader)
+        return replace(place, node=self._node.number, nodes=self._node.count, address=self._meeting.address)
 
     def _environment(self, name: str) -> dict[str, str]:
         own = {"ROSTER_RUNNER_ID": name} if name else {}

@@ -124,7 +124,7 @@ class RankProcess:
         times.begin("choosing the device")
         if settings.deterministic:
             pin()  # before torch is imported
-        self._group, store_port = _group(settings, member, place)
+        self._group, store = _group(settings, member, place)
         self._choice = choose_device(settings)
         if self._choice.device != "cuda" or settings.profile == "quiet":
             member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
@@ -134,7 +134,7 @@ class RankProcess:
         self._backend: Backend = load_backend(settings, self._choice.device, times, self._group)
         self._copier: KVCopier | None = build_copier(settings, self._backend, times)
         if place.nodes > 1:
-            member.board.describe(place.rank, kind_of(self._backend), store_port)
+            member.board.describe(place.rank, kind_of(self._backend), store)
         self._step_costs: list[plan_pb2.StepCost] | None = None
         self._heard = plan_pb2.Hello()
         if self._choice.device != "hash" and self._leads:
@@ -240,14 +240,14 @@ class RankProcess:
         self._step_costs = runner.step_costs
 
 
-def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Group, int]:
-    """Returns the group, and the port at which this rank serves its store to other hosts; 0 if it does not."""
+def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Group, str]:
+    """Returns the group, and the address at which this rank serves its store to other hosts; '' if it does not."""
     prepare_environment()  # before torch is imported
     from runner_svc.group.forming import Group, store_between_hosts, store_in
 
-    find_store, store_port = store_in(Path(place.folder), place.size), 0
+    find_store, store = store_in(Path(place.folder), place.size), ""
     if place.nodes > 1:
-        find_store, store_port = store_between_hosts(place.address, place.leader, member.board, place.rank)
+        find_store, store = store_between_hosts(place.address, member.board, place.rank)
     group = Group(
         member.shard,
         find_store,
@@ -256,4 +256,4 @@ def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Grou
         forming_s=min(_FORMING_S, settings.rank_timeout_s / 2),  # before the launcher kills what is late
         given_up=lambda: member.lost,
     )
-    return group, store_port
+    return group, store

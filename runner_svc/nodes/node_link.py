@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 import zmq
 
+from roster_common.endpoints import needs_ipv6
 from runner_svc.group.board import Board
 from runner_svc.nodes.messages import MOST_BYTES, End
 from runner_svc.nodes.mirror import Mirror
@@ -106,7 +107,7 @@ class NodeLink(ABC):
         socket.setsockopt(zmq.LINGER, 500)
         socket.setsockopt(zmq.SNDHWM, _QUEUED)
         socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
-        socket.setsockopt(zmq.IPV6, "[" in self._options.endpoint)
+        socket.setsockopt(zmq.IPV6, needs_ipv6(self._options.endpoint))
 
     @abstractmethod
     def _poller(self) -> zmq.Poller:

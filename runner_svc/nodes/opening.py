@@ -33,13 +33,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The link to other nodes, and the addresses that ranks need."""
+    """The link to other nodes, and the address that ranks need."""
 
     link: NodeLink
     address: str
     """This host's, for the other nodes."""
-    leader: str
-    """Node 0's."""
 
 
 def meet(settings: RunnerSettings, page: int, node: Node) -> Meeting:
@@ -53,27 +51,27 @@ def meet(settings: RunnerSettings, page: int, node: Node) -> Meeting:
     def ring(given_up: Callable[[], str]) -> PlanRing:
         return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
 
-    def open_link(host: str, port: int) -> NodeLink:
-        options = LinkOptions(zmq_endpoint(host, port), facts(settings), settings.rank_timeout_s)
+    def open_link(endpoint: str) -> NodeLink:
+        options = LinkOptions(endpoint, facts(settings), settings.rank_timeout_s)
         return (Spoke if node.number else Hub)(Mirror(Board(memory, node.size), node), options, ring, keys)
 
-    if node.number:
-        leader, port = resolved(settings.rdzv_endpoint)
-        try:
-            return Meeting(open_link(leader, port), facing(leader, port), leader)
-        except OSError as error:
-            raise UnusableSettings(
-                f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but no network leads there ({error}): check the address"
-            ) from error
-    return _listening(settings, open_link)
+    if not node.number:
+        return _listening(settings, open_link)
+    try:
+        address = facing(*resolved(settings.rdzv_endpoint))
+    except OSError as error:
+        raise UnusableSettings(
+            f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but no network leads there ({error}): check the address"
+        ) from error
+    return Meeting(open_link(f"tcp://{settings.rdzv_endpoint}"), address)  # a name may come to lead elsewhere
 
 
-def _listening(settings: RunnerSettings, open_link: Callable[[str, int], NodeLink]) -> Meeting:
+def _listening(settings: RunnerSettings, open_link: Callable[[str], NodeLink]) -> Meeting:
     began_at = time.monotonic()
     while True:
         leader, port = resolved(settings.rdzv_endpoint)
         try:
-            return Meeting(open_link(leader, port), leader, leader)
+            return Meeting(open_link(zmq_endpoint(leader, port)), leader)
         except zmq.ZMQError as error:
             if time.monotonic() - began_at >= _PATIENCE_S.get(error.errno or 0, 0.0):
                 raise UnusableSettings(

@@ -84,8 +84,8 @@ def between_hosts(size: int) -> list[Group]:
     os.close(page)
     groups = []
     for rank in range(size):
-        find_store, port = store_between_hosts("127.0.0.1", "127.0.0.1", board, rank)
-        board.describe(rank, "", port)
+        find_store, store = store_between_hosts("127.0.0.1", board, rank)
+        board.describe(rank, "", store)
         groups.append(Group(Shard(rank, size), find_store, address="127.0.0.1"))
     return groups
 

@@ -61,11 +61,11 @@ def test_what_ranks_note_reaches_every_node() -> None:
             member.board.keep_digest(rank, 7, 100 + rank)
             member.board.count_tickets(rank, Direction.LOAD, 3 + rank)
         for rank in (3, 2, 1, 0):
-            linked.members[rank].board.describe(rank, "", 0 if rank else 4711)
+            linked.members[rank].board.describe(rank, "", "" if rank else "10.0.0.7:4711")
         for board in boards:
             eventually(lambda board=board: [board.digest(rank, 7) for rank in range(4)] == [100, 101, 102, 103])  # type: ignore[misc]
             eventually(lambda board=board: board.tickets_of_all(Direction.LOAD) == 3)  # type: ignore[misc]
-            eventually(lambda board=board: board.store_port() == 4711)  # type: ignore[misc]
+            eventually(lambda board=board: board.store() == "10.0.0.7:4711")  # type: ignore[misc]
 
 
 class Drops(Spoke):
@@ -202,7 +202,7 @@ def test_a_number_that_is_taken_or_unknown_is_refused() -> None:
 def test_ranks_that_have_loaded_something_else_are_refused_by_name() -> None:
     with LinkedNodes(2, 2) as linked:
         for rank, weights in ((0, "abc"), (1, "def")):
-            linked.members[rank].board.describe(rank, f'{{"weights": "{weights}"}}', 0)
+            linked.members[rank].board.describe(rank, f'{{"weights": "{weights}"}}')
         for member in linked.members:
             threading.Thread(target=member.gather, daemon=True).start()
         spoke = linked.nodes[1].link
