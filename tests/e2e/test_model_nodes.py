@@ -36,7 +36,7 @@ async def test_ranks_on_two_nodes_give_the_tokens_of_one_process(tmp_path: Path)
     model = make_tiny_model("llama", tmp_path / "tiny", 26)
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randrange(1, 30))] for _ in range(8)]
     alone = {
-        "device": "cpu", "model": str(model), "dtype": "float32", "threads": 1, "slots": 4, "kv_tokens": 512,
+        "device": "cpu", "model": str(model), "threads": 1, "slots": 4, "kv_tokens": 512,
         "silence_s": 1.0, "rank_timeout_s": 30, "cache_dir": tmp_path / "cache-0",
     }  # fmt: skip
     folders = [tmp_path / "alone", tmp_path / "nodes"]
