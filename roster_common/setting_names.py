@@ -23,6 +23,7 @@ SETTINGS = frozenset(
         "early_refusal",
         "flush_ms",
         "forced_tokens",
+        "fork_ranks",
         "front_workers",
         "gateway_listen",
         "gpu_memory",

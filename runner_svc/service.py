@@ -26,7 +26,7 @@ from runner_svc.arithmetic.instruction_set import pin
 from runner_svc.execution.runner import Runner
 from runner_svc.group.member import Place
 from runner_svc.launch.launcher import Launcher
-from runner_svc.launch.rank import serve_rank
+from runner_svc.launch.rank import configure_rank_logs, serve_rank
 from runner_svc.launch.ray_launcher import PARENT_VARIABLE, RayLauncher, Resources
 from runner_svc.launch.starting import (
     BROKEN,
@@ -67,12 +67,12 @@ def run() -> NoReturn:
     except UnusableSettings as error:
         sys.exit(complain(str(error)))
     place = Place.of_environment()
-    quiet = place is not None and place.rank > 0 and settings.log_level == "info"
-    configure_logs(settings.log_format, "warning" if quiet else settings.log_level)  # once for all ranks
     try:
         if place is not None:
+            configure_rank_logs(settings, place)
             status = serve_rank(settings, place)
         else:
+            configure_logs(settings.log_format, settings.log_level)
             warn_unknown()
             status = _launch(settings)
     except SystemExit:

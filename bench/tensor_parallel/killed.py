@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
+import re
 import signal
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +30,12 @@ from bench.gpu_serving.client import ClientRecord, Clients
 from bench.gpu_serving.service import card_of
 from bench.tensor_parallel.exchanges import NCCL, ONE_SHOT
 from roster_client.serve.stack import RUNNER, Endpoints, Stack
-from runner_svc.group.member import VARIABLE, Place
 
 PROMPT = 512
 READY_S = 300.0
 _AGAIN_S = 120.0
-
-
-def rank_processes(launcher: int) -> dict[int, int]:
-    """Returns the process of each rank whose launcher is process `launcher`."""
-    found: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            variables = folder.joinpath("environ").read_bytes().split(b"\0")
-            told = [each.partition(b"=")[2] for each in variables if each.startswith(VARIABLE.encode() + b"=")]
-            if told and str(launcher) == folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]:
-                found[_rank_of(told[0].decode())] = int(folder.name)
-    return found
-
-
-def _rank_of(text: str) -> int:
-    rank: int = Place(**json.loads(text)).rank
-    return rank
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = re.compile(r"(\w+)=(\d+)")
 
 
 def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
@@ -64,28 +47,31 @@ def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
 
 
 class RunnerLines:
-    """Prints the services' lines, and counts how often the group has formed."""
+    """Prints the services' lines, counts how often the group has formed, and knows the process of each rank."""
 
     def __init__(self) -> None:
         self.formed = 0
+        self.pids: dict[int, int] = {}
 
     def __call__(self, name: str, line: str) -> None:
         self.formed += name == RUNNER and " ready " in line
+        if name == RUNNER and "started a rank" in line:
+            told = {key: int(value) for key, value in _NUMBER.findall(_COLOURS.sub("", line))}
+            self.pids[told["rank"]] = told["pid"]
         print(f"{name:>9} | {line[:200]}", flush=True)
 
 
-async def killed_one(launcher: int, size: int, lines: RunnerLines, rng: random.Random) -> dict[str, Any]:
+async def killed_one(lines: RunnerLines, rng: random.Random) -> dict[str, Any]:
     """Kills a rank and waits until the group has formed again; returns what happened."""
-    before, formed = rank_processes(launcher), lines.formed
-    rank = rng.randrange(size)
+    before, formed = dict(lines.pids), lines.formed
+    rank = rng.randrange(len(before))
     at_ns = time.monotonic_ns()
     os.kill(before[rank], signal.SIGKILL)
     until_s = time.monotonic() + _AGAIN_S
     while time.monotonic() < until_s:
         await asyncio.sleep(0.05)
         if lines.formed > formed:
-            after = await asyncio.to_thread(rank_processes, launcher)
-            stay = all(after[each] == before[each] for each in after if each != rank)
+            stay = all(lines.pids[each] == before[each] for each in before if each != rank)
             return {"rank": rank, "at_ns": at_ns, "survivors_stayed": stay}
     raise RuntimeError(f"the group did not form again within {_AGAIN_S:.0f} s")
 
@@ -96,7 +82,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if arguments.device == "cuda":
         write_folder(arguments.shape, folder)
         runner = {"device": "cuda", "model": folder, "weights": "random", "all_reduce": arguments.all_reduce}
-    runner["tensor_parallel"] = arguments.ranks
+    runner |= {"tensor_parallel": arguments.ranks, "fork_ranks": arguments.fork_ranks}
     if arguments.kv_tokens:
         runner["kv_tokens"] = arguments.kv_tokens
     rng, count, lines = random.Random(arguments.seed), round(arguments.rate * arguments.seconds), RunnerLines()
@@ -110,11 +96,12 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         kills = []
         for _ in range(arguments.kills):
             await asyncio.sleep(arguments.every)
-            kills.append(await killed_one(stack.pid(RUNNER), arguments.ranks, lines, rng))
+            kills.append(await killed_one(lines, rng))
         record = await load  # raises an exception if a request got fewer tokens
     return {
         "ranks": arguments.ranks,
         "all_reduce": arguments.all_reduce,
+        "fork_ranks": arguments.fork_ranks,
         "requests": count,
         "tokens": int(record.delta_tokens.sum()),
         "lost": count * arguments.tokens - int(record.delta_tokens.sum()),
@@ -128,6 +115,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(ALL_SHAPES), default="llama-3.1-8b")
     parser.add_argument("--all-reduce", choices=(ONE_SHOT, NCCL), default=NCCL)
     parser.add_argument("--device", choices=("cuda", "hash"), default="cuda", help="hash: to try the command on a CPU")
+    parser.add_argument("--fork-ranks", choices=("auto", "on", "off"), default="auto", help="as of roster-runner")
     parser.add_argument("--kv-tokens", type=int, help="of each rank's pool (default: all that fit)")
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second (default: 4)")
     parser.add_argument("--seconds", type=float, default=90.0, help="of arrivals (default: 90)")

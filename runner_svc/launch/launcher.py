@@ -2,7 +2,7 @@
 
 A rank is lost when its process ends, when its heartbeat is silent for `rank_timeout_s`, or when it has not left an
 epoch that long after the others did: it is killed then, so that it never computes with a group that it no longer
-belongs to. The launcher imports neither torch nor a model.
+belongs to. The launcher imports neither torch nor a model. It has ranks forked (see warm.py), or starts new processes.
 """
 
 from __future__ import annotations
@@ -10,29 +10,33 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 
 import structlog
 
 from runner_svc.group.board import Board
 from runner_svc.group.member import VARIABLE, Place, own_gpu_first
-from runner_svc.group.node import Node
 from runner_svc.group.shared_page import attach, create
-from runner_svc.launch.starting import BROKEN, REJECTED, UNUSABLE, complain, on_stop
+from runner_svc.launch.fitness import has_gpus
+from runner_svc.launch.forking import ServeRank
+from runner_svc.launch.other_nodes import OtherNodes
+from runner_svc.launch.rank import serve_forked
+from runner_svc.launch.rank_child import ForkedRank, NewRank, RankChild
+from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
 from runner_svc.launch.store_folder import StoreFolder
-from runner_svc.nodes.opening import Meeting, meet
+from runner_svc.launch.warm import Warm, end, reap_orphans
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
 
 _TICK_S = 0.05
 _LOADING_SILENCE_S = 60.0
 """Least time for which a rank that loads may be silent: one call of a library may hold the interpreter for long."""
+_FORKING_SILENCE_S = 300.0
+"""Seconds in which a rank must be forked: the warm process may have to import its libraries first."""
 _LONGEST_DELAY_S = 30.0
 _STOP_S = 5.0
 """Seconds in which the other ranks end after rank 0."""
@@ -44,8 +48,8 @@ log = structlog.get_logger()
 class _Rank:
     """One rank's process and what the launcher has seen of it."""
 
-    process: subprocess.Popen[bytes] | None = None
-    descriptor: int = -1  # that becomes readable when the process ends
+    process: RankChild | None = None
+    is_told: bool = False  # whether the log has its process id
     start_at: float = 0.0  # when to start it, while there is no process
     started_at: float = 0.0
     has_loaded: bool = False
@@ -59,17 +63,23 @@ class _Rank:
 class Launcher:
     """Supervises the ranks of one runner. `run` needs the main thread."""
 
-    def __init__(self, settings: RunnerSettings, command: list[str] | None = None) -> None:
-        """`command`: starts a rank; default: this program with its arguments."""
+    def __init__(
+        self, settings: RunnerSettings, command: list[str] | None = None, serve: ServeRank = serve_forked
+    ) -> None:
+        """`command`: starts a rank; default: this program with its arguments. `serve`: what a forked rank runs."""
         self._settings = settings
         safe = [] if os.getcwd() in sys.path else ["-P"]  # a rank imports from where this process does
         self._command = command or [sys.executable, *safe, "-m", "runner_svc.main", *sys.argv[1:]]
         self._size = settings.tensor_parallel
-        self._node = Node(self._size, settings.node_rank, settings.nnodes)
         self._page = create()
         self._board = Board(attach(self._page), self._size)
-        self._ranks = {rank: _Rank() for rank in self._node.ranks}
-        self._meeting: Meeting | None = None if self._node.is_alone else meet(settings, self._page, self._node)
+        on_gpus = settings.device in ("auto", "cuda") and has_gpus()
+        forks = settings.fork_ranks == "on" or (settings.fork_ranks == "auto" and not on_gpus)
+        self._warm = Warm(settings, serve, self._page, on_gpus) if forks else None
+        if self._warm is not None:
+            self._warm.start()  # before this process has threads
+        self._others = OtherNodes(settings, self._page)
+        self._ranks = {rank: _Rank() for rank in self._others.node.ranks}
         self._signals: list[int] = []
         self._stopping = False
         self._why = ""  # all ranks are ended
@@ -80,21 +90,18 @@ class Launcher:
         wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         on_stop(self._note)
-        name = self._settings.runner_id or ("" if self._node.number else default_name(self._settings.cache_dir))
+        name = self._settings.runner_id or default_name(self._settings.cache_dir)
         status: int | None = None
         try:
-            environment = self._environment(name)
             with StoreFolder() as folder:
-                if self._meeting is not None:
-                    self._meeting.link.start()
+                self._others.start()
                 try:
                     while status is None:
-                        status = self._turn(wake, folder, environment)
+                        status = self._turn(wake, folder, name)
                     return status
                 finally:
                     self._end_all()
-                    if self._meeting is not None:
-                        self._meeting.link.close(BROKEN if status is None else status, self._why)
+                    self._others.close(status, self._why)
         finally:
             signal.set_wakeup_fd(-1)
             os.close(wake)
@@ -103,15 +110,12 @@ class Launcher:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _turn(self, wake: int, folder: StoreFolder, environment: Mapping[str, str]) -> int | None:
+    def _turn(self, wake: int, folder: StoreFolder, name: str) -> int | None:
         """Starts what is due, sleeps until something happens, and handles it; returns the exit status, if it ends."""
         for rank, state in self._ranks.items():
             if state.process is None and not state.is_drained and time.monotonic() >= state.start_at:
-                self._start(rank, folder, environment)
-        poll = select.poll()
-        for descriptor in (wake, *(state.descriptor for state in self._ranks.values() if state.process is not None)):
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(_TICK_S * 1000)
+                self._start(rank, folder, name)
+        self._sleep(wake)
         with suppress(BlockingIOError):
             os.read(wake, 64)
         while self._signals:
@@ -119,72 +123,87 @@ class Launcher:
             if not self._forward_stop():
                 return 0
         for rank, state in self._ranks.items():
-            if state.process is not None and state.process.poll() is not None:
-                status = self._ended(rank, state.process.returncode)
-                if status is not None:
-                    return status
+            if state.process is None:
+                continue
+            ended = state.process.poll()
+            if state.process.pid and not state.is_told:
+                state.is_told = True
+                self._board.beat(rank)
+                log.info("started a rank", rank=rank, pid=state.process.pid)
+            if ended is not None and (status := self._ended(rank, ended)) is not None:
+                return status
+        self._look_at_warm()
         self._look()
         return self._hear_other_nodes()
 
     def _hear_other_nodes(self) -> int | None:
         """Returns the exit status if node 0 has ended the group, or has refused this node."""
-        if self._meeting is None:
-            return None
         for rank, state in self._ranks.items():
             if state.is_drained and self._board.ready(rank) <= self._board.given_up:
                 state.is_drained = self._stopping  # rank 0 was lost after it had told this one to end
-        verdict = self._meeting.link.verdict
-        if verdict is None:
-            return None
-        if verdict.status:
+        verdict = self._others.verdict
+        if verdict is not None and verdict.status:
             return complain(verdict.why, verdict.status)
-        self._stopping = True
-        return 0
+        self._stopping |= verdict is not None
+        return 0 if verdict is not None else None
+
+    def _sleep(self, wake: int) -> None:
+        """Sleeps until something happens, at most for one tick."""
+        descriptors = [wake, *(state.process.fileno() for state in self._ranks.values() if state.process is not None)]
+        if self._warm is not None:
+            descriptors += self._warm.filenos()
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(_TICK_S * 1000)
 
     # ------------------------------------------------------------------ processes
 
-    def _start(self, rank: int, folder: StoreFolder, environment: Mapping[str, str]) -> None:
+    def _start(self, rank: int, folder: StoreFolder, name: str) -> None:
         folder.keep()
-        place = self._place(rank, folder)
+        place = self._others.placed(Place(rank, self._size, os.getpid(), self._page, str(folder.path)))
         self._board.start(rank)
         state = self._ranks[rank]
-        state.process = subprocess.Popen(
-            self._command,
-            env={**environment, VARIABLE: place.text(), **self._own_gpu(rank)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(self._page,),
-            start_new_session=True,  # Ctrl-C reaches the launcher alone
-        )
-        state.descriptor = os.pidfd_open(state.process.pid)
+        state.process = self._forked(place, name) if self._forks() else self._new(place, name)
+        state.is_told = False
         state.silent_s = state.late_s = 0.0
         state.started_at, state.has_loaded = time.monotonic(), False
-        log.info("started a rank", rank=rank, pid=state.process.pid)
 
-    def _place(self, rank: int, folder: StoreFolder) -> Place:
-        place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
-        if self._meeting is None:
-            return place
-        return replace(place, node=self._node.number, nodes=self._node.count, address=self._meeting.address)
+    def _new(self, place: Place, name: str) -> NewRank:
+        own = {VARIABLE: place.text(), "ROSTER_RUNNER_ID": name, "ROSTER_THREADS": str(self._threads)}
+        return NewRank(self._command, {**os.environ, **own, **self._own_gpu(place.rank)}, self._page)
 
-    def _environment(self, name: str) -> dict[str, str]:
-        own = {"ROSTER_RUNNER_ID": name} if name else {}
-        if not self._settings.threads:  # all ranks together use each core once
-            own["ROSTER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // len(self._ranks)))
-        return {**os.environ, **own}
+    def _forks(self) -> bool:
+        """Whether ranks are forked; starts the process that does it, if it has ended."""
+        if self._warm is None:
+            return False
+        self._warm.start()
+        return not self._warm.is_unfit
+
+    def _forked(self, place: Place, name: str) -> ForkedRank:
+        assert self._warm is not None
+        settings = self._settings.model_copy(update={"runner_id": name, "threads": self._threads})
+        return self._warm.fork(settings, place, self._own_gpu(place.rank))
+
+    @property
+    def _threads(self) -> int:
+        """Threads of a rank: all ranks together use each core once."""
+        return self._settings.threads or max(1, len(os.sched_getaffinity(0)) // len(self._ranks))
 
     def _own_gpu(self, rank: int) -> dict[str, str]:
         """Returns the variable that makes a rank's GPU its first."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if self._settings.device in ("cpu", "hash") or visible == "":
             return {}
-        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank - self._node.ranks.start, len(self._ranks), visible)}
+        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank - min(self._ranks), len(self._ranks), visible)}
 
     def _ended(self, rank: int, status: int) -> int | None:
         """Handles the end of a rank's process; returns the exit status if all end with it."""
         state, board = self._ranks[rank], self._board
         assert state.process is not None
-        pid, state.process = state.process.pid, None
-        os.close(state.descriptor)
+        child, state.process = state.process, None
+        pid = child.pid
+        child.close()
         if status == UNUSABLE:
             self._why = board.explanation(rank) or f"rank {rank} can't be used with these settings"
             return complain(self._why)
@@ -222,6 +241,11 @@ class Launcher:
         for rank, state in self._ranks.items():
             if state.process is None:
                 continue
+            if not state.process.pid:
+                state.silent_s += tick_s
+                if state.silent_s > _FORKING_SILENCE_S:
+                    self._kill(rank, state, f"was not forked for {state.silent_s:.1f} s")
+                continue
             ready = board.ready(rank)
             if ready and not state.has_loaded:
                 state.has_loaded = True
@@ -243,7 +267,22 @@ class Launcher:
             self._board.give_up(ready, told)
         log.warning("a rank is killed", rank=rank, pid=state.process.pid, reason=why)
         state.silent_s = state.late_s = 0.0
+        if not state.process.pid and self._warm is not None:
+            self._warm.kill()
         state.process.kill()
+
+    def _look_at_warm(self) -> None:
+        """Sees to it that the warm process runs, and buries orphans, of which the launcher becomes the parent."""
+        if self._warm is None:
+            return
+        self._warm.look()
+        if self._board.is_complete and not self._stopping:
+            self._warm.keep_spare()
+        children = [*self._warm.spares, *(state.process for state in self._ranks.values() if state.process is not None)]
+        if all(child.pid for child in children):
+            reap_orphans({self._warm.pid, *(child.pid for child in children)})
+        if self._warm.is_unfit:
+            self._warm = None
 
     # ------------------------------------------------------------------ the end
 
@@ -251,21 +290,19 @@ class Launcher:
         """Has rank 0 drain; returns False if it does not run, or not here."""
         self._stopping = True
         process = self._ranks[0].process if 0 in self._ranks else None
-        if process is None:
+        if process is None or not process.pid:
             return False
-        with suppress(ProcessLookupError):
-            process.terminate()
+        process.terminate()
         return True
 
     def _end_all(self) -> None:
         """Ends all ranks: they have a moment if rank 0 has served, and so told them to end."""
         until_at = time.monotonic() + (_STOP_S if self._stopping and self._board.is_complete else 0.0)
+        if self._warm is not None:
+            self._warm.close()
         for state in self._ranks.values():
             if state.process is None:
                 continue
-            with suppress(subprocess.TimeoutExpired):
-                state.process.wait(max(0.0, until_at - time.monotonic()))
-            state.process.kill()
-            state.process.wait()
-            os.close(state.descriptor)
+            state.process.wait(max(0.0, until_at - time.monotonic()))
+            end(state.process)
             state.process = None

@@ -18,6 +18,7 @@ import structlog
 import zmq
 
 from roster_common.curve_keys import UnusableKey
+from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
 from runner_svc.arithmetic.instruction_set import pin
@@ -61,13 +62,28 @@ if TYPE_CHECKING:
 _BEATS = 20
 """Heartbeats in the time after which a silent rank is ended."""
 _FORMING_S = 10.0
+_STEP_COSTS = "step-costs"
+"""File with what rank 0 has measured, for the one that replaces it."""
 
 log = structlog.get_logger()
 
 
-def serve_rank(settings: RunnerSettings, place: Place) -> int:
+def serve_forked(settings: RunnerSettings, place: Place) -> int:
+    """Runs a fork of the launcher's warm process as a rank, until it ends; returns the exit status."""
+    configure_rank_logs(settings, place)
+    return serve_rank(settings, place, StartTimes(already_s=0.0))
+
+
+def configure_rank_logs(settings: RunnerSettings, place: Place) -> None:
+    """Configures logs once for all ranks: rank 0 reports what happens, the others only what is wrong."""
+    quiet = place.rank > 0 and settings.log_level == "info"
+    configure_logs(settings.log_format, "warning" if quiet else settings.log_level)
+
+
+def serve_rank(settings: RunnerSettings, place: Place, times: StartTimes | None = None) -> int:
     """Runs this process as a rank of its launcher's group, until it ends; returns the exit status.
 
+    `times`: what the start took so far; default: since the process began.
     Why settings can't be used is on the board: the launcher prints it once for all ranks.
     """
     end_with(place.launcher, signal.SIGKILL)
@@ -77,7 +93,7 @@ def serve_rank(settings: RunnerSettings, place: Place) -> int:
     member = Member(Shard(place.rank, place.size), place.page, node=Node(place.size, place.node, place.nodes))
     _Heart(member, settings.rank_timeout_s / _BEATS).start()
     try:
-        process = RankProcess(settings, member, place)
+        process = RankProcess(settings, member, place, times or StartTimes())
         return process.run()
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         why = str(error)
@@ -114,13 +130,12 @@ class _Heart(threading.Thread):
 class RankProcess:
     """A rank with its loaded backend, which outlives each epoch."""
 
-    def __init__(self, settings: RunnerSettings, member: Member, place: Place) -> None:
+    def __init__(self, settings: RunnerSettings, member: Member, place: Place, times: StartTimes) -> None:
         """Loads the rank's part of the model. Raises what `load_backend` and `build_copier` raise."""
         self._settings, self._member, self._folder = settings, member, Path(place.folder)
         self._leads = member.shard.rank == 0
         self._health = RunnerHealth.open(settings.health_listen if self._leads else "")
         self._curve = read_curve(settings)
-        times = StartTimes()
         times.begin("choosing the device")
         if settings.deterministic:
             pin()  # before torch is imported
@@ -139,6 +154,9 @@ class RankProcess:
         self._heard = plan_pb2.Hello()
         if self._choice.device != "hash" and self._leads:
             log.info("started", **times.fields())
+        gc.collect()
+        gc.freeze()  # what exists now lives until the end: collections, also those between epochs, need not scan it
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
 
     def run(self) -> int:
         """Serves in one epoch after the other; returns the exit status."""
@@ -162,6 +180,8 @@ class RankProcess:
             finally:
                 if copier is not None:
                     copier.close()
+            runner = copier = None
+            gc.collect()  # what belonged to the epoch, while the others come
 
     def _abort_when_given_up(self, epoch: int) -> None:
         """Ends the exchanges of an epoch once any process has given it up."""
@@ -207,10 +227,6 @@ class RankProcess:
             epoch=self._member.epoch,
             link=settings.link,
         )
-        gc.unfreeze()  # what belonged to the epoch before
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 20, 20)
         try:
             status = run_link(link, settings.plan_timeout_s)
             if status == 0:
@@ -227,17 +243,25 @@ class RankProcess:
             on_stop(leave_at_once)
 
     def _measure(self, runner: LeadingRunner) -> None:
-        """Measures steps once in this process."""
+        """Measures steps, unless this process has, or the former rank 0 did."""
         if self._step_costs is not None:
             runner.step_costs = self._step_costs
             return
+        found = self._folder / _STEP_COSTS
         try:
-            measure(runner, self._choice.device, getattr(self._backend, "kept_timings", None))
+            if found.exists():
+                runner.step_costs = list(plan_pb2.Hello.FromString(found.read_bytes()).step_costs)
+            else:
+                measure(runner, self._choice.device, getattr(self._backend, "kept_timings", None))
         except PlanFault as fault:
             raise RankLost(str(fault)) from fault
         if runner.lost:
             raise RankLost(runner.lost)
         self._step_costs = runner.step_costs
+        if runner.step_costs and not found.exists():
+            written = found.with_suffix(".new")
+            written.write_bytes(plan_pb2.Hello(step_costs=runner.step_costs).SerializeToString())
+            written.rename(found)
 
 
 def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Group, str]:

@@ -13,7 +13,7 @@ from runner_svc.settings.runner_settings import RunnerSettings
 _OWN = frozenset(
     {
         "node_rank", "rdzv_endpoint", "link", "runner_key", "scheduler_key", "runner_id", "health_listen", "cache_dir",
-        "model", "timings", "threads", "gpu_memory", "log_format", "log_level",
+        "model", "timings", "threads", "fork_ranks", "gpu_memory", "log_format", "log_level",
     }
 )  # fmt: skip
 """Settings that may differ: those of rank 0 alone, or of the host. Models are compared by their weights."""

@@ -14,7 +14,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from bench.gpu_comparison.__main__ import main
@@ -30,6 +29,7 @@ from bench.gpu_comparison.peers.workloads import Recipe, workload
 from bench.steps.times import StepTimes, references
 from roster_client.bench.records.record import RequestRecord, Status
 from tests.support.fake_vllm_site import VERSION, write_site
+from tests.support.process_state import gone
 from tests.support.thoroughness import FULL, choice
 
 SMALL = ("--peer=vllm", "--shape=qwen3-0.6b", "--device=hash", f"--client-processes={1 + FULL}", "--requests=8")
@@ -49,7 +49,7 @@ def engine_is_gone(site_folder: Path) -> bool:
     pid = int((site_folder / "engine").read_text())
     end_s = time.monotonic() + 10
     while time.monotonic() < end_s:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        if gone(pid):
             return True
         time.sleep(0.02)
     return False

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
 import time
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,26 +26,38 @@ from tests.support.chaos import Load, Outcome, settled
 from tests.support.chaos_requests import EOS_PROBABILITY
 from tests.support.processes import RosterProcesses
 from tests.support.rank_log import RankLog
-from tests.support.thoroughness import count
+from tests.support.thoroughness import FULL, count
 
-NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(5000, in_ci=250)))
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(5000, in_ci=120)))
 NUM_EVENTS = int(os.environ.get("ROSTER_TEST_EVENTS", count(200, in_ci=10)))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RANKS = 3
 RUNNER = {
-    "device": "hash", "tensor_parallel": RANKS, "rank_timeout_s": 1.5, "slots": 16, "kv_tokens": 2048,
+    "device": "hash", "tensor_parallel": RANKS, "rank_timeout_s": 2.5, "slots": 16, "kv_tokens": 2048,
     "max_step_tokens": 512, "silence_s": 1.0, "host_kv_tokens": 1024,
     "test_backend": {
         "step_ms": 25, "eos_probability": EOS_PROBABILITY, "draft_wrong": 0.25, "copy_delay_ms": 10, "copy_lost": 0.1,
     },
 }  # fmt: skip
 SCHEDULER = {"retention_s": 5, "attach_s": 5, "flush_ms": 5, "runner_timeout_s": 10, "no_runner_s": 120}
-WITHIN_S = 2.0
+MEASURES = FULL or RESULT is not None
+"""Whether the times are checked: not in CI, where other tests take the processors."""
+STOP_EVERY = 2 if MEASURES else 5
+"""One of so many events stops a rank, which is found after `rank_timeout_s`; the others kill one."""
+WITHIN_S = 2.0 if MEASURES else 1.0
 START_S = 90.0
 LIMIT_S = 0.5
-USUAL_START_S = 3.5
-"""Seconds that a rank takes to start on an idle machine, mostly to import torch; on a busy one all takes longer."""
+USUAL_START_S = 0.15
+"""Seconds that a rank takes to start on an idle machine, forked and without weights; on a busy one all takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a rank, and when."""
+
+    at_s: float
+    number: signal.Signals
 
 
 @pytest.mark.timeout(7200)
@@ -52,7 +67,7 @@ async def test_every_answer_is_as_if_no_rank_had_been_lost(tmp_path: Path) -> No
     roster = RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER, ready_s=START_S)
     with roster:
         log = RankLog(tmp_path / "runner.log")
-        events, starts = list[str](), dict[float, float]()
+        events, starts = list[Event](), dict[float, float]()
         load = Load(
             roster,
             NUM_REQUESTS,
@@ -69,7 +84,7 @@ async def test_every_answer_is_as_if_no_rank_had_been_lost(tmp_path: Path) -> No
     report(outcome, events, starts, time.monotonic() - begin)
 
 
-async def lose_ranks(log: RankLog, outcome: Outcome, events: list[str], starts: dict[float, float]) -> None:
+async def lose_ranks(log: RankLog, outcome: Outcome, events: list[Event], starts: dict[float, float]) -> None:
     """Loses NUM_EVENTS ranks.
 
     Adds what happened to `events`, and to `starts` the seconds that the new process took, by the time of each kill.
@@ -78,7 +93,8 @@ async def lose_ranks(log: RankLog, outcome: Outcome, events: list[str], starts: 
     while len(events) < NUM_EVENTS:
         await asyncio.sleep(rng.uniform(0, WITHIN_S))
         pids, epoch, num_loaded = log.pids(), log.epoch, len(log.lines("a rank has loaded"))
-        rank, number = rng.randrange(RANKS), rng.choice((signal.SIGKILL, signal.SIGSTOP))
+        rank = rng.randrange(RANKS)
+        number = signal.SIGKILL if (len(events) + 1) % STOP_EVERY else signal.SIGSTOP
         os.kill(pids[rank], number)
         at_s = time.monotonic()
         if number is signal.SIGKILL:
@@ -89,7 +105,7 @@ async def lose_ranks(log: RankLog, outcome: Outcome, events: list[str], starts: 
         assert len(loaded) == num_loaded + 1, "a survivor has loaded again"
         if number is signal.SIGKILL:
             starts[at_s] = float(loaded[-1].fields["seconds"])
-        events.append(f"{number.name} {rank}")
+        events.append(Event(at_s, number))
 
 
 async def formed(log: RankLog, epoch: int, num_loaded: int) -> None:
@@ -99,24 +115,28 @@ async def formed(log: RankLog, epoch: int, num_loaded: int) -> None:
         await asyncio.sleep(0.02)
 
 
-def report(outcome: Outcome, events: list[str], starts: dict[float, float], seconds: float) -> None:
-    """Checks and records how long it took from each kill to the next token of any stream, and of each stream.
+def report(outcome: Outcome, events: list[Event], starts: dict[float, float], seconds: float) -> None:
+    """Records how long it took from each kill to the next token of any stream, and of each stream; checks the former.
 
-    Streams wait longer than the service if the scheduler isolates them as suspects.
+    Streams wait longer than the service if the scheduler isolates them as suspects. Those that got no token before the
+    next event, and so waited for two, are left out.
     """
-    streams = [(at_s, next_s - at_s - starts[at_s]) for at_s, next_s in outcome.pauses if at_s in starts]
-    service = [min(pause for begun, pause in streams if begun == at_s) for at_s in {at_s for at_s, _ in streams}]
+    after = {event.at_s: following.at_s for event, following in pairwise([*events, Event(math.inf, signal.SIGKILL)])}
+    streams = [(at_s, next_s - at_s) for at_s, next_s in outcome.pauses if at_s in starts and next_s < after[at_s]]
+    service = {at_s: min(pause for begun, pause in streams if begun == at_s) for at_s in {at_s for at_s, _ in streams}}
+    less_start = percentiles([pause - starts[at_s] for at_s, pause in service.items()])
     result = {
         "ranks": RANKS,
         "requests": NUM_REQUESTS,
         "completed": outcome.completed,
         "cancelled": outcome.cancelled,
         "refused_as_poison": len(outcome.refused),
-        "kills": sum("KILL" in event for event in events),
-        "stops": sum("STOP" in event for event in events),
+        "kills": sum(event.number is signal.SIGKILL for event in events),
+        "stops": sum(event.number is signal.SIGSTOP for event in events),
         "start_s": percentiles(list(starts.values())),
-        "pause_less_start_s": percentiles(service),
-        "pause_of_streams_less_start_s": percentiles([pause for _, pause in streams]),
+        "pause_s": percentiles(list(service.values())),
+        "pause_less_start_s": less_start,
+        "pause_of_streams_s": percentiles([pause for _, pause in streams]),
         "drafted_tokens": outcome.drafted,
         "accepted_tokens": outcome.accepted,
         "seconds": round(seconds, 1),
@@ -125,8 +145,9 @@ def report(outcome: Outcome, events: list[str], starts: dict[float, float], seco
     if RESULT:
         Path(RESULT).write_text(json.dumps(result, indent=1) + "\n")
     assert len(events) == NUM_EVENTS
-    slowness = max(1.0, percentiles(list(starts.values()))["p50"] / USUAL_START_S)
-    assert percentiles(service)["p50"] <= LIMIT_S * slowness, result
+    if MEASURES:
+        slowness = max(1.0, percentiles(list(starts.values()))["p50"] / USUAL_START_S)
+        assert less_start["p99"] <= LIMIT_S * slowness, result
 
 
 def percentiles(times_s: list[float]) -> dict[str, float]:

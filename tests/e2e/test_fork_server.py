@@ -14,6 +14,9 @@ import psutil
 import pytest
 
 from tests.support import fork_server
+from tests.support.fork_server import Kind
+from tests.support.process_state import running
+from tests.support.thoroughness import choice
 
 LINK = "--link=tcp://127.0.0.1:9"
 ASKER = """
@@ -40,7 +43,7 @@ def test_what_a_killed_test_run_started_ends_with_it(tmp_path: Path) -> None:
         started = [psutil.Process(int(asker.stdout.readline())) for _ in range(2)]
         asker.kill()
     _, alive = psutil.wait_procs(started, 20)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert running(alive) == []
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -62,12 +65,14 @@ def test_exit_statuses_are_reported(fresh: bool, tmp_path: Path) -> None:
     runner.send_signal(signal.SIGTERM)  # has no effect: the process has ended
 
 
-def test_no_constant_is_drawn_at_import(tmp_path: Path) -> None:
-    """Processes would share it, for example the secret of block names."""
+@pytest.mark.parametrize("kind", choice(list(Kind), in_ci=[Kind.PLAIN]))
+def test_no_constant_is_drawn_at_import(kind: Kind, tmp_path: Path) -> None:
+    """Processes would share it, for example the secret of block names. Ranks are forked outside of tests, too."""
 
     def constants(name: str, fresh: bool) -> dict[str, str]:
-        log = tmp_path / name
-        assert fork_server.start("tests.support.constants", [], os.environ, log, fresh=fresh).wait(60) == 0
+        log, asked = tmp_path / name, [kind.value]
+        process = fork_server.start("tests.support.constants", asked, os.environ, log, fresh=fresh, kind=kind)
+        assert process.wait(60) == 0
         return json.loads(log.read_text())
 
     own, one, other = constants("own", True), constants("one", False), constants("other", False)

@@ -18,11 +18,12 @@ from roster_client.client.events import Delta
 from tests.support.deterministic_cpu import skip_where_refused
 from tests.support.processes import RosterProcesses
 from tests.support.rank_log import RankLog
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 START_S = 240.0
-TOKENS = 60
+TOKENS = count(60, in_ci=40)
+PROMPTS = count(8, in_ci=4)
 
 
 @pytest.mark.parametrize("draft", choice(["ngram", "model", ""], in_ci=["ngram"]))
@@ -39,7 +40,7 @@ async def test_answers_do_not_change_when_ranks_are_killed(draft: str, tmp_path:
         "host_kv_tokens": 1024, "silence_s": 1.0, "rank_timeout_s": 30,
     }  # fmt: skip
     stem = [rng.randrange(NUM_TOKENS) for _ in range(40)]
-    prompts = [stem[: rng.choice((0, 40))] + [rng.randrange(NUM_TOKENS) for _ in range(9)] for _ in range(8)]
+    prompts = [stem[: rng.choice((0, 40))] + [rng.randrange(NUM_TOKENS) for _ in range(9)] for _ in range(PROMPTS)]
     scheduler = {"check": True, "no_runner_s": START_S}
     with RosterProcesses(tmp_path, scheduler=scheduler, runner=runner, ready_s=START_S) as roster:
         log = RankLog(tmp_path / "runner.log")
@@ -48,13 +49,14 @@ async def test_answers_do_not_change_when_ranks_are_killed(draft: str, tmp_path:
             for epoch, lost in ((2, 1), (3, 0)):
                 seen, before = [0], log.pids()
                 asked = [asyncio.create_task(answer(client, prompt, seen)) for prompt in prompts]
-                while seen[0] < 100:
+                while seen[0] < PROMPTS * 12:
                     await asyncio.sleep(0.01)
                 os.kill(before[lost], signal.SIGKILL)
                 assert await asyncio.gather(*asked) == wanted
                 log.await_epoch(epoch, START_S)
                 after = log.pids()
                 assert after[1 - lost] == before[1 - lost] and after[lost] != before[lost]
+        assert len(log.lines("measured the steps")) == 1, "the new rank 0 takes what the old one has measured"
 
 
 async def answer(client: RosterClient, prompt: list[int], seen: list[int]) -> list[int]:

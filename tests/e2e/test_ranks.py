@@ -21,6 +21,7 @@ from roster_client.client.health import check_health
 from roster_client.serve.free_ports import free_ports
 from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.chaos import settled
+from tests.support.process_state import gone
 from tests.support.processes import RosterProcesses
 from tests.support.rank_log import RankLog
 from tests.support.thoroughness import choice
@@ -68,17 +69,22 @@ async def test_a_group_drains_while_a_single_runner_goes_on(tmp_path: Path) -> N
         log.await_epoch(1, START_S)
         await settled(roster, 2)
         ranks = log.pids()
+        launcher = psutil.Process(roster.pid("runner"))
+        children = launcher.children()
+        assert set(ranks.values()) <= {child.pid for child in children}, "it hears of their ends itself"
+        forking = [child for child in children if child.pid not in ranks.values()]
+        assert forking and all(child.num_threads() == 1 for child in forking), "what is forked has no threads"
         async with RosterClient(roster.address) as client:
             answering = asyncio.create_task(answers(client, given))
             await asyncio.sleep(0.2)
             os.kill(ranks[1], signal.SIGTERM)  # it ends with rank 0, and not before
             await asyncio.sleep(0.1)
             assert log.pids() == ranks and not log.lines("a rank is lost, and starts again")
-            assert psutil.Process(ranks[1]).status() != psutil.STATUS_ZOMBIE
+            assert not gone(ranks[1])
             roster.send("runner", signal.SIGTERM)
             assert_right(given, await answering)
         assert roster.wait("runner") == 0
-        assert not any(map(psutil.pid_exists, ranks.values()))
+        assert all(map(gone, ranks.values()))
         await settled(roster, 1)
     assert "ranks=2" in (tmp_path / "scheduler.log").read_text(), "the log names the ranks of a runner that joins"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.support.fork_server import import_modules
+from tests.support.fork_server import Kind, import_modules, import_torch
 
 PACKAGES = ("roster_client", "roster_common", "runner_svc", "scheduler_svc")
 
@@ -21,12 +21,14 @@ def text(value: object) -> str | None:
     if not isinstance(parts, list | tuple | set | frozenset):
         return None
     texts = [repr(part) for part in parts if isinstance(part, bool | int | float | str | bytes)]
-    return str(texts if isinstance(parts, list | tuple) else sorted(texts))
+    return str(sorted(texts))  # lists made of sets differ in order
 
 
 def main() -> None:
     import_modules()
-    if "torch" in sys.modules:
+    if sys.argv[1] == Kind.TORCH.value:
+        import_torch()
+    elif "torch" in sys.modules:
         sys.exit("torch is imported, before which a runner pins its instruction set")
     found = {}
     for module in sorted(sys.modules):

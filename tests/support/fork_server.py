@@ -10,8 +10,10 @@ process is killed.
 
 With `fresh`, a new interpreter replaces the fork, as with `python -m`; ROSTER_TEST_FULL=1 does so everywhere.
 
-The server is a new interpreter, or a fork of the process that `start_zygote` leaves behind: then all processes that
-were forked from the caller share one import of MODULES.
+What computes with torch comes from a second server, which has imported torch too: `Kind.TORCH`.
+
+A server is a new interpreter, or a fork of a process that `start_zygotes` leaves behind: then all processes that
+were forked from the caller share one import of MODULES, and one of torch, when it is asked for first.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import enum
 import gc
 import importlib
 import json
@@ -34,6 +37,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from runner_svc.arithmetic.instruction_set import PINNED, pin
 from tests.support.thoroughness import FULL
 
 MODULES = (
@@ -48,12 +52,33 @@ MODULES = (
 )
 """What a scheduler and a hash runner import at startup. Not torch, before which a runner pins its instruction set."""
 
+TORCH_MODULES = (
+    "torch",
+    "runner_svc.backends.hash_backend",
+    "runner_svc.backends.hash_drafter",
+    "runner_svc.backends.hash_shares",
+    "runner_svc.backends.torch_backend",
+    "runner_svc.group.forming",
+    "runner_svc.startup.gpu_probe",
+    "runner_svc.startup.host_pool",
+)
+"""What ranks, and runners that compute on the CPU, import besides."""
+
 _OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
 """Prefixes of variables that are read before a program's first statement runs."""
 
+_DETERMINISTIC = "--deterministic"
 ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
 _PACKET = 1 << 17
+
+
+class Kind(enum.Enum):
+    """What a server has imported."""
+
+    PLAIN = "plain"
+    TORCH = "torch"
+    """MODULES and TORCH_MODULES, with the instruction set pinned: what does not ask for that does not see it."""
 
 
 class ServiceProcess:
@@ -114,25 +139,31 @@ class ForkedWorker:
 
 
 def start(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, *, fresh: bool = FULL
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    fresh: bool = FULL,
+    kind: Kind = Kind.PLAIN,
 ) -> ServiceProcess:
     """Runs `python -m module` without stdin, in a session of its own; its output is appended to the log."""
-    return _client().start(module, arguments, environment, log, fresh)
+    return _client(kind).start(module, arguments, environment, log, fresh)
 
 
 class _Client:
     """The requesting end of the connection to the fork server."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.ended: dict[int, int] = {}
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             if _zygotes:
-                self._environment = _zygotes[0].environment
-                _zygotes[0].fork_server(theirs)
+                self._environment = _zygotes[kind].environment
+                _zygotes[kind].fork_server(theirs)
                 return
-            command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+            command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), kind.value]
             self._environment = os.environ | {"OMP_NUM_THREADS": "1"}
             subprocess.Popen(
                 command,
@@ -189,15 +220,17 @@ class _Client:
 class Zygote:
     """A process that has imported MODULES, of which servers are forked; it ends with the last process that knows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind, others: Sequence[Zygote]) -> None:
+        """`others`: those that the process is not to know."""
         self.environment = dict(os.environ)
         """The environment in which MODULES were imported."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         import_modules()
         self._pid = os.fork()
         if not self._pid:
-            self._socket.close()
-            self._wait(theirs)
+            for zygote in (self, *others):
+                zygote._socket.close()
+            self._wait(theirs, kind)
         theirs.close()
 
     def fork_server(self, control: socket.socket) -> None:
@@ -210,8 +243,8 @@ class Zygote:
         os.waitpid(self._pid, 0)
 
     @staticmethod
-    def _wait(requests: socket.socket) -> None:
-        """Forks a server for each socket received; does not return."""
+    def _wait(requests: socket.socket, kind: Kind) -> None:
+        """Forks a server for each socket received; does not return. Imports torch when the first one comes."""
         os.setsid()
         os.chdir(ROOT)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -219,6 +252,8 @@ class Zygote:
         os.close(nothing)
         servers = []
         while ends := socket.recv_fds(requests, 1, 1)[1]:
+            if kind is Kind.TORCH and not servers:
+                import_torch()
             server = os.fork()
             if not server:
                 requests.close()
@@ -231,13 +266,14 @@ class Zygote:
         os._exit(0)
 
 
-_zygotes: list[Zygote] = []
+_zygotes: dict[Kind, Zygote] = {}
 
 
-def start_zygote() -> Zygote:
-    """Starts a zygote, which serves this process and those that are forked from it afterwards."""
-    _zygotes.append(Zygote())
-    return _zygotes[0]
+def start_zygotes() -> list[Zygote]:
+    """Starts a zygote of each kind, which serve this process and those that are forked from it afterwards."""
+    for kind in Kind:
+        _zygotes[kind] = Zygote(kind, list(_zygotes.values()))
+    return list(_zygotes.values())
 
 
 def import_modules() -> None:
@@ -248,17 +284,26 @@ def import_modules() -> None:
     gc.freeze()
 
 
-_clients: list[_Client] = []
+def import_torch() -> None:
+    """Imports TORCH_MODULES, with the instruction set pinned, as `import_modules` does."""
+    pin()
+    for name in TORCH_MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+_clients: dict[Kind, _Client] = {}
 _clients_lock = threading.Lock()
 
 
-def _client() -> _Client:
-    """Returns this process's client, created at first use."""
+def _client(kind: Kind) -> _Client:
+    """Returns this process's client of a kind, created at first use."""
     with _clients_lock:
-        if not _clients:
-            _clients.append(_Client())
-            atexit.register(_clients[0].close)
-        return _clients[0]
+        if kind not in _clients:
+            _clients[kind] = _Client(kind)
+            atexit.register(_clients[kind].close)
+        return _clients[kind]
 
 
 def _of_the_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -335,7 +380,10 @@ class _Server:
         os.dup2(log, 2)
         os.close(log)
         os.chdir(asked["folder"])
+        pinned = {name: os.environ[name] for name in PINNED if name in os.environ}
         os.environ.clear()
+        if _DETERMINISTIC in asked["arguments"]:
+            os.environ.update(pinned)
         os.environ.update(asked["environment"])
         if asked["fresh"]:
             os.execv(sys.executable, [sys.executable, "-m", asked["module"], *asked["arguments"]])
@@ -371,6 +419,8 @@ def _serve(control: socket.socket) -> None:
 
 def _main() -> None:
     import_modules()
+    if Kind(sys.argv[2]) is Kind.TORCH:
+        import_torch()
     _serve(socket.socket(fileno=int(sys.argv[1])))
 
 

@@ -28,7 +28,7 @@ def _template(control: socket.socket, arguments: Sequence[str]) -> None:
     """
     import pytest
 
-    zygote = fork_server.start_zygote()
+    zygotes = fork_server.start_zygotes()
     output = os.dup(1)
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -45,7 +45,8 @@ def _template(control: socket.socket, arguments: Sequence[str]) -> None:
         if not pipes:
             for pid in workers:
                 os.waitpid(pid, 0)
-            zygote.wait()
+            for zygote in zygotes:
+                zygote.wait()
             os._exit(0)
         pid = os.fork()
         if not pid:

@@ -22,13 +22,16 @@ class Usage:
 def usage(pid: int) -> Usage:
     """Returns the present usage of the process and its descendants."""
     root = psutil.Process(pid)
-    tree = [root, *root.children(recursive=True)]
-    return Usage(
-        sum(process.memory_info().rss for process in tree),
-        sum(process.num_fds() for process in tree),
-        sum(process.num_threads() for process in tree),
-        len(tree),
-    )
+    tree = [used for process in [root, *root.children(recursive=True)] if (used := _own(process)) is not None]
+    return Usage(*map(sum, zip(*map(astuple, tree), strict=True)))
+
+
+def _own(process: psutil.Process) -> Usage | None:
+    """Returns what a process itself uses; None if it has ended meanwhile."""
+    try:
+        return Usage(process.memory_info().rss, process.num_fds(), process.num_threads(), 1)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def quarters(samples: list[Usage]) -> list[Usage]:

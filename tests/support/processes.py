@@ -26,6 +26,7 @@ from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
 from roster_common.setting_options import as_arguments
 from tests.support import fork_server
+from tests.support.process_state import children_of, command_line, running
 from tests.support.thoroughness import FULL
 
 READY_S = 60.0
@@ -95,6 +96,7 @@ class RosterProcesses:
             environment | {"OMP_NUM_THREADS": "1"},
             self._folder / f"{name}.log",
             fresh=self._fresh,
+            kind=_kind(name, self._settings[name]),
         )
 
     def wait_ready(self) -> None:
@@ -147,7 +149,7 @@ class RosterProcesses:
     def mask_processes(self) -> list[int]:
         """Returns the process ids of the scheduler's mask processes."""
         servers = [child for child, is_fork_server in self._children("scheduler") if is_fork_server]
-        return [child.pid for server in servers for child in server.children() if child.status() != "zombie"]
+        return [child.pid for server in servers for child in running(children_of(server))]
 
     def wait_for_mask_processes(self) -> None:
         """Waits until both mask processes run.
@@ -164,8 +166,8 @@ class RosterProcesses:
         """Returns pairs (child, whether mask processes are forked from it), without children that have ended."""
         found = []
         for child in psutil.Process(self.pid(name)).children():
-            with suppress(psutil.NoSuchProcess):  # reading a zombie's command line raises it too
-                found.append((child, MASK_PROCESS in child.cmdline()))
+            if line := command_line(child):
+                found.append((child, MASK_PROCESS in line))
         return found
 
     def send(self, name: str, number: signal.Signals) -> None:
@@ -190,7 +192,11 @@ class RosterProcesses:
     def memory_bytes(self, name: str) -> int:
         """Returns the resident memory of a service, child processes included."""
         root = psutil.Process(self.pid(name))
-        return sum(process.memory_info().rss for process in [root, *root.children(recursive=True)])
+        total = root.memory_info().rss
+        for child in root.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                total += child.memory_info().rss
+        return total
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         """Sends a signal and waits for the end (SIGKILL to the group after a timeout); returns the exit status."""
@@ -225,6 +231,13 @@ class RosterProcesses:
         self.stop()
         if error is not None:
             print(self.logs())
+
+
+def _kind(name: str, settings: Mapping[str, object]) -> fork_server.Kind:
+    """Returns what a service's process has imported before it is forked."""
+    has_ranks = settings.get("tensor_parallel", 1) != 1
+    computes = name != "scheduler" and (has_ranks or settings.get("device") == "cpu")
+    return fork_server.Kind.TORCH if computes else fork_server.Kind.PLAIN
 
 
 @contextmanager

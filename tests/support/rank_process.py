@@ -1,6 +1,7 @@
-"""One rank of a divided model in a process of its own: forms a group over gloo, and prints its greedy tokens as JSON.
+"""One rank of a divided model in a process of its own: forms a group over gloo, and writes its greedy tokens as JSON.
 
-python -m tests.support.rank_process RANK SIZE STORE MODEL REQUEST, where REQUEST is JSON: see `Request`.
+python -m tests.support.rank_process RANK SIZE STORE MODEL REQUEST, where REQUEST is JSON: see `Request`. The tokens are
+in STORE/rank-RANK.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
+import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+
+from tests.support import fork_server
 
 
 @dataclass(frozen=True)
@@ -30,27 +33,26 @@ class Request:
 def tokens_of_ranks(folder: Path, size: int, store: Path, request: Request) -> list[list[list[int]]]:
     """Returns what each of `size` processes got for each prompt. Fails with a rank's last words if it fails."""
     store.mkdir()
-    command = [sys.executable, "-m", "tests.support.rank_process"]
     asked = [str(store), str(folder), json.dumps(asdict(request))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), *asked],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
+        fork_server.start(
+            "tests.support.rank_process",
+            [str(rank), str(size), *asked],
+            environment,
+            store / f"log-{rank}",
+            kind=fork_server.Kind.TORCH,
         )
         for rank in range(size)
     ]
     try:
-        ends = [rank.communicate(timeout=300) for rank in ranks]
+        ends = [rank.wait(300) for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-    for rank, (_, errors) in zip(ranks, ends, strict=True):
-        assert rank.returncode == 0, errors[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in ends]
+            rank.send_signal(signal.SIGKILL)
+    for rank, status in enumerate(ends):
+        assert status == 0, (store / f"log-{rank}").read_text()[-3000:]
+    return [json.loads((store / f"rank-{rank}").read_text()) for rank in range(size)]
 
 
 def main(rank: int, size: int, store: Path, model: str, request: Request) -> None:
@@ -75,7 +77,8 @@ def main(rank: int, size: int, store: Path, model: str, request: Request) -> Non
     group.form()
     backend.cache.data.fill_(torch.nan)
     driver = RandomDriver(backend, random.Random(request.seed))
-    print(json.dumps(driver.generate(request.prompts, request.max_tokens, request.max_chunk)), flush=True)
+    tokens = driver.generate(request.prompts, request.max_tokens, request.max_chunk)
+    (store / f"rank-{rank}").write_text(json.dumps(tokens))
 
 
 if __name__ == "__main__":

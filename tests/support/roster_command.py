@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
+
+from tests.support.process_state import command_line, running
 
 SERVICES = ("scheduler_svc.main", "runner_svc.main")
 
@@ -54,7 +56,7 @@ class RosterCommand:
 
     def service(self, module: str) -> psutil.Process:
         """Returns the child that runs this module."""
-        (child,) = [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
+        (child,) = [child for child in psutil.Process(self.process.pid).children() if module in command_line(child)]
         return child
 
     def descendants(self) -> list[psutil.Process]:
@@ -84,7 +86,7 @@ def roster_command(*arguments: str, **environment: str) -> Iterator[RosterComman
         if command.process.poll() is None:
             left = [*command.descendants(), psutil.Process(command.process.pid)]
         for process in left:
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         command.process.wait(10)
 
@@ -92,5 +94,5 @@ def roster_command(*arguments: str, **environment: str) -> Iterator[RosterComman
 def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
     """Checks that all these processes end within the timeout."""
     _, alive = psutil.wait_procs(processes, timeout_s)
-    alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert not alive, [process.cmdline() for process in alive]
+    alive = running(alive)
+    assert not alive, [command_line(process) for process in alive]

@@ -4,6 +4,7 @@
 
 starts it. Rank N appends "PID EPOCH" to FOLDER/rank-N whenever its group is complete. Files in FOLDER tell a rank what
 to do: `exit-N` has its status, `stay-N` has it stay in an epoch that was given up, and `explain-N` has its reason.
+`unfit` is the reason for which no rank can be forked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from roster_common.logs import configure_logs
 from runner_svc.group.member import Member, Place
 from runner_svc.group.node import Node
 from runner_svc.interface.ranks import Shard
+from runner_svc.launch import forking
 from runner_svc.launch.launcher import Launcher
 from runner_svc.launch.with_parent import end_with
 from runner_svc.settings.runner_settings import RunnerSettings
@@ -34,7 +36,10 @@ def main(folder: Path, arguments: list[str]) -> int:
     values = dict(argument.removeprefix("--").split("=") for argument in arguments)
     given = {name.replace("-", "_"): value for name, value in values.items()}
     settings = RunnerSettings.model_validate({"device": "hash", "cache_dir": folder, **given})
-    return Launcher(settings, [sys.executable, "-m", "tests.support.scripted_ranks", str(folder), *arguments]).run()
+    told = folder / "unfit"
+    forking.unfit = lambda: told.read_text() if told.exists() else ""
+    command = [sys.executable, "-m", "tests.support.scripted_ranks", str(folder), *arguments]
+    return Launcher(settings, command, lambda settings, place: _rank(folder, place)).run()
 
 
 def _rank(folder: Path, place: Place) -> int:

@@ -15,6 +15,7 @@ import pytest
 from roster_client import LLM
 from roster_client.offline.own_services import Settings
 from roster_common import extras
+from tests.support.process_state import command_line
 from tests.support.roster_command import assert_gone
 from tests.support.thoroughness import choice
 
@@ -91,7 +92,7 @@ def test_it_answers_and_leaves_nothing_running(tmp_path: Path, end: str) -> None
         if end == "killed":
             process.kill()
         elif end == "loses a service":
-            (runner,) = [child for child in started if "runner_svc.main" in child.cmdline()]
+            (runner,) = [child for child in started if "runner_svc.main" in command_line(child)]
             runner.kill()
             output, _ = process.communicate("\n", timeout=60)
             assert output.startswith("the runner ended with signal 9") and "(log: services.log)" in output

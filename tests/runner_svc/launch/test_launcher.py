@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.import_graph import ROOT
+from tests.support import fork_server
+from tests.support.process_state import gone, running
 from tests.support.rank_log import RankLog
 
 PATIENCE_S = 30.0
@@ -23,16 +22,17 @@ SIZE = 3
 class Launched:
     """A launcher of scripted ranks."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, size: int = SIZE) -> None:
+        self.folder, self.size = folder, size
         self.log = RankLog(folder / "log")
         self.pids: list[int] = []
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.scripted_ranks", str(folder), f"--tensor-parallel={SIZE}",
-                 "--rank-timeout-s=1"],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+        self.process = fork_server.start(
+            "tests.support.scripted_ranks",
+            [str(folder), f"--tensor-parallel={size}", "--rank-timeout-s=1"],
+            {**os.environ, "OMP_NUM_THREADS": "1"},
+            folder / "log",
+            kind=fork_server.Kind.TORCH,
+        )
 
     def noted(self, rank: int) -> list[tuple[int, int]]:
         """Returns the process and number of each epoch for which the rank was there."""
@@ -42,8 +42,8 @@ class Launched:
 
     def await_epoch(self, epoch: int) -> list[int]:
         """Waits until all ranks are there for an epoch; returns their processes."""
-        self.wait(lambda: all(self.noted(rank) and self.noted(rank)[-1][1] >= epoch for rank in range(SIZE)))
-        return [self.noted(rank)[-1][0] for rank in range(SIZE)]
+        self.wait(lambda: all(self.noted(rank) and self.noted(rank)[-1][1] >= epoch for rank in range(self.size)))
+        return [self.noted(rank)[-1][0] for rank in range(self.size)]
 
     def wait(self, come_true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -57,6 +57,15 @@ class Launched:
     def end(self) -> int:
         return self.process.wait(PATIENCE_S)
 
+    def others(self) -> list[psutil.Process]:
+        """Returns the launcher's children that are no ranks."""
+        ranks = {pid for rank in range(self.size) for pid, _ in self.noted(rank)}
+        return running(child for child in psutil.Process(self.process.pid).children() if child.pid not in ranks)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Launched]:
@@ -65,12 +74,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         launcher.pids = launcher.await_epoch(1)
         yield launcher
     finally:
-        launcher.process.kill()
-        launcher.process.wait()
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        launcher.kill()
 
 
 def test_a_killed_rank_starts_again_and_the_others_stay(launched: Launched) -> None:
@@ -165,10 +169,47 @@ def test_a_signal_reaches_rank_0_and_all_end(launched: Launched, number: signal.
     assert all(map(gone, pids)) and not folders[0].exists()
 
 
+def test_ranks_live_on_without_the_process_that_forks_them(launched: Launched) -> None:
+    pids = launched.await_epoch(1)
+    launched.wait(lambda: len(launched.others()) == 2)  # it, and a spare
+    assert all(other.num_threads() == 1 for other in launched.others())
+    for other in launched.others():
+        other.kill()
+    launched.wait(lambda: bool(launched.log.lines("the warm process has ended, and starts again")))
+    os.kill(pids[1], signal.SIGKILL)
+    new = launched.await_epoch(2)
+    assert [new[0], new[2]] == [pids[0], pids[2]]
+    assert {psutil.Process(pid).ppid() for pid in new} == {launched.process.pid}
+
+
+def test_the_process_that_forks_is_no_orphan(launched: Launched) -> None:
+    launched.wait(lambda: len(launched.others()) == 2)
+    others = launched.others()
+    launched.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    while running(others):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ranks_are_new_processes_where_none_can_be_forked(tmp_path: Path) -> None:
+    (tmp_path / "unfit").write_text("2 threads run")
+    launched = Launched(tmp_path, size=2)
+    try:
+        pids = launched.await_epoch(1)
+        (line,) = launched.log.lines("ranks are started as new processes, as none can be forked")
+        assert line.fields["reason"] == "2 threads run"
+        assert launched.others() == []
+        assert {psutil.Process(pid).ppid() for pid in pids} == {launched.process.pid}
+        launched.process.send_signal(signal.SIGTERM)
+        assert launched.end() == 0 and all(map(gone, pids))
+    finally:
+        launched.kill()
+
+
 def test_ranks_end_with_a_killed_launcher(launched: Launched) -> None:
     pids = launched.await_epoch(1)
-    launched.process.kill()
-    launched.process.wait()
+    launched.kill()
     deadline = time.monotonic() + PATIENCE_S
     while not all(map(gone, pids)):
         assert time.monotonic() < deadline

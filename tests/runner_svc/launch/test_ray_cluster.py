@@ -18,6 +18,7 @@ import pytest
 from roster_client.client.admin import AdminClient
 from roster_client.client.async_client import RosterClient
 from runner_svc.backends.hash_backend import expected_tokens
+from tests.support.process_state import children_of
 from tests.support.processes import RosterProcesses
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
@@ -95,18 +96,13 @@ async def check(client: RosterClient, prompt: list[int]) -> None:
 
 
 def commands() -> dict[str, psutil.Process]:
-    """Returns the groups' commands, by runner id; ranks, which are their children, are left out."""
-    found = {}
-    for process in psutil.process_iter(["cmdline"]):
+    """Returns the groups' commands, by runner id; their forks, which have the same words, are left out."""
+    found, all_forks = dict[str, psutil.Process](), set[int]()
+    for process in psutil.process_iter(["cmdline", "ppid"]):  # by process id: parents come first
         words = process.info["cmdline"] or []
         ends = [place for place, word in enumerate(words) if word == "--runner-id"]
-        if ends and "local" in words and children(process):
-            found[words[ends[-1] + 1]] = process
+        if ends and "local" in words:
+            if process.info["ppid"] not in all_forks and children_of(process):
+                found[words[ends[-1] + 1]] = process
+            all_forks.add(process.pid)
     return found
-
-
-def children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children()
-    except psutil.NoSuchProcess:
-        return []

@@ -16,7 +16,6 @@ from pathlib import Path
 from unittest import mock
 
 import grpc
-import psutil
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,6 +31,7 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.front_stack import FrontStack, front_stack, model_known
 from tests.support.gathered import echo, gather, random_text, request
+from tests.support.process_state import gone
 
 READINESS = health_pb2.HealthCheckRequest(service="roster.v1.InferenceService")
 
@@ -216,11 +216,6 @@ async def test_a_worker_does_not_read_the_settings_file_again() -> None:
         assert workers[0].poll() is None
 
 
-def _gone(pid: int) -> bool:
-    """Returns whether a process has ended; an unreaped zombie counts as ended."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
@@ -251,9 +246,9 @@ def test_a_worker_does_not_outlive_a_killed_parent() -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         _wait(lambda: bool(engine.commands_of("hello")))
-        assert not _gone(pid)
+        assert not gone(pid)
         process.kill()
         process.wait()
         process.stdout.close()
-        _wait(lambda: _gone(pid))
+        _wait(lambda: gone(pid))
         engine.stop()

@@ -19,6 +19,7 @@ from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.text.chat_template import ChatTemplate, ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.text.template_renderer import GRACE_S, STRIKES, TemplateRenderer
 from scheduler_svc.front.text.tokenizer import ModelText
+from tests.support.process_state import command_line
 
 MESSAGES = [{"role": "user", "content": "hello 🙂"}]
 LIMIT_S = 0.5
@@ -108,6 +109,7 @@ def test_a_template_that_breaks_its_limits_again_and_again_is_given_up() -> None
 
 PAUSED = """
 from scheduler_svc.front.text.template_renderer import TemplateRenderer
+
 source = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
 renderer = TemplateRenderer(source, {}, most_characters=1000, limit_s=1.0)
 renderer.check()
@@ -192,4 +194,4 @@ def without_template(model: plan_pb2.Model) -> plan_pb2.Model:
 def template_processes() -> set[int]:
     """Returns the template processes of this process; an earlier test can have left some to the garbage collector."""
     children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "scheduler_svc.front.text.template_process" in child.cmdline()}
+    return {child.pid for child in children if "scheduler_svc.front.text.template_process" in command_line(child)}
