@@ -96,7 +96,7 @@ class Hub(NodeLink):
         return self._poll
 
     def _turn(self, elapsed_s: float, beats: bool) -> None:
-        self._pass_on()
+        records = self._reader.take()
         self._receive()
         for peer in list(self._peers.values()):
             peer.silent_s += elapsed_s
@@ -112,10 +112,15 @@ class Hub(NodeLink):
             state = peer.news.of(self._mirror, others, beats)
             if state is not None:
                 self._send(peer, state)
+        self._pass_on(records)
 
-    def _pass_on(self) -> None:
-        """Sends what rank 0 has written to all nodes; one that has lost its connection is lost."""
-        for record in self._reader.take():
+    def _pass_on(self, records: list[Record]) -> None:
+        """Sends what rank 0 has written to all nodes; one that has lost its connection is lost.
+
+        What ranks had noted before rank 0 wrote it was sent before: a plan may reuse blocks of tickets that all have
+        done.
+        """
+        for record in records:
             self._mirror.passed_on = (record.epoch, record.number)
             for peer in list(self._peers.values()):
                 self._send(peer, record)
@@ -226,7 +231,7 @@ class Hub(NodeLink):
         return True
 
     def _say_goodbye(self, end: End) -> None:
-        self._pass_on()
+        self._pass_on(self._reader.take())
         if end.status in _TOLD_STATUSES:
             for peer in list(self._peers.values()):
                 self._send(peer, end)

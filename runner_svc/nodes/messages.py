@@ -14,7 +14,8 @@ the board: of the node's own ranks, from node 0 of those of all other nodes; the
 | Refusal | node 0 | the node can't take part | a sentence that says what to change |
 
 A State is idempotent, and each value in it has one writer, so a lost one is made up for by the next. A lost Record is
-noticed by the number of the next one, or by that of the next State.
+noticed by the number of the next one, or by that of the next State. What ranks had noted before rank 0 wrote a record
+is in a State before it.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ class Spoke(NodeLink):
             self._deliver(message)
         elif isinstance(message, State):
             self._mirror.hear(message, self._others)
+            self._mirror.show()  # before the records that follow
             epoch, number = message.passed_on
             if self._is_in(epoch) and number >= self._next:
                 self._miss(epoch, number)

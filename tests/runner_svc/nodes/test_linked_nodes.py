@@ -68,6 +68,20 @@ def test_what_ranks_note_reaches_every_node() -> None:
             eventually(lambda board=board: board.store() == "10.0.0.7:4711")  # type: ignore[misc]
 
 
+def test_what_was_noted_before_a_record_is_known_with_it() -> None:
+    """Rank 0 writes plans that reuse blocks of a ticket as soon as it sees it done by all."""
+    with LinkedNodes(2, 2) as linked:
+        linked.gather()
+        first, second = linked.members
+        for number in range(1, 40):
+            second.board.count_tickets(1, Direction.OFFLOAD, number)
+            eventually(lambda: first.board._ranks["offloads"][1] == number)  # noqa: B023
+            first.board.count_tickets(0, Direction.OFFLOAD, number)
+            first.ring.write(b"a plan")
+            assert second.ring.read() == b"a plan"
+            assert second.board.tickets_of_all(Direction.OFFLOAD) == number
+
+
 class Drops(Spoke):
     """Loses the third record."""
 
