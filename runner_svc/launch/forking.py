@@ -29,7 +29,8 @@ PACKET_BYTES = 1 << 16
 """Most bytes of a rank's task."""
 _LOOK_S = 0.0002
 
-_ALWAYS = ("torch", "runner_svc.group.forming", "runner_svc.startup.host_pool")
+# numpy.random draws the state of its global generator at import, which no code of a runner uses.
+_ALWAYS = ("torch", "numpy.random", "runner_svc.group.forming", "runner_svc.startup.host_pool")
 _OF_TEST_BACKENDS = (
     "runner_svc.backends.hash_backend",
     "runner_svc.backends.hash_drafter",

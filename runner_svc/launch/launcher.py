@@ -126,10 +126,7 @@ class Launcher:
             if state.process is None:
                 continue
             ended = state.process.poll()
-            if state.process.pid and not state.is_told:
-                state.is_told = True
-                self._board.beat(rank)
-                log.info("started a rank", rank=rank, pid=state.process.pid)
+            self._tell(rank, state.process.pid)
             if ended is not None and (status := self._ended(rank, ended)) is not None:
                 return status
         self._look_at_warm()
@@ -168,6 +165,14 @@ class Launcher:
         state.is_told = False
         state.silent_s = state.late_s = 0.0
         state.started_at, state.has_loaded = time.monotonic(), False
+        self._tell(rank, state.process.pid)
+
+    def _tell(self, rank: int, pid: int) -> None:
+        """Logs a rank's process id, once it is known."""
+        if pid and not self._ranks[rank].is_told:
+            self._ranks[rank].is_told = True
+            self._board.beat(rank)
+            log.info("started a rank", rank=rank, pid=pid)
 
     def _new(self, place: Place, name: str) -> NewRank:
         own = {VARIABLE: place.text(), "ROSTER_RUNNER_ID": name, "ROSTER_THREADS": str(self._threads)}

@@ -48,7 +48,7 @@ STOP_EVERY = 2 if MEASURES else 5
 WITHIN_S = 2.0 if MEASURES else 1.0
 START_S = 90.0
 LIMIT_S = 0.5
-USUAL_START_S = 0.15
+USUAL_START_S = 0.1
 """Seconds that a rank takes to start on an idle machine, forked and without weights; on a busy one all takes longer."""
 
 

@@ -54,6 +54,7 @@ MODULES = (
 
 TORCH_MODULES = (
     "torch",
+    "numpy.random",
     "runner_svc.backends.hash_backend",
     "runner_svc.backends.hash_drafter",
     "runner_svc.backends.hash_shares",
