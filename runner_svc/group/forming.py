@@ -32,6 +32,8 @@ from runner_svc.interface.ranks import RankLost, Shard
 
 _LOOPBACK = "127.0.0.1"
 _CONNECTING_S = 2.0
+_LOOK_S = 0.05
+"""Seconds between looks at whether the group was given up, while an exchange of several hosts lasts."""
 
 FindStore = Callable[[int], "dist.Store"]
 """Returns the store of an epoch, which all ranks reach."""
@@ -68,6 +70,17 @@ def store_between_hosts(address: str, board: Board, rank: int) -> tuple[FindStor
     return lambda epoch: own, f"{address}:{port}"
 
 
+def _ended(work: Any) -> bool:
+    """Waits for an exchange for a moment, and returns whether it has ended. Raises RuntimeError if it has failed."""
+    try:
+        work.wait(timedelta(seconds=_LOOK_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
 class Group:
     """Implements `runner_svc.interface.ranks.Communicator`. One thread uses it at a time.
 
@@ -98,6 +111,7 @@ class Group:
         self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
         self._store: dist.Store | None = None
         self._connections: frozenset[str] = frozenset()  # gloo's to other hosts
+        self._unfinished: list[tuple[Any, Any]] = []  # exchanges that were left, and their groups
         self._has_formed = False
 
     @property
@@ -116,6 +130,7 @@ class Group:
     def form(self, epoch: int = 1) -> None:
         """Forms the group of `epoch` with the other ranks, which call this too. Raises RankLost if one doesn't come."""
         self.abort()
+        self._unfinished = [(work, processes) for work, processes in self._unfinished if not work.is_completed()]
         with self._losing():
             store = self._find_store(epoch)
             store.set_timeout(self._forming)
@@ -209,7 +224,15 @@ class Group:
 
     def _wait(self, begin: Callable[[], Any]) -> None:
         with self._losing():
-            begin().wait()  # on a GPU the stream waits, not this thread
+            processes, work = self._processes, begin()
+            if not self._address or self._on_gpu:
+                work.wait()  # on a GPU the stream waits, not this thread
+                return
+            # Gloo may wait on for a connection that was cut, and so would the end of a group that still exchanges.
+            while not _ended(work):
+                if why := self._given_up():
+                    self._unfinished.append((work, processes))
+                    raise RankLost(why)
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
