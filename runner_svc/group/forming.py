@@ -127,31 +127,28 @@ class Group:
     # ------------------------------------------------------------------ exchanges
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        processes = self._formed()
-        if processes is None:
+        if not self._is_formed():
             return x
         x = x.contiguous()
-        self._wait(lambda: processes.allreduce([x]))
+        self._wait("allreduce", [x])
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        processes = self._formed()
-        if processes is None:
+        if not self._is_formed():
             return torch.cat([x] * self._shard.size, 1)
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]
-        self._wait(lambda: processes.allgather([parts], [x]))
+        self._wait("allgather", [parts], [x])
         return torch.cat(parts, 1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Returns rank 0's `x` on every rank; overwrites and returns `x`."""
-        processes = self._formed()
-        if processes is None:
+        if not self._is_formed():
             return x
         x = x.contiguous()
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._wait(lambda: processes.broadcast([x], options))
+        self._wait("broadcast", [x], options)
         return x
 
     def least(self, value: int) -> int:
@@ -168,16 +165,31 @@ class Group:
         """Waits until every rank has come here."""
         self.least(0)
 
-    def _formed(self) -> Any:
-        """Returns the group; None before the first one. Raises RankLost after the group was given up."""
-        processes = self._processes
-        if processes is None and self._has_formed:
-            raise RankLost(self._given_up() or "the group was given up")
-        return processes
+    def _is_formed(self) -> bool:
+        """Returns whether there is a group, or False before the first one. Raises RankLost after it was given up."""
+        if self._processes is None and self._has_formed:
+            raise self._lost()
+        return self._processes is not None
 
-    def _wait(self, begin: Callable[[], Any]) -> None:
+    def _lost(self) -> RankLost:
+        return RankLost(self._given_up() or "the group was given up")
+
+    def _wait(self, name: str, *arguments: Any) -> None:
+        """Makes an exchange. Raises RankLost.
+
+        No variable refers to the group: an error's traceback keeps variables, and with them the connections that
+        `abort` is to close, for as long as anything keeps the error.
+        """
         with self._losing():
-            begin().wait()  # on a GPU the stream waits, not this thread
+            self._method(name)(*arguments).wait()  # on a GPU the stream waits, not this thread
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        processes = self._processes
+        if processes is None:  # another thread has given it up just now
+            raise self._lost()
+        method: Callable[..., Any] = getattr(processes, name)
+        del processes
+        return method
 
     @contextmanager
     def _losing(self) -> Iterator[None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,30 @@ def test_every_rank_sees_that_one_gave_up_and_all_form_again(size: int, tmp_path
 
     first, *others = together(size, run)
     assert others == [first] * (size - 1)
+
+
+def test_an_error_that_is_kept_keeps_no_connection(tmp_path: Path) -> None:
+    """A plan keeps the fault of its draw, for example: the ranks that wait for this one would not see it leave."""
+    kept, made, left = list[BaseException](), list[weakref.ref[object]](), threading.Event()
+
+    def run(shard: Shard) -> None:
+        group = Group(shard, store_in(tmp_path, 3), timeout_s=20)
+        group.form()
+        group.barrier()
+        if shard.rank == 0:
+            group.abort()
+            left.set()
+            return
+        made.append(weakref.ref(group._processes))
+        left.wait()
+        try:
+            of_each(group)
+        except RankLost as error:
+            kept.append(error)
+
+    together(3, run)
+    assert len(kept) == 2 and all(error.__traceback__ is not None for error in kept)
+    assert [connection() for connection in made] == [None, None]
 
 
 def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:
