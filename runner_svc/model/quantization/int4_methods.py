@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.quantization.config_reader import QuantizationKeys
-from runner_svc.model.quantization.selection import EVERY, Left, Quantization, Rule, head
+from runner_svc.model.quantization.selection import EVERY, Left, Parts, Quantization, Rule, head
 from runner_svc.model.quantization.stored_int4 import StoredAwq, StoredGptq
 
 GROUPS = (32, 64, 128)
@@ -31,10 +31,11 @@ def read_awq(keys: QuantizationKeys) -> Quantization:
     keys.only("format", "gemm", default="gemm")
     group = _group(keys)
     symmetric = not keys.take("zero_point", bool, default=True)
-    left = Left(keys.names("modules_to_not_convert"))
+    left = keys.names("modules_to_not_convert")
     keys.harmless(_HARMLESS_IN_AWQ)
     keys.finish()
-    return Quantization("awq", (Rule(EVERY, StoredAwq(group, symmetric)),), (head(), left))
+    rule = Rule(EVERY, StoredAwq(group, symmetric))
+    return Quantization("awq", (rule,), (head(), Left(left)), perhaps_left=Parts(left))
 
 
 def read_gptq(keys: QuantizationKeys) -> Quantization:

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -148,12 +149,15 @@ def test_an_exchange_that_gloo_does_not_end_is_left_and_kept_until_it_has() -> N
     together(2, lambda shard: groups[shard.rank].form())
     over.append("node 1 was silent")
     stuck = Stuck()
+    method = groups[0]._method
+    groups[0]._method = lambda name: lambda *arguments: stuck  # type: ignore[method-assign]
     with pytest.raises(RankLost, match="node 1 was silent"):
-        groups[0]._wait(lambda: stuck)
+        groups[0].all_reduce(torch.ones(1))
+    groups[0]._method = method  # type: ignore[method-assign]
     over.clear()
     for epoch in (2, 3, 4):
         together(2, lambda shard: groups[shard.rank].form(epoch))  # noqa: B023
-        assert [work for work, _ in groups[0]._unfinished] == ([stuck] if epoch < 4 else [])
+        assert [work for _, work in groups[0]._unfinished] == ([stuck] if epoch < 4 else [])
         stuck.completed = epoch == 3
 
 
@@ -180,6 +184,30 @@ def test_exchanges_between_hosts_end_with_their_group_at_any_moment() -> None:
         together(2, lambda shard: run(shard, epoch))  # noqa: B023
         assert time.monotonic() - began_at < 20, "an exchange went on"
         over.clear()
+
+
+def test_an_error_that_is_kept_keeps_no_connection(tmp_path: Path) -> None:
+    """A plan keeps the fault of its draw, for example: the ranks that wait for this one would not see it leave."""
+    kept, made, left = list[BaseException](), list[weakref.ref[object]](), threading.Event()
+
+    def run(shard: Shard) -> None:
+        group = Group(shard, store_in(tmp_path, 3), timeout_s=20)
+        group.form()
+        group.barrier()
+        if shard.rank == 0:
+            group.abort()
+            left.set()
+            return
+        made.append(weakref.ref(group._processes))
+        left.wait()
+        try:
+            of_each(group)
+        except RankLost as error:
+            kept.append(error)
+
+    together(3, run)
+    assert len(kept) == 2 and all(error.__traceback__ is not None for error in kept)
+    assert [connection() for connection in made] == [None, None]
 
 
 def test_a_rank_that_does_not_come_is_missed(tmp_path: Path) -> None:

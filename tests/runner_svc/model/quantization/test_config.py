@@ -54,6 +54,12 @@ READ: dict[str, tuple[dict[str, Any], Any]] = {
         compressed("naive-quantized", TENSOR, TENSOR, version="0.9", sparsity_config={}, transform_config={}),
         StoredFp8(Scales.TENSOR, Activations.STATIC),
     ),
+    "compressed, dense": (
+        compressed(
+            "float-quantized", FP8, TOKEN, sparsity_config={"format": "dense", "global_sparsity": 0.1, "ignore": []}
+        ),
+        StoredFp8(Scales.CHANNEL, Activations.TOKEN),
+    ),
     "compressed, weights": (compressed("float-quantized", FP8), StoredFp8(Scales.CHANNEL, Activations.PLAIN)),
     "compressed, dynamic tensor": (
         compressed("float-quantized", FP8, {**TENSOR, "dynamic": True}),
@@ -157,6 +163,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**BLOCKS, "scale_fmt": "ue8m0"}, "'ue8m0'"),
     ({**BLOCKS, "fmt": "e5m2"}, "'e5m2'"),
     (compressed("int-quantized", FP8), "'int-quantized'"),
+    (
+        compressed("float-quantized", FP8, sparsity_config={"format": "sparse-bitmask"}),
+        "sparsity_config.format' 'sparse",
+    ),
+    (compressed("float-quantized", FP8, sparsity_config={"format": "dense", "n": 1}), "sparsity_config.n'"),
     (compressed("mixed-precision", FP8), "config_groups.group_0.format"),
     (compressed("pack-quantized", {**INT4, "num_bits": 8}), "weights.num_bits' 8"),
     (compressed("pack-quantized", INT4, TOKEN), "input_activations.num_bits' 8"),
