@@ -84,7 +84,10 @@ def test_every_rank_sees_that_one_gave_up_and_all_form_again(size: int, tmp_path
 
 
 def between_hosts(size: int, over: list[str]) -> list[Group]:
-    """Returns the groups of ranks that are on hosts of their own, as far as they know. `over`: why they end, if so."""
+    """Returns the groups of ranks that are on hosts of their own, as far as they know. `over`: why they end, if so.
+
+    An exchange that gloo does not end delays the end of a test by its timeout.
+    """
     page = create()
     board = Board(attach(page), size)
     os.close(page)
@@ -92,7 +95,8 @@ def between_hosts(size: int, over: list[str]) -> list[Group]:
     for rank in range(size):
         find_store, store = store_between_hosts("127.0.0.1", board, rank)
         board.describe(rank, "", store)
-        groups.append(Group(Shard(rank, size), find_store, address="127.0.0.1", given_up=lambda: "".join(over)))
+        shard = Shard(rank, size)
+        groups.append(Group(shard, find_store, address="127.0.0.1", timeout_s=2, given_up=lambda: "".join(over)))
     return groups
 
 
