@@ -103,12 +103,9 @@ def between_hosts(size: int, over: list[str]) -> list[Group]:
 def test_ranks_of_several_hosts_find_one_another_at_rank_0s_store() -> None:
     groups = between_hosts(3, [])
 
-    def run(shard: Shard) -> dict[str, list[list[int]]]:
-        for epoch in (1, 2):
-            groups[shard.rank].form(epoch)
-        return of_each(groups[shard.rank])
-
-    first, *others = together(3, run)
+    for epoch in (1, 2):
+        together(3, lambda shard: groups[shard.rank].form(epoch))  # noqa: B023
+    first, *others = together(3, lambda shard: of_each(groups[shard.rank]))
     assert others == [first] * 2 and first["least"] == [[8]]
 
 
