@@ -76,7 +76,7 @@ class EvictionOrder:
             if node.parent is not None:
                 self._heap.discard(node.parent)
             if self.above is not None:
-                self.above.value_anew(node)
+                self.above.revalue(node)
         if self._value_of is None:
             return
         if not node.children & self._children:
@@ -92,17 +92,17 @@ class EvictionOrder:
         self._heap.discard(node)
         parent = self._tree.leave(node, self._tier)
         if self.above is not None:
-            self.above.value_anew(node)
+            self.above.revalue(node)
         if parent is not None and parent.tiers & self._bit and self._value_of is not None:
             self._heap.add(parent)
         if self.copies is not None and self._value_of is not None:
             self.copies.note_done(node)
 
-    def value_anew(self, node: Node) -> None:
+    def revalue(self, node: Node) -> None:
         """Takes note that the tier below has the node's name now, or has it no longer."""
         if self._value_of is None or not node.tiers & self._bit:
             return
-        self._heap.value_anew(node)
+        self._heap.revalue(node)
         if self.copies is not None:
             if node.tiers == _UNCOPIED:
                 self.copies.note(node)
@@ -166,7 +166,7 @@ class EvictionOrder:
                 self.when_cut(self._behind(node))
             parent = leave(node, tier)
             if self.above is not None:
-                self.above.value_anew(node)
+                self.above.revalue(node)
             if parent is None or not parent.tiers & bit:
                 if self.copies is not None:
                     self.copies.note_done(node)

@@ -41,12 +41,12 @@ class ValueHeap:
         self._revision.clear()
 
     def add(self, node: Node) -> None:
-        """Adds a block, or adds it anew as the last one of its value."""
+        """Adds a block, or adds it again as the last one of its value."""
         self._serial += 1
         self._push(node, self._value_of(node), self._serial)
 
-    def value_anew(self, node: Node) -> None:
-        """Values a block anew, if the heap has it."""
+    def revalue(self, node: Node) -> None:
+        """Gives a block its present value, if the heap has it."""
         entry = self._entry_of.get(node)
         if entry is not None:
             self._push(node, self._value_of(node), entry[1])

@@ -165,10 +165,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "use_parallel_embedding": True,
     },
     "gpt2": {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1},
-    "opt": {"learned_embeddings": True, "scale_embeddings": False},
 }
 """Keys of config.json files as their publishers wrote them (gpt-oss, Phi-4-mini, Gemma 1.1, Gemma 2 9B, Command R7B,
-GPT-2 of every size, Galactica) that transformers' classes do not read, with the values of the tiny models."""
+GPT-2 of every size) that transformers' classes do not read, with the values of the tiny models."""
 
 WRONG: list[Any] = [None, "x", -1, 0, 0.5, -0.5, [], [1], ["x"], {}, {"x": 1}, True, 10**40, 1e300]
 """Values of types and ranges that few keys have."""

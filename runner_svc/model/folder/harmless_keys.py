@@ -98,7 +98,6 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("full_attn_mod", "interpolate_factor"), ((None, 1), "attention is of another kind")),
     "rotary_pct": ((None, 1), "a part of each head rotates"),
     "lm_head_bias": (_OFF, "the head has a bias"),
-    "scale_embeddings": (_OFF, "embeddings are multiplied"),
     **dict.fromkeys(
         ("activation", "activation_function", "hidden_activation"),
         ((None, "silu", "swiglu"), "another key names the activation"),
@@ -130,7 +129,6 @@ OWN_FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         "use_gated_activation": (True,),
         "use_parallel_block": (True,),
     },
-    "OPTForCausalLM": {"learned_embeddings": (True,)},
 }
 """By class, keys of its publishers that transformers does not read, and the values that say what it computes."""
 
