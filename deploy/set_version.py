@@ -18,6 +18,7 @@ PLACES = {
     "deploy/Dockerfile.*": r'(org\.opencontainers\.image\.version=")[^"]+',
     "deploy/helm/roster/Chart.yaml": r'^((?:version|appVersion): "?)[^\s"]+',
     "deploy/kubernetes/*.yaml": IMAGES,
+    "deploy/leaderworkerset/*.yaml": IMAGES,
 }
 """Patterns of files, and of what stands before a version in them."""
 

@@ -60,6 +60,7 @@ SETTINGS = frozenset(
         "move_transport",
         "nnodes",
         "no_runner_s",
+        "node_rank",
         "otlp_endpoint",
         "plan_lead_ms",
         "plan_timeout_s",

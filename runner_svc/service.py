@@ -88,7 +88,12 @@ def _launch(settings: RunnerSettings) -> int:
         return _launch_with_ray(settings)
     if os.environ.pop(PARENT_VARIABLE, None) is not None:
         end_with(None, signal.SIGTERM)
-    return Launcher(settings).run() if settings.tensor_parallel > 1 else serve(settings)
+    if settings.tensor_parallel == 1:
+        return serve(settings)
+    try:
+        return Launcher(settings).run()
+    except (UnusableSettings, UnusableKey) as error:  # of the meeting of several hosts
+        return complain(str(error))
 
 
 def _launch_with_ray(settings: RunnerSettings) -> int:

@@ -4,7 +4,8 @@ A process that stands for the scheduler sends plans over ZeroMQ and loopback, as
 time. Rank 0 receives it (`hop`), parses it and passes it on as a runner does, and each other rank takes it from the
 ring. `spread` is the time from the arrival at rank 0 until the last rank has the plan's bytes. Plans come one at a
 time, after a pause of random length, for which ranks sleep, or poll if there are cores for that. `broadcast` is the
-same through a second ZeroMQ socket in place of the ring, in turns with it.
+same through a second ZeroMQ socket in place of the ring, in turns with it. With `--nodes 2` each half of the ranks has
+a ring of its own, and two processes that stand for launchers pass plans from one to the other over loopback.
 
 `--check` exits with status 1 unless the spread's median is at most 1.5 hops, or 100 us with 8 cores or more. On a
 machine with other load `--realtime` measures as if there was none.
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +29,20 @@ import zmq
 from numpy.typing import NDArray
 
 from bench.common.provenance import provenance, write_results
+from roster_client.serve.free_ports import free_ports
 from roster_client.serve.stack import Endpoints
 from roster_protos import plan_pb2
+from runner_svc.group.board import Board
 from runner_svc.group.member import Member
+from runner_svc.group.node import Node
+from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.records import Kind, Record
-from runner_svc.group.shared_page import create
+from runner_svc.group.shared_page import attach, create
 from runner_svc.interface.ranks import Shard
+from runner_svc.nodes.hub import Hub
+from runner_svc.nodes.mirror import Mirror
+from runner_svc.nodes.node_link import LinkOptions
+from runner_svc.nodes.spoke import Spoke
 
 MOST_HOPS, MOST_US, MANY_CORES = 1.5, 100.0, 8
 WARM_UP = 200
@@ -67,10 +77,32 @@ class Times:
             time.sleep(0.0005)
 
 
+def member_of(rank: int, arguments: argparse.Namespace) -> Member:
+    """Returns a rank's place on its node."""
+    size, nodes = arguments.ranks, arguments.nodes
+    node = Node(size, rank * nodes // size, nodes)
+    return Member(Shard(rank, size), arguments.pages[node.number], node=node)
+
+
+def launch(number: int, arguments: argparse.Namespace) -> None:
+    """What stands for a node's launcher does: it passes on what the ranks need of other nodes."""
+    node = Node(arguments.ranks, number, arguments.nodes)
+    memory = attach(arguments.pages[number])
+
+    def ring(given_up: Callable[[], str]) -> PlanRing:
+        return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
+
+    options = LinkOptions(f"tcp://127.0.0.1:{arguments.port}", {}, PATIENCE_MS / 1000)
+    link = (Spoke if number else Hub)(Mirror(Board(memory, node.size), node), options, ring, None)
+    link.start()
+    while True:
+        time.sleep(1)  # it is killed in the end
+
+
 def follow(rank: int, arguments: argparse.Namespace) -> None:
     """What ranks other than 0 do: they take each plan from the ring, or from the other socket."""
     times = Times(arguments.times, arguments.ranks, arguments.plans)
-    member = Member(Shard(rank, arguments.ranks), arguments.page)
+    member = member_of(rank, arguments)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -97,6 +129,9 @@ def send(arguments: argparse.Namespace) -> None:
     socket.recv_multipart()  # rank 0 has the last one
 
 
+JOBS = {"follow": follow, "launch": launch}
+
+
 def through_socket(plan: int) -> bool:
     """Whether the plan goes through the other socket: every other one does."""
     return bool(plan % 2)
@@ -104,7 +139,7 @@ def through_socket(plan: int) -> bool:
 
 def lead(arguments: argparse.Namespace, times: Times, folder: str) -> NDArray[np.int64]:
     """What rank 0 does; returns when each plan was sent and when it arrived, [2, plans]."""
-    member = Member(Shard(0, arguments.ranks), arguments.page)
+    member = member_of(0, arguments)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link, others = context.socket(zmq.DEALER), context.socket(zmq.PUB)
     link.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
@@ -129,16 +164,19 @@ def lead(arguments: argparse.Namespace, times: Times, folder: str) -> NDArray[np
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Runs all processes and returns the figures, in microseconds."""
-    arguments.page, arguments.times = create(), os.memfd_create("times")
-    arguments.link = Endpoints.free().link
+    arguments.pages, arguments.times = [create() for _ in range(arguments.nodes)], os.memfd_create("times")
+    arguments.link, (arguments.port,) = Endpoints.free().link, free_ports(1)
     times = Times(arguments.times, arguments.ranks, arguments.plans)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [("send", 0), *(("follow", rank) for rank in range(1, arguments.ranks))]
-        flags = [f"--{name}={getattr(arguments, name)}" for name in ("ranks", "plans", "rows", "page", "times", "link")]
+        jobs += [("launch", node) for node in range(arguments.nodes) if arguments.nodes > 1]
+        names = ("ranks", "nodes", "plans", "rows", "times", "link", "port")
+        flags = [f"--{name}={getattr(arguments, name)}" for name in names]
+        flags += ["--pages", *map(str, arguments.pages)]
         children = [
             subprocess.Popen(
                 [sys.executable, "-m", "bench.ranks", *flags, f"--folder={folder}", f"--job={job}", f"--rank={rank}"],
-                pass_fds=(arguments.page, arguments.times),
+                pass_fds=(*arguments.pages, arguments.times),
             )
             for job, rank in jobs
         ]
@@ -153,6 +191,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     bytes_of_plan = a_plan(0, arguments.rows).ByteSize()
     return {
         "ranks": arguments.ranks,
+        "nodes": arguments.nodes,
         "rows": arguments.rows,
         "plan_bytes": bytes_of_plan,
         "hop_us": percentiles(hop[WARM_UP:]),
@@ -176,16 +215,18 @@ def complaint(figures: dict[str, object], cores: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=1, help="hosts among which the ranks are divided")
     parser.add_argument("--plans", type=int, default=3000)
     parser.add_argument("--rows", type=int, default=64, help="sequences that decode")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--realtime", action="store_true", help="keep other programs off the cores; needs CAP_SYS_NICE")
     parser.add_argument("--output", type=Path, help="file for the figures")
-    for name, kind in (("job", str), ("rank", int), ("page", int), ("times", int), ("folder", str), ("link", str)):
+    parser.add_argument("--pages", type=int, nargs="+", help=argparse.SUPPRESS)
+    for name, kind in (("job", str), ("rank", int), ("times", int), ("folder", str), ("link", str), ("port", int)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
-        send(arguments) if arguments.job == "send" else follow(arguments.rank, arguments)
+        send(arguments) if arguments.job == "send" else JOBS[arguments.job](arguments.rank, arguments)
         return
     if arguments.realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))  # the other processes inherit it

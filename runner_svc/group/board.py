@@ -3,6 +3,8 @@
 An epoch is one forming of the group. It begins when every rank is ready for it, and ends when any rank or the launcher
 gives it up; the next one is the number after. Each value has one writer at a time and is one aligned machine word, so
 that no reader sees half of it.
+
+With several hosts each has a board, on which its launcher shows what the ranks of the others have noted on theirs.
 """
 
 from __future__ import annotations
@@ -30,11 +32,17 @@ _RANK = np.dtype(
         ("offloads", np.uint64),  # tickets done since the epoch began
         ("loads", np.uint64),
         ("text_bytes", np.uint64),
+        ("kind_bytes", np.uint64),
+        ("store_bytes", np.uint64),
         ("digests", np.uint64, (DIGESTS_KEPT,)),  # number of the plan << 32 | digest, by number % DIGESTS_KEPT
         ("text", f"V{_TEXT_BYTES}"),  # why the rank gave up or ended
+        ("kind", f"V{_TEXT_BYTES}"),  # what has to be equal on all ranks, where they are on several hosts
+        ("store", "V100"),  # rank 0's address, host:port, at which these ranks find one another
     ],
     align=True,
 )
+ROW_BYTES = _RANK.itemsize
+"""Bytes of one rank's values, as one host sends them to another."""
 _HEAD = np.dtype([("news", np.uint32), ("_", np.uint32), ("given_up", np.uint64)])
 
 
@@ -116,14 +124,20 @@ class Board:
 
     def explain(self, rank: int, why: str) -> None:
         """Keeps why the rank gave up or ended."""
-        text = why.encode()[:_TEXT_BYTES]
-        self._ranks["text"][rank] = np.void(text.ljust(_TEXT_BYTES, b"\0"))
-        self._ranks["text_bytes"][rank] = len(text)
+        _write(self._ranks[rank], "text", why)
 
     def explanation(self, rank: int) -> str:
         """Returns why the rank gave up or ended; '' if it has not said."""
-        count = int(self._ranks["text_bytes"][rank])
-        return self._ranks["text"][rank].tobytes()[:count].decode("utf-8", "ignore")
+        return _text(self._ranks[rank], "text")
+
+    def describe(self, rank: int, kind: str, store: str = "") -> None:
+        """Keeps what has to be equal on all ranks, and the address of the rank's store; '' if it has none."""
+        _write(self._ranks[rank], "kind", kind)
+        _write(self._ranks[rank], "store", store)
+
+    def store(self) -> str:
+        """Returns the address of rank 0's store, host:port; '' before it has one."""
+        return _text(self._ranks[0], "store")
 
     def begin_epoch(self, rank: int) -> None:
         """Forgets the rank's digests and tickets of the epoch before."""
@@ -147,6 +161,59 @@ class Board:
     def tickets_of_all(self, direction: Direction) -> int:
         """Returns the number of tickets of a direction that every rank has done in this epoch."""
         return int(self._ranks[_COLUMNS[direction]][: self.size].min())
+
+    # ------------------------------------------------------------------ other hosts
+
+    @property
+    def news(self) -> int:
+        """Changes with everything that `wait` may wait for."""
+        return self._news.value
+
+    def sleep(self, seen: int) -> None:
+        """Sleeps for a moment, or until `news` is no longer `seen`."""
+        self._news.sleep(seen, _LOOK_S)
+
+    def row(self, rank: int) -> bytes:
+        """Returns what the rank has noted, without its heartbeat. What it noted before `ready` rose is in there."""
+        ready, row = self.ready(rank), self._ranks[rank].copy()
+        row["ready"], row["beat_ns"] = ready, 0
+        return row.tobytes()
+
+    def show(self, rank: int, row: bytes, ready: int) -> None:
+        """Notes what a rank of another host has noted on its board, the epoch last. `ready` replaces that of `row`."""
+        before = self._awaited(rank)
+        values = np.frombuffer(row, _RANK)[0]
+        for name in _RANK.names or ():
+            if name not in ("ready", "beat_ns"):
+                self._ranks[name][rank] = values[name]
+        self._ranks["ready"][rank] = ready
+        if self._awaited(rank) != before:
+            self._news.bump()
+
+    def _awaited(self, rank: int) -> list[int]:
+        return [int(self._ranks[name][rank]) for name in ("ready", "offloads", "loads")]
+
+
+def row_ready(row: bytes) -> int:
+    """Returns the greatest epoch for which the rank of a row has come; 0 while it loads."""
+    return int(np.frombuffer(row, _RANK)["ready"][0])
+
+
+def row_kind(row: bytes) -> str:
+    """Returns what the rank of a row has described; '' before."""
+    return _text(np.frombuffer(row, _RANK)[0], "kind")
+
+
+def _write(row: np.void, name: str, text: str) -> None:
+    size = _RANK[name].itemsize
+    encoded = text.encode()[:size]
+    row[name] = np.void(encoded.ljust(size, b"\0"))
+    row[f"{name}_bytes"] = len(encoded)
+
+
+def _text(row: np.void, name: str) -> str:
+    count = int(row[f"{name}_bytes"])
+    return row[name].tobytes()[:count].decode("utf-8", "ignore")
 
 
 _COLUMNS = {Direction.OFFLOAD: "offloads", Direction.LOAD: "loads"}

@@ -14,6 +14,8 @@ a group of threads, and no collective is at hand that pickles.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,9 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner_svc.group.board import Board
+from runner_svc.group.connections import cut, tcp_sockets
 from runner_svc.interface.ranks import RankLost, Shard
 
 _LOOPBACK = "127.0.0.1"
+_CONNECTING_S = 2.0
+_LOOK_S = 0.05
+"""Seconds between looks at whether the group was given up, while an exchange of several hosts lasts."""
 
 FindStore = Callable[[int], "dist.Store"]
 """Returns the store of an epoch, which all ranks reach."""
@@ -41,6 +48,39 @@ def store_in(folder: Path, size: int) -> FindStore:
     return find
 
 
+def store_between_hosts(address: str, board: Board, rank: int) -> tuple[FindStore, str]:
+    """Returns what opens the store of ranks of several hosts, and the address at which rank 0 serves it; '' elsewhere.
+
+    `address`: that of this host, at which rank 0 listens, on a port that the system chooses. Others find it on the
+    `board`. A client needs no key: only the hosts of the group may reach it.
+    """
+    limit = timedelta(seconds=_CONNECTING_S)
+    if rank:
+
+        def find(epoch: int) -> dist.Store:
+            host, _, port = board.store().rpartition(":")
+            return dist.TCPStore(host, int(port or 0), None, False, limit, wait_for_workers=False)
+
+        return find, ""
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        port = int(listener.getsockname()[1])
+        own = dist.TCPStore(
+            address, port, None, True, limit, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+        )
+    return lambda epoch: own, f"{address}:{port}"
+
+
+def _ended(work: Any) -> bool:
+    """Waits for an exchange for a moment, and returns whether it has ended. Raises RuntimeError if it has failed."""
+    try:
+        work.wait(timedelta(seconds=_LOOK_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
 class Group:
     """Implements `runner_svc.interface.ranks.Communicator`. One thread uses it at a time.
 
@@ -53,23 +93,27 @@ class Group:
         shard: Shard,
         find_store: FindStore,
         *,
-        one_host: bool = True,
+        address: str = "",
         timeout_s: float = 30.0,
         forming_s: float = 10.0,
         given_up: Callable[[], str] = str,
     ) -> None:
-        """`one_host`: listens on loopback alone. `timeout_s`: seconds that an exchange may take. `forming_s`: seconds
-        in which the ranks must find one another.
+        """`address`: that of this host if ranks are on several, at which gloo listens; '' listens on loopback.
+        `timeout_s`: seconds that an exchange may take. `forming_s`: seconds in which the ranks must find one another.
 
         `given_up`: returns why the epoch was given up by another process, or '' while it was not.
         """
         self._shard = shard
         self._find_store = find_store
-        self._on_gpu, self._one_host = False, one_host
+        self._on_gpu, self._address = False, address
         self._timeout, self._forming = timedelta(seconds=timeout_s), timedelta(seconds=forming_s)
         self._given_up = given_up
         self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
         self._store: dist.Store | None = None
+        self._connections: frozenset[str] = frozenset()  # gloo's to other hosts
+        self._work: Any = None  # the last exchange of several hosts
+        self._left: list[Any] = []  # the group that was given up last, if ranks are on several hosts
+        self._unfinished: list[tuple[Any, Any]] = []  # such groups whose last exchange goes on, and that
         self._has_formed = False
 
     @property
@@ -83,11 +127,12 @@ class Group:
     @property
     def needs_abort(self) -> bool:
         """Whether only `abort` ends an exchange whose other ranks are gone, so that a thread must watch for that."""
-        return self._on_gpu
+        return self._on_gpu or bool(self._address)
 
     def form(self, epoch: int = 1) -> None:
         """Forms the group of `epoch` with the other ranks, which call this too. Raises RankLost if one doesn't come."""
         self.abort()
+        self._let_go()
         with self._losing():
             store = self._find_store(epoch)
             store.set_timeout(self._forming)
@@ -98,26 +143,38 @@ class Group:
             if why := self._given_up():  # what watches for that may have looked before there was anything to abort
                 raise RankLost(why)
             self.barrier()
-            self._processes._set_default_timeout(self._timeout)
+            self._method("_set_default_timeout")(self._timeout)
 
     def abort(self) -> None:
         """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.
 
-        Any thread may call it. An exchange of gloo that another thread waits for keeps the connections until it ends;
-        one of NCCL is cut short.
+        Any thread may call it. An exchange of gloo that another thread waits for keeps the connections until it ends,
+        if all ranks are on one host; one of several hosts, or of NCCL, is cut short.
         """
-        processes, self._processes, self._store = self._processes, None, None
-        if processes is not None and self._on_gpu:
+        processes, self._processes, store, self._store = self._processes, None, self._store, None
+        if processes is None:
+            return
+        if self._on_gpu:
             processes.abort()
+        elif self._address:
+            cut(self._connections, getattr(store, "port", 0))
+            self._left.append(processes)
+
+    def _let_go(self) -> None:
+        """Ends the groups of several hosts that were given up, but not one that still exchanges."""
+        if self._work is not None:
+            self._unfinished += [(processes, self._work) for processes in self._left]
+        self._work, self._left = None, []
+        self._unfinished = [(processes, work) for processes, work in self._unfinished if not work.is_completed()]
 
     def _gloo(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = self._forming  # of waits for the other ranks' addresses and connections
-        if self._one_host:
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-        else:
-            options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        return dist.ProcessGroupGloo(store, self._shard.rank, self._shard.size, options)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address or _LOOPBACK)]
+        before = tcp_sockets() if self._address else frozenset()
+        processes = dist.ProcessGroupGloo(store, self._shard.rank, self._shard.size, options)
+        self._connections = tcp_sockets() - before if self._address else frozenset()
+        return processes
 
     def _nccl(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupNCCL.Options()
@@ -181,7 +238,15 @@ class Group:
         `abort` is to close, for as long as anything keeps the error.
         """
         with self._losing():
-            self._method(name)(*arguments).wait()  # on a GPU the stream waits, not this thread
+            work = self._method(name)(*arguments)
+            if not self._address or self._on_gpu:
+                work.wait()  # on a GPU the stream waits, not this thread
+                return
+            # Gloo may wait on for a connection that was cut, and so would the end of a group that still exchanges.
+            self._work = work
+            while not _ended(work):
+                if why := self._given_up():
+                    raise RankLost(why)
 
     def _method(self, name: str) -> Callable[..., Any]:
         processes = self._processes

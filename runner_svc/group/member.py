@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from runner_svc.group.board import Board
+from runner_svc.group.node import Node
 from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.shared_page import attach
 from runner_svc.interface.ranks import Shard
@@ -31,7 +32,12 @@ class Place:
     page: int
     """Descriptor of the shared memory."""
     folder: str
-    """Folder in which the ranks find one another."""
+    """Folder in which the ranks of one host find one another."""
+    node: int = 0
+    """The number of this host among those of the group."""
+    nodes: int = 1
+    address: str = ""
+    """This host's address for the other nodes; '' without any."""
 
     def text(self) -> str:
         """Returns the place as the value of `VARIABLE`."""
@@ -63,18 +69,25 @@ def own_gpu_first(rank: int, size: int, visible: str | None = None) -> str:
 class Member:
     """Gathers with the other ranks of the same board, again and again."""
 
-    def __init__(self, shard: Shard, page: int, num_processors: int | None = None) -> None:
+    def __init__(self, shard: Shard, page: int, num_processors: int | None = None, node: Node | None = None) -> None:
         """`page`: descriptor of the shared memory. `num_processors`: those that the ranks share; default: this one's.
+        `node`: the host's place among several.
 
         Ranks poll for the next plan if each has a processor for itself and one is left.
         """
         memory = attach(page)
         processors = len(os.sched_getaffinity(0)) if num_processors is None else num_processors
+        node = node or Node(shard.size)
         self.shard = shard
         self.board = Board(memory, shard.size)
         self.ring = PlanRing(
-            memory, shard.rank, shard.size, lambda: self.lost, _POLL_S if processors > shard.size else 0.0
+            memory,
+            node.ring_place(shard.rank),
+            node.ring_places,
+            lambda: self.lost,
+            _POLL_S if processors > node.num_ranks else 0.0,
         )
+        self._empties_ring = shard.rank == 0 and node.is_alone
         self.epoch = 0
         """The epoch for which this rank has come last."""
 
@@ -87,7 +100,7 @@ class Member:
         """Waits until all ranks have come for one epoch, and returns its number.
 
         No rank uses the ring then. Rank 0 empties it here, before it forms the group, and no other rank reads before
-        the group has formed.
+        the group has formed. With several nodes their launchers do so, before the ranks see those of other nodes come.
         """
         board, rank = self.board, self.shard.rank
         while True:
@@ -97,7 +110,7 @@ class Member:
             board.come(rank, self.epoch)
             board.wait(lambda: board.is_complete or board.given_up >= self.epoch)
             if not self.lost:
-                if rank == 0:
+                if self._empties_ring:
                     self.ring.restart()
                 return self.epoch
 

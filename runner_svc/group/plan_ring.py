@@ -1,5 +1,7 @@
 """A ring in shared memory through which rank 0's records reach the other ranks: one writer, any number of readers.
 
+On a host without rank 0, its launcher writes in its place; on that of rank 0, the launcher reads for the other hosts.
+
 The records are a stream of bytes, so that one may be larger than the ring. `written` counts the bytes of the stream,
 `taken` those that each reader has copied; both only grow while the group lasts. The writer never overwrites what a
 reader has not taken: it waits. One system call wakes all readers that sleep. A reader polls for a moment before it
@@ -22,7 +24,7 @@ from runner_svc.interface.ranks import RankLost
 _SIGNAL, _ROOM = 0, 4
 """Where in the header the words lie that are bumped for readers and for the writer, in bytes."""
 _WRITTEN, _AWAITS_ROOM, _TAKEN = 1, 2, 3
-"""Indexes of the header's 64-bit words; from the last one on, one for each rank."""
+"""Indexes of the header's 64-bit words; from the last one on, one for each place."""
 _LOOK_S = 0.02
 """Seconds between looks at whether the group was given up."""
 _SOON_S = 0.0002
@@ -30,16 +32,21 @@ _LENGTH_BYTES = 8
 
 
 class PlanRing:
-    """The ring as one rank sees it: rank 0 writes, the others read. One thread of each rank uses it."""
+    """The ring as one process sees it: place 0 writes, the others read. One thread of each process uses it.
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, given_up: Callable[[], str], poll_s: float = 0) -> None:
+    On one host, a rank's place is its number.
+    """
+
+    def __init__(
+        self, memory: mmap.mmap, place: int, num_places: int, given_up: Callable[[], str], poll_s: float = 0
+    ) -> None:
         """`given_up`: returns why the group was given up, or ''."""
         view = memoryview(memory)
         self._words = view[BOARD_BYTES : BOARD_BYTES + RING_HEADER_BYTES].cast("Q")  # faster than numpy, one by one
         self._bytes = view[BOARD_BYTES + RING_HEADER_BYTES :]
         self._signal, self._room = Word(memory, BOARD_BYTES + _SIGNAL), Word(memory, BOARD_BYTES + _ROOM)
-        self._taken, self._readers = _TAKEN + rank, slice(_TAKEN + 1, _TAKEN + size)
-        self._num_words = _TAKEN + size
+        self._taken, self._readers = _TAKEN + place, slice(_TAKEN + 1, _TAKEN + num_places)
+        self._num_words = _TAKEN + num_places
         self._given_up = given_up
         self.poll_s = poll_s
         """Seconds for which `read` polls before it sleeps."""
@@ -48,7 +55,7 @@ class PlanRing:
         self._place = 0  # bytes of the stream that this rank has written or taken
 
     def restart(self) -> None:
-        """Empties the ring, as rank 0. No rank writes or reads."""
+        """Empties the ring. No process writes or reads."""
         for word in range(_WRITTEN, self._num_words):
             self._words[word] = 0
 

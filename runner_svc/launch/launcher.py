@@ -23,6 +23,7 @@ from runner_svc.group.member import VARIABLE, Place, own_gpu_first
 from runner_svc.group.shared_page import attach, create
 from runner_svc.launch.fitness import has_gpus
 from runner_svc.launch.forking import ServeRank
+from runner_svc.launch.other_nodes import OtherNodes
 from runner_svc.launch.rank import serve_forked
 from runner_svc.launch.rank_child import ForkedRank, NewRank, RankChild
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
@@ -77,9 +78,11 @@ class Launcher:
         self._warm = Warm(settings, serve, self._page, on_gpus) if forks else None
         if self._warm is not None:
             self._warm.start()  # before this process has threads
-        self._ranks = [_Rank() for _ in range(self._size)]
+        self._others = OtherNodes(settings, self._page)
+        self._ranks = {rank: _Rank() for rank in self._others.node.ranks}
         self._signals: list[int] = []
         self._stopping = False
+        self._why = ""  # all ranks are ended
         self._looked_at = time.monotonic()
 
     def run(self) -> int:
@@ -88,14 +91,17 @@ class Launcher:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         on_stop(self._note)
         name = self._settings.runner_id or default_name(self._settings.cache_dir)
+        status: int | None = None
         try:
             with StoreFolder() as folder:
+                self._others.start()
                 try:
-                    while (status := self._turn(wake, folder, name)) is None:
-                        pass
+                    while status is None:
+                        status = self._turn(wake, folder, name)
                     return status
                 finally:
                     self._end_all()
+                    self._others.close(status, self._why)
         finally:
             signal.set_wakeup_fd(-1)
             os.close(wake)
@@ -106,7 +112,7 @@ class Launcher:
 
     def _turn(self, wake: int, folder: StoreFolder, name: str) -> int | None:
         """Starts what is due, sleeps until something happens, and handles it; returns the exit status, if it ends."""
-        for rank, state in enumerate(self._ranks):
+        for rank, state in self._ranks.items():
             if state.process is None and not state.is_drained and time.monotonic() >= state.start_at:
                 self._start(rank, folder, name)
         self._sleep(wake)
@@ -116,7 +122,7 @@ class Launcher:
             self._signals.pop()
             if not self._forward_stop():
                 return 0
-        for rank, state in enumerate(self._ranks):
+        for rank, state in self._ranks.items():
             if state.process is None:
                 continue
             ended = state.process.poll()
@@ -125,11 +131,22 @@ class Launcher:
                 return status
         self._look_at_warm()
         self._look()
-        return None
+        return self._hear_other_nodes()
+
+    def _hear_other_nodes(self) -> int | None:
+        """Returns the exit status if node 0 has ended the group, or has refused this node."""
+        for rank, state in self._ranks.items():
+            if state.is_drained and self._board.ready(rank) <= self._board.given_up:
+                state.is_drained = self._stopping  # rank 0 was lost after it had told this one to end
+        verdict = self._others.verdict
+        if verdict is not None and verdict.status:
+            return complain(verdict.why, verdict.status)
+        self._stopping |= verdict is not None
+        return 0 if verdict is not None else None
 
     def _sleep(self, wake: int) -> None:
         """Sleeps until something happens, at most for one tick."""
-        descriptors = [wake, *(state.process.fileno() for state in self._ranks if state.process is not None)]
+        descriptors = [wake, *(state.process.fileno() for state in self._ranks.values() if state.process is not None)]
         if self._warm is not None:
             descriptors += self._warm.filenos()
         poll = select.poll()
@@ -141,7 +158,7 @@ class Launcher:
 
     def _start(self, rank: int, folder: StoreFolder, name: str) -> None:
         folder.keep()
-        place = Place(rank, self._size, os.getpid(), self._page, str(folder.path))
+        place = self._others.placed(Place(rank, self._size, os.getpid(), self._page, str(folder.path)))
         self._board.start(rank)
         state = self._ranks[rank]
         state.process = self._forked(place, name) if self._forks() else self._new(place, name)
@@ -176,14 +193,14 @@ class Launcher:
     @property
     def _threads(self) -> int:
         """Threads of a rank: all ranks together use each core once."""
-        return self._settings.threads or max(1, len(os.sched_getaffinity(0)) // self._size)
+        return self._settings.threads or max(1, len(os.sched_getaffinity(0)) // len(self._ranks))
 
     def _own_gpu(self, rank: int) -> dict[str, str]:
         """Returns the variable that makes a rank's GPU its first."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if self._settings.device in ("cpu", "hash") or visible == "":
             return {}
-        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank, self._size, visible)}
+        return {"CUDA_VISIBLE_DEVICES": own_gpu_first(rank - min(self._ranks), len(self._ranks), visible)}
 
     def _ended(self, rank: int, status: int) -> int | None:
         """Handles the end of a rank's process; returns the exit status if all end with it."""
@@ -193,7 +210,8 @@ class Launcher:
         pid = child.pid
         child.close()
         if status == UNUSABLE:
-            return complain(board.explanation(rank) or f"rank {rank} can't be used with these settings")
+            self._why = board.explanation(rank) or f"rank {rank} can't be used with these settings"
+            return complain(self._why)
         if rank == 0 and status in (0, REJECTED):
             return status
         if status == 0:
@@ -210,7 +228,7 @@ class Launcher:
         if self._stopping:
             state.is_drained = True
             return 0 if rank == 0 else None
-        for other in self._ranks:
+        for other in self._ranks.values():
             other.is_drained = False  # rank 0 was lost after it had ended the others
         state.failures = 0 if ready else state.failures + 1
         delay_s = min(_LONGEST_DELAY_S, 2.0 ** (state.failures - 2)) if state.failures else 0.0
@@ -225,7 +243,7 @@ class Launcher:
         now = time.monotonic()
         tick_s, self._looked_at = min(2 * _TICK_S, now - self._looked_at), now
         limit_s, board = self._settings.rank_timeout_s, self._board
-        for rank, state in enumerate(self._ranks):
+        for rank, state in self._ranks.items():
             if state.process is None:
                 continue
             if not state.process.pid:
@@ -265,7 +283,7 @@ class Launcher:
         self._warm.look()
         if self._board.is_complete and not self._stopping:
             self._warm.keep_spare()
-        children = [*self._warm.spares, *(state.process for state in self._ranks if state.process is not None)]
+        children = [*self._warm.spares, *(state.process for state in self._ranks.values() if state.process is not None)]
         if all(child.pid for child in children):
             reap_orphans({self._warm.pid, *(child.pid for child in children)})
         if self._warm.is_unfit:
@@ -274,9 +292,9 @@ class Launcher:
     # ------------------------------------------------------------------ the end
 
     def _forward_stop(self) -> bool:
-        """Has rank 0 drain; returns False if it does not run."""
+        """Has rank 0 drain; returns False if it does not run, or not here."""
         self._stopping = True
-        process = self._ranks[0].process
+        process = self._ranks[0].process if 0 in self._ranks else None
         if process is None or not process.pid:
             return False
         process.terminate()
@@ -287,7 +305,7 @@ class Launcher:
         until_at = time.monotonic() + (_STOP_S if self._stopping and self._board.is_complete else 0.0)
         if self._warm is not None:
             self._warm.close()
-        for state in self._ranks:
+        for state in self._ranks.values():
             if state.process is None:
                 continue
             state.process.wait(max(0.0, until_at - time.monotonic()))

@@ -26,6 +26,7 @@ from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import told
 from runner_svc.group.follower import Follower
 from runner_svc.group.member import Member, Place, prepare_environment
+from runner_svc.group.node import Node
 from runner_svc.group.rank_copier import RankCopier
 from runner_svc.group.rank_runner import LeadingRunner, RankRunner
 from runner_svc.interface.backend import Backend
@@ -48,6 +49,7 @@ from runner_svc.launch.with_parent import end_with
 from runner_svc.link.health import RunnerHealth
 from runner_svc.link.plan_socket import PlanSocket
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.nodes.likeness import kind_of
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.device_choice import BrokenGpu, choose_device
 from runner_svc.startup.host_pool import build_copier
@@ -88,10 +90,10 @@ def serve_rank(settings: RunnerSettings, place: Place, times: StartTimes | None 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # The others end after rank 0's last record, or are killed. Ignored signals would be so in their children too.
     on_stop(leave_at_once if place.rank == 0 else _go_on)
-    member = Member(Shard(place.rank, place.size), place.page)
+    member = Member(Shard(place.rank, place.size), place.page, node=Node(place.size, place.node, place.nodes))
     _Heart(member, settings.rank_timeout_s / _BEATS).start()
     try:
-        process = RankProcess(settings, member, Path(place.folder), times or StartTimes())
+        process = RankProcess(settings, member, place, times or StartTimes())
         return process.run()
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         why = str(error)
@@ -128,19 +130,16 @@ class _Heart(threading.Thread):
 class RankProcess:
     """A rank with its loaded backend, which outlives each epoch."""
 
-    def __init__(self, settings: RunnerSettings, member: Member, folder: Path, times: StartTimes) -> None:
-        """Loads the rank's part of the model. Raises what `load_backend` and `build_copier` raise.
-
-        `folder`: where the ranks find one another.
-        """
-        self._settings, self._member, self._folder = settings, member, folder
+    def __init__(self, settings: RunnerSettings, member: Member, place: Place, times: StartTimes) -> None:
+        """Loads the rank's part of the model. Raises what `load_backend` and `build_copier` raise."""
+        self._settings, self._member, self._folder = settings, member, Path(place.folder)
         self._leads = member.shard.rank == 0
         self._health = RunnerHealth.open(settings.health_listen if self._leads else "")
         self._curve = read_curve(settings)
         times.begin("choosing the device")
         if settings.deterministic:
             pin()  # before torch is imported
-        self._group = _group(settings, member, folder)
+        self._group, store = _group(settings, member, place)
         self._choice = choose_device(settings)
         if self._choice.device != "cuda" or settings.profile == "quiet":
             member.ring.poll_s = 0.0  # a CPU's ranks compute on all cores
@@ -149,6 +148,8 @@ class RankProcess:
         self._group.use(on_gpu=self._choice.device == "cuda" and settings.all_reduce == "nccl")
         self._backend: Backend = load_backend(settings, self._choice.device, times, self._group)
         self._copier: KVCopier | None = build_copier(settings, self._backend, times)
+        if place.nodes > 1:
+            member.board.describe(place.rank, kind_of(self._backend), store)
         self._step_costs: list[plan_pb2.StepCost] | None = None
         self._heard = plan_pb2.Hello()
         if self._choice.device != "hash" and self._leads:
@@ -263,14 +264,20 @@ class RankProcess:
             written.rename(found)
 
 
-def _group(settings: RunnerSettings, member: Member, folder: Path) -> Group:
+def _group(settings: RunnerSettings, member: Member, place: Place) -> tuple[Group, str]:
+    """Returns the group, and the address at which this rank serves its store to other hosts; '' if it does not."""
     prepare_environment()  # before torch is imported
-    from runner_svc.group.forming import Group, store_in
+    from runner_svc.group.forming import Group, store_between_hosts, store_in
 
-    return Group(
+    find_store, store = store_in(Path(place.folder), place.size), ""
+    if place.nodes > 1:
+        find_store, store = store_between_hosts(place.address, member.board, place.rank)
+    group = Group(
         member.shard,
-        store_in(folder, member.shard.size),
+        find_store,
+        address=place.address,
         timeout_s=settings.plan_timeout_s / 2,  # before rank 0, or the scheduler, takes the whole runner for hung
         forming_s=min(_FORMING_S, settings.rank_timeout_s / 2),  # before the launcher kills what is late
         given_up=lambda: member.lost,
     )
+    return group, store

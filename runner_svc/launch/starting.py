@@ -133,10 +133,10 @@ def run_link(link: PlanSocket, plan_timeout_s: float) -> int:
     return 0
 
 
-def complain(text: str) -> int:
+def complain(text: str, status: int = UNUSABLE) -> int:
     """Prints why the settings can't be used; returns the exit status."""
     print(f"roster-runner: {text}", file=sys.stderr)
-    return UNUSABLE
+    return status
 
 
 def leave_at_once(number: int, frame: FrameType | None) -> None:

@@ -238,12 +238,21 @@ class RunnerSettings(ServiceSettings):
     nnodes: int = Field(
         1,
         ge=1,
-        description="Number of hosts that share the ranks. Only 1 is served so far.",
+        description="Number of hosts that share the ranks equally. This command runs on each of them, with the same "
+        "settings but for node_rank (docs/parallel.md).",
+        json_schema_extra=tuning("the ranks are on several hosts"),
+    )
+    node_rank: int = Field(
+        0,
+        ge=0,
+        description="Number of this host among those that share the ranks, from 0. Node 0 has the link to the "
+        "scheduler.",
         json_schema_extra=tuning("the ranks are on several hosts"),
     )
     rdzv_endpoint: str = Field(
         "",
-        description="Address at which several hosts find one another, host:port. Only '' is served so far.",
+        description="Address of node 0, host:port, at which its launcher listens for those of the other nodes. Beyond "
+        "loopback it needs runner_key and scheduler_key, the same runner_key on all nodes.",
         json_schema_extra=tuning("the ranks are on several hosts"),
     )
     launcher: Literal["local", "ray"] = Field(

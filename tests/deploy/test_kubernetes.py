@@ -250,5 +250,5 @@ def test_each_port_is_documented() -> None:
     inside = {port["containerPort"] for name in WORKLOADS for port in container(name).get("ports", [])}
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
     published = {int(port.rpartition(":")[2]) for service in compose for port in service.get("ports", [])}
-    if_asked = {50067}  # moves between runners: `runner.moves` of the chart, the profile `roles` of compose.yaml
+    if_asked = {50067, 29500}  # moves: `runner.moves` of the chart, the profile `roles`; groups: deploy/leaderworkerset
     assert documented == inside | published | if_asked

@@ -97,6 +97,7 @@ ELSEWHERE = [
     Elsewhere(r"roster verify|roster generate --record FILE", "tests/roster_client/client/test_recording.py"),
     Elsewhere(r"roster serve --device cpu --draft ngram", "tests/runner_svc/backends/test_verified_rows.py"),
     Elsewhere(r"roster serve .* --draft model:\./small", "tests/runner_svc/backends/test_torch_draft.py"),
+    Elsewhere(r"roster-runner .* --nnodes 2 .*", "tests/e2e/test_model_nodes.py"),
     Elsewhere(r"roster batch( .*)?", "tests/roster_client/batch/test_batch.py"),
     Elsewhere(r"python examples/offline/reviews\.py", "tests/examples/test_offline.py"),
     Elsewhere(r"make venv|make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),

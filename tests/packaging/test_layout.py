@@ -29,7 +29,7 @@ ORDER = {
         "cuda/memory cuda cuda/drafts cuda/fp8 cuda/int4 cuda/products cuda/canonical cuda/experts cuda/tiers "
         "cuda/ranks attention attention/canonical_gpu decoder transformers_decoder transformers_decoder/gpu "
         "drafting/medusa drafting/eagle timings batch backends gpu/canonical gpu/blocks gpu/ranks gpu gpu/ranked "
-        "gpu/drafts execution group transfer link startup launch ."
+        "gpu/drafts execution group nodes transfer link startup launch ."
     ),
     "roster_client": (
         "client options terminal timeline top serve offline batch bench bench/records bench/load bench/runs "

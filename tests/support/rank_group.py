@@ -85,12 +85,13 @@ class RankGroup:
         backends: list[HashBackend],
         make_copier: MakeCopier | None = None,
         make_follower: MakeFollower = Follower,
+        members: list[Member] | None = None,
     ) -> None:
-        """`backends`: one for each rank, with equal drafters; they become parts of one. `make_copier`: a host pool."""
+        """`backends`: one for each rank, with equal drafters; they become parts of one. `make_copier`: a host pool.
+        `members`: one for each rank; default: those of one node.
+        """
         size, sums = len(backends), _Sums(len(backends))
-        page = create()
-        members = [Member(Shard(rank, size), page, num_processors=1) for rank in range(size)]
-        os.close(page)
+        members = members or _of_one_node(size)
         self.threads = [threading.Thread(target=members[rank].gather, daemon=True) for rank in range(1, size)]
         for thread in self.threads:
             thread.start()
@@ -122,10 +123,18 @@ class RankGroup:
         size: int,
         make_copier: MakeCopier | None = None,
         make_follower: MakeFollower = Follower,
+        members: list[Member] | None = None,
     ) -> RankGroup:
         """Returns a group that computes what the unused `backend` would, with a copy of it for each rank."""
         backends = [copy.deepcopy(backend) for _ in range(size)]
-        return cls(backends, make_copier, make_follower)
+        return cls(backends, make_copier, make_follower, members)
+
+
+def _of_one_node(size: int) -> list[Member]:
+    page = create()
+    members = [Member(Shard(rank, size), page, num_processors=1) for rank in range(size)]
+    os.close(page)
+    return members
 
 
 def _follow(follower: Follower, sums: _Sums) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from roster_common.logs import configure_logs
 from runner_svc.group.member import Member, Place
+from runner_svc.group.node import Node
 from runner_svc.interface.ranks import Shard
 from runner_svc.launch import forking
 from runner_svc.launch.launcher import Launcher
@@ -44,7 +45,7 @@ def main(folder: Path, arguments: list[str]) -> int:
 def _rank(folder: Path, place: Place) -> int:
     end_with(place.launcher, signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    member = Member(Shard(place.rank, place.size), place.page)
+    member = Member(Shard(place.rank, place.size), place.page, node=Node(place.size, place.node, place.nodes))
     threading.Thread(target=_beat, args=(member,), daemon=True).start()
     _obey(folder, member)
     while True:

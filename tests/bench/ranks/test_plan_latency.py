@@ -11,12 +11,14 @@ import pytest
 
 from bench.ranks.__main__ import complaint, percentiles
 from tests.support.import_graph import ROOT
+from tests.support.thoroughness import choice
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_figures_of_a_short_run(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "nodes"), choice([(2, 1), (4, 1), (4, 2)], in_ci=[(2, 1), (4, 1)]))
+def test_figures_of_a_short_run(tmp_path: Path, ranks: int, nodes: int) -> None:
     output = tmp_path / "ranks.json"
-    command = [sys.executable, "-m", "bench.ranks", f"--ranks={ranks}", "--plans=260", f"--output={output}"]
+    command = [sys.executable, "-m", "bench.ranks", f"--ranks={ranks}", f"--nodes={nodes}", "--plans=260"]
+    command.append(f"--output={output}")
     subprocess.run(command, cwd=ROOT, check=True, timeout=60, capture_output=True)
     figures = json.loads(output.read_text())
     assert figures["ranks"] == ranks and figures["plan_bytes"] > 800

@@ -1,0 +1,82 @@
+"""Makes a launcher's link to the launchers of other nodes, as the settings say."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import zmq
+
+from roster_common.curve_keys import read_pair
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.group.board import Board
+from runner_svc.group.node import Node
+from runner_svc.group.plan_ring import PlanRing
+from runner_svc.group.shared_page import attach
+from runner_svc.nodes.addresses import facing, resolved, zmq_endpoint
+from runner_svc.nodes.hub import Hub
+from runner_svc.nodes.keys import GroupKeys
+from runner_svc.nodes.likeness import facts
+from runner_svc.nodes.mirror import Mirror
+from runner_svc.nodes.node_link import LinkOptions, NodeLink
+from runner_svc.nodes.spoke import Spoke
+from runner_svc.settings.runner_settings import RunnerSettings
+
+_PATIENCE_S = {errno.EADDRINUSE: 10.0, errno.EADDRNOTAVAIL: 60.0}
+"""Until the launcher before has let go of the port, and until a cluster's names lead to this host's new address."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The link to other nodes, and the address that ranks need."""
+
+    link: NodeLink
+    address: str
+    """This host's, for the other nodes."""
+
+
+def meet(settings: RunnerSettings, page: int, node: Node) -> Meeting:
+    """Opens this node's end of the link; `start` of the link begins to talk.
+
+    `page`: descriptor of the launcher's shared memory. Raises UnusableSettings, and UnusableKey.
+    """
+    keys = GroupKeys(*read_pair(settings.runner_key)) if settings.runner_key is not None else None
+    memory = attach(page)
+
+    def ring(given_up: Callable[[], str]) -> PlanRing:
+        return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
+
+    def open_link(endpoint: str) -> NodeLink:
+        options = LinkOptions(endpoint, facts(settings), settings.rank_timeout_s)
+        return (Spoke if node.number else Hub)(Mirror(Board(memory, node.size), node), options, ring, keys)
+
+    if not node.number:
+        return _listening(settings, open_link)
+    try:
+        address = facing(*resolved(settings.rdzv_endpoint))
+    except OSError as error:
+        raise UnusableSettings(
+            f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but no network leads there ({error}): check the address"
+        ) from error
+    return Meeting(open_link(f"tcp://{settings.rdzv_endpoint}"), address)  # a name may come to lead elsewhere
+
+
+def _listening(settings: RunnerSettings, open_link: Callable[[str], NodeLink]) -> Meeting:
+    began_at = time.monotonic()
+    while True:
+        leader, port = resolved(settings.rdzv_endpoint)
+        try:
+            return Meeting(open_link(zmq_endpoint(leader, port)), leader)
+        except zmq.ZMQError as error:
+            if time.monotonic() - began_at >= _PATIENCE_S.get(error.errno or 0, 0.0):
+                raise UnusableSettings(
+                    f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but node 0 can't listen there ({error}): state an "
+                    "address of node 0 and a free port"
+                ) from error
+            log.warning("node 0 can't listen yet", address=leader, port=port, reason=str(error))
+        time.sleep(1.0)
