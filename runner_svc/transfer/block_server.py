@@ -1,6 +1,6 @@
 """The source's side of moves over TCP: a thread with a ROUTER socket that serves granted blocks only.
 
-With CURVE, a reader has to own a key that a grant names (ZeroMQ asks the thread of `ReaderKeys`), and each request has
+With CURVE, a reader has to own a key that a grant names (ZeroMQ asks the thread of `CurveServer`), and each request has
 to state the key of its move. A slow reader costs at most `_MOST_QUEUED` replies of memory; what exceeds them is
 dropped, and the reader gives up.
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable
 import structlog
 import zmq
 
+from roster_common.curve_server import CurveServer
 from roster_common.endpoints import needs_ipv6
 from runner_svc.tiers.block_store import BlockStore
 from runner_svc.transfer.grants import Grants
-from runner_svc.transfer.reader_keys import ReaderKeys
 from runner_svc.transfer.wire import MOST_BYTES, BadFrame, Request, read_request, refusal_frames, reply_frames
 
 _POLL_MS = 100  # bounds the delay of `close`
@@ -42,14 +42,14 @@ class BlockServer:
         self._grants = grants
         self._other = other
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._keys = ReaderKeys(self._context, grants) if secret else None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _MOST_QUEUED)
         self._socket.setsockopt(zmq.IPV6, needs_ipv6(listen))
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1 << 20)  # a request has a few block ids
-        if self._keys is not None:
-            self._keys.protect(self._socket, secret)
+        if secret:
+            refusal = "no move is granted to this key"
+            CurveServer(self._context, secret, "moves", grants.admits, refusal).protect(self._socket)
         try:
             self._socket.bind(listen)
         except zmq.ZMQError:

@@ -12,7 +12,7 @@ import zmq
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.engine_wait import EngineWait
 from scheduler_svc.failure.own_pause import forgive
-from scheduler_svc.link.curve import CurveServer
+from scheduler_svc.link.curve import link_server
 from scheduler_svc.link.front_link import FrontLink
 from scheduler_svc.link.runner_link import PAUSE_S, RunnerLink
 from scheduler_svc.link.wake_pipe import WakePipe
@@ -40,7 +40,7 @@ class EngineLoop:
         )
         curve = None
         if settings.link_key is not None and settings.link_runners is not None:
-            curve = CurveServer(self._context, settings.link_key, settings.link_runners)
+            curve = link_server(self._context, settings.link_key, settings.link_runners)
         self._fronts = FrontLink(self._context, front_endpoint)
         self._runners = RunnerLink(
             self._context,

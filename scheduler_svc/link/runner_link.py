@@ -22,9 +22,9 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
+from roster_common.curve_server import CurveServer
 from roster_common.link_protocol import CONTEXTS, MOVES, OURS, TERMS, shared
 from roster_protos import plan_pb2
-from scheduler_svc.link.curve import CurveServer
 from scheduler_svc.link.name_contests import NameContests
 from scheduler_svc.link.runner_events import (
     Fenced,

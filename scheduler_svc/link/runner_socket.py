@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import zmq
 
+from roster_common.curve_server import CurveServer
 from roster_common.endpoints import needs_ipv6
-from scheduler_svc.link.curve import CurveServer
 
 
 class RunnerSocket:

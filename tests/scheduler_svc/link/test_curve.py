@@ -12,7 +12,7 @@ import zmq
 from roster_common.curve_keys import UnusableKey, generate, read_allowed, read_secret
 from roster_protos import plan_pb2
 from runner_svc.link.curve import CurveClient
-from scheduler_svc.link.curve import AllowList, CurveServer
+from scheduler_svc.link.curve import AllowList, link_server
 from scheduler_svc.link.runner_link import Joined, RunnerEvent, RunnerLink
 
 NOTHING_S = 0.5
@@ -37,7 +37,7 @@ def keys(tmp_path: Path) -> Keys:
 @pytest.fixture
 def link(keys: Keys) -> Iterator[RunnerLink]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    curve = CurveServer(context, keys.scheduler, keys.list)
+    curve = link_server(context, keys.scheduler, keys.list)
     link = RunnerLink(context, "tcp://127.0.0.1:*", silence_s=60, plan_timeout_s=60, clock=time.monotonic, curve=curve)
     yield link
     link.close()
