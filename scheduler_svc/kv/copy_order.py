@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from scheduler_svc.kv.prefix_tree import BIT, UNCOPIED, UNCOPIED_CHILD, Node, Prefix
 from scheduler_svc.kv.value_heap import ValueHeap
 
-LOOKS = 4
+LOOKS = 16
 """Prefixes put aside in one call, at most."""
 AT_ONCE = 32
 """Blocks of a prefix for which room is made at a time."""

@@ -110,6 +110,15 @@ class EvictionOrder:
             else:
                 self.copies.note_done(node)
 
+    def revalue_end(self, tail: Node) -> None:
+        """Takes note that the value of the prefix that ends with `tail` has changed. What is suddenly worth less, as a
+        conversation that is over, would not surface by itself."""
+        node: Node | None = tail
+        while node is not None and node.prefix is tail.prefix and not node.tiers & self._bit:
+            node = node.parent
+        if node is not None and self._value_of is not None:
+            self._heap.revalue(node)
+
     def value(self, name: bytes) -> float:
         """Returns the value of the name's prefix; 0 if it is not known."""
         node = self._tree.nodes.get(name)

@@ -162,14 +162,14 @@ class PrefixTree:
 
     # ------------------------------------------------------------------ linking
 
-    def link(self, names: list[bytes], turn: Turn, named: Container[bytes]) -> None:
-        """Links the full blocks of a leaving sequence, `names` from the first on. `named`: the names that the pool
-        has."""
+    def link(self, names: list[bytes], turn: Turn, named: Container[bytes]) -> Node | None:
+        """Links the full blocks of a leaving sequence, `names` from the first on; returns the last one's node, None if
+        there is none. `named`: the names that the pool has."""
         count = len(names)
         while count and names[count - 1] not in named:
             count -= 1
         if not count:
-            return
+            return None
         names = names[:count]
         first, junction = self._junction(names)
         prefix = self._prefix_for(turn, junction, len(names) - first)
@@ -182,6 +182,7 @@ class PrefixTree:
             else:
                 parent = nodes[name] = Node(name, prefix, parent)
         self._note(prefix, turn, parent, len(names) * self.block_size)
+        return parent
 
     def _junction(self, names: list[bytes]) -> tuple[int, Node | None]:
         """Returns the number of leading names that are linked already, and the node of the last of them."""

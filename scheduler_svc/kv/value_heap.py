@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from scheduler_svc.kv.prefix_tree import Node
 
-REVISE_EVERY = 4
+REVISE_EVERY = 1
 """Uses after which another block is valued again, besides those that surface."""
 _Entry = tuple[float, int, Node]
 

@@ -111,7 +111,9 @@ class Retention:
             retain_s=None if request.kv_retain_s is None else min(request.kv_retain_s, longest_s),
             next_turn_s=None if request.next_turn_s is None else min(request.next_turn_s, longest_s),
         )
-        self._tree.link(sequence.hashes[: computed // size], turn, self._pool.named)
+        tail = self._tree.link(sequence.hashes[: computed // size], turn, self._pool.named)
+        if tail is not None and self._host_order is not None:
+            self._host_order.revalue_end(tail)
         if ended and conversation and self._policy.prefetches:
             self._expect(self._tree.find(request.tenant, conversation))
 

@@ -150,6 +150,23 @@ def test_values_that_change_are_followed_in_both_directions() -> None:
     assert set(names["h"]) < set(taken)
 
 
+def test_a_prefix_that_is_over_goes_at_once_also_where_its_last_blocks_are_not() -> None:
+    pool, values = BlockPool(64, SIZE), {name: float(ord(name)) for name in "abcdefgh"}
+    host = EvictionOrder(pool.tree, 1, lambda name: True)
+    host.above = pool.order
+    pool.rank(lambda prefix: values[prefix.conversation])
+    host.rank(lambda prefix: values[prefix.conversation], [])
+    names = {name: conversation(pool, name, 8, 0.0) for name in "abcdefgh"}
+    for name in "abcdefgh":
+        for copied in names[name][:6]:
+            host.add(copied)
+    values["h"] = 0.0
+    tail = pool.tree.link(names["h"], turn("h", 1.0), pool.named)
+    assert tail is not None and tail.name == names["h"][-1]
+    host.revalue_end(tail)
+    assert host.take(6) == names["h"][5::-1]
+
+
 def test_equal_values_mean_least_recently_used() -> None:
     pool = BlockPool(12, SIZE)
     pool.rank(lambda prefix: 0.0)

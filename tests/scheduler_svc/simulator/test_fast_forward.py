@@ -24,7 +24,7 @@ from tests.support.random_traces import random_trace
 from tests.support.simulated_cost import round_cost
 from tests.support.thoroughness import choice, count
 
-OBJECTS = ("tree", "order")
+OBJECTS = ("tree", "order", "kept")
 """Parts of a pool that are compared by identity; only a retention policy uses them."""
 
 
