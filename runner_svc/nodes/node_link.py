@@ -42,6 +42,8 @@ class LinkOptions:
 class NodeLink(ABC):
     """One end of the link. `verdict` may be read by any thread."""
 
+    _socket: zmq.Socket[bytes]
+
     def __init__(self, mirror: Mirror, options: LinkOptions) -> None:
         self._mirror, self._options = mirror, options
         self.verdict: End | None = None
@@ -97,6 +99,7 @@ class NodeLink(ABC):
             self._say_goodbye(self._closing)
         except Exception as error:
             log.exception("the link between nodes failed")
+            self._socket.close(linger=0)  # `close` would wait for it
             self.verdict = End(_BROKEN, f"the link between nodes failed: {error}")
 
     def _wait(self, poller: zmq.Poller) -> None:

@@ -165,6 +165,40 @@ def test_node_0_that_starts_again_learns_the_epoch_of_the_others() -> None:
         assert linked.gather() == 5
 
 
+def test_a_rank_that_lags_behind_by_more_than_the_ring_does_not_silence_its_node() -> None:
+    with LinkedNodes(2, 2) as linked:
+        linked.gather()
+        sent = [bytes([number]) * (RING_BYTES // 2 + number) for number in range(5)]
+        for record in sent:
+            linked.members[0].ring.write(record)
+        eventually(lambda: linked.nodes[1].link._next == 6)  # type: ignore[attr-defined]
+        linked.members[1].board.explain(1, "a long step")
+        eventually(lambda: linked.nodes[0].board.explanation(1) == "a long step")
+        had: list[bytes | str] = []
+        read_all(linked.members[1], len(sent), had).join(20)
+        assert had == sent
+
+
+class Fails(Spoke):
+    """Fails, once it is welcome."""
+
+    def _turn(self, elapsed_s: float, beats: bool) -> None:
+        super()._turn(elapsed_s, beats)
+        if self._is_welcome:
+            raise ValueError("a mistake of ours")
+
+
+def test_a_link_that_fails_ends_its_launcher() -> None:
+    with LinkedNodes(2, 2, spoke=Fails) as linked:
+        link = linked.nodes.pop(1).link
+        eventually(lambda: link.verdict)
+        assert link.verdict is not None and link.verdict.status == 3
+        closing = threading.Thread(target=link.close, args=(3,), daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
 class Silent(Spoke):
     """Says nothing while `quiet`, as if its host had lost its network."""
 
