@@ -22,6 +22,7 @@ TICK_S = 0.02
 BEATS = 20
 """States with all rows in the time after which a silent node is lost."""
 _QUEUED = 10_000
+_HANDSHAKE_MS, _MOST_MS = 10_000, 3_600_000
 _BROKEN = 3
 
 log = structlog.get_logger()
@@ -111,6 +112,13 @@ class NodeLink(ABC):
         socket.setsockopt(zmq.SNDHWM, _QUEUED)
         socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
         socket.setsockopt(zmq.IPV6, needs_ipv6(self._options.endpoint))
+        # The system would keep a connection to a host without power for long, and go on asking an address that the
+        # name no longer leads to.
+        timeout_ms = min(max(1, int(self._options.timeout_s * 1000)), _MOST_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, timeout_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * timeout_ms)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, max(_HANDSHAKE_MS, timeout_ms))
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, timeout_ms)
 
     @abstractmethod
     def _poller(self) -> zmq.Poller:

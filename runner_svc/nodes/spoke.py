@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 from collections import deque
@@ -54,7 +55,7 @@ class Spoke(NodeLink):
         self._next = 1  # number of the next record of the prepared epoch
         self._unwritten: deque[bytes] = deque()  # for which the ring had no room yet
         self._others = [rank for rank in range(mirror.node.size) if rank not in mirror.node.ranks]
-        self._name = f"{socket.gethostname()}, launcher {os.getpid()}"
+        self._name, self._launcher = f"{socket.gethostname()}, launcher {os.getpid()}", secrets.token_hex(8)
         self._is_welcome, self._silent_s = False, 0.0
         self._hello_at, self._warn_at = 0.0, time.monotonic() + _FIRST_WARN_S
         self._connect()
@@ -97,7 +98,7 @@ class Spoke(NodeLink):
         now = time.monotonic()
         if now >= self._hello_at:
             self._hello_at = now + _HELLO_S
-            self._send(Hello(self._mirror.node.number, self._name, self._options.facts))
+            self._send(Hello(self._mirror.node.number, self._name, self._launcher, self._options.facts))
         if now >= self._warn_at:
             self._warn_at = now + _WARN_S
             log.warning("node 0 does not answer", rdzv_endpoint=self._options.endpoint)

@@ -179,26 +179,6 @@ def test_a_rank_that_lags_behind_by_more_than_the_ring_does_not_silence_its_node
         assert had == sent
 
 
-class Fails(Spoke):
-    """Fails, once it is welcome."""
-
-    def _turn(self, elapsed_s: float, beats: bool) -> None:
-        super()._turn(elapsed_s, beats)
-        if self._is_welcome:
-            raise ValueError("a mistake of ours")
-
-
-def test_a_link_that_fails_ends_its_launcher() -> None:
-    with LinkedNodes(2, 2, spoke=Fails) as linked:
-        link = linked.nodes.pop(1).link
-        eventually(lambda: link.verdict)
-        assert link.verdict is not None and link.verdict.status == 3
-        closing = threading.Thread(target=link.close, args=(3,), daemon=True)
-        closing.start()
-        closing.join(20)
-        assert not closing.is_alive()
-
-
 class Silent(Spoke):
     """Says nothing while `quiet`, as if its host had lost its network."""
 
@@ -232,19 +212,6 @@ def test_nodes_with_other_settings_or_releases_are_refused_by_name() -> None:
         assert spoke.verdict.why.startswith("node 1 (")
         told = "its block_size is 32, but that of node 0 is 16: set block_size to the same value on all nodes"
         assert spoke.verdict.why.endswith(f"can't take part: {told}")
-
-
-def test_a_number_that_is_taken_or_unknown_is_refused() -> None:
-    with LinkedNodes(4, 2, timeout_s=2.0) as linked:
-        linked.gather()
-        first = linked.nodes.pop(1)
-        second = linked.open(1)
-        second.link._name = "elsewhere"  # type: ignore[attr-defined]
-        eventually(lambda: second.link.verdict)
-        assert second.link.verdict is not None
-        assert "takes part already: give each node its own node_rank" in second.link.verdict.why
-        assert first.link.verdict is None and not linked.nodes[0].members[0].lost
-        linked.nodes[2] = first
 
 
 def test_ranks_that_have_loaded_something_else_are_refused_by_name() -> None:
