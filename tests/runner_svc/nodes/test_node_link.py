@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import zmq
@@ -37,9 +38,11 @@ class Strands(TcpProxy):
     def strand(self, port: int) -> None:
         """New connections go to another port."""
         with self._lock:
-            for end in self._pairs:
+            self.stranded: list[socket.socket] = list(self._pairs)
+            for end in self.stranded:
                 self._selector.unregister(end)
-            self.stranded, self._pairs, self._target_port = self._pairs, {}, port
+            self._pairs.clear()
+            self._target_port = port
 
 
 def test_a_node_that_asks_a_host_without_power_asks_again_where_the_name_leads() -> None:
