@@ -48,8 +48,9 @@ refused at start, with a sentence.
 - **It computes alone what it computes in a batch.** At start, four short rows are computed in chunks, with a prefix
   hit, in shared steps, and compared with each row through the model's own eager attention. They may differ by twice
   what its own SDPA attention differs by. Its `generate` must agree with its forward pass, too.
-- **Every tensor is used.** A tensor that is missing, unknown or of another shape is refused by name. The file is
-  mapped and its layers are packed one after another: 1.24 GB of float32 weights took 1.22 GB of memory beside the file.
+- **Every tensor is used.** A tensor that is missing, unknown or of another shape is refused by name. Keys of
+  config.json that the class does not know are named in the log. The file is mapped and its layers are packed one after
+  another: 1.24 GB of float32 weights took 1.22 GB of memory beside the file.
 
 On a CPU, a decode step of SmolLM2-135M takes 1.2 times that of Roster's own decoder, alone and in a batch of 8.
 

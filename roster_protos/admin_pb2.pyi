@@ -21,7 +21,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "retention", "retention_parameters", "draining", "moves")
+    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "profile", "retention", "retention_parameters", "draining", "moves", "groups")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class GetStatusResponse(_message.Message):
     RETENTION_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     policy: str
@@ -50,7 +51,38 @@ class GetStatusResponse(_message.Message):
     retention_parameters: str
     draining: bool
     moves: Moves
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., retention: _Optional[str] = ..., retention_parameters: _Optional[str] = ..., draining: _Optional[bool] = ..., moves: _Optional[_Union[Moves, _Mapping]] = ...) -> None: ...
+    groups: RankGroups
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., profile: _Optional[str] = ..., retention: _Optional[str] = ..., retention_parameters: _Optional[str] = ..., draining: _Optional[bool] = ..., moves: _Optional[_Union[Moves, _Mapping]] = ..., groups: _Optional[_Union[RankGroups, _Mapping]] = ...) -> None: ...
+
+class RankGroups(_message.Message):
+    __slots__ = ("groups", "formed_again", "pauses_s")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    FORMED_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_S_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[RankGroup]
+    formed_again: int
+    pauses_s: float
+    def __init__(self, groups: _Optional[_Iterable[_Union[RankGroup, _Mapping]]] = ..., formed_again: _Optional[int] = ..., pauses_s: _Optional[float] = ...) -> None: ...
+
+class RankGroup(_message.Message):
+    __slots__ = ("id", "ranks", "epoch", "serves", "lost", "lost_s", "away_s", "away_because")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    LOST_S_FIELD_NUMBER: _ClassVar[int]
+    AWAY_S_FIELD_NUMBER: _ClassVar[int]
+    AWAY_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    ranks: int
+    epoch: int
+    serves: bool
+    lost: str
+    lost_s: float
+    away_s: float
+    away_because: str
+    def __init__(self, id: _Optional[str] = ..., ranks: _Optional[int] = ..., epoch: _Optional[int] = ..., serves: _Optional[bool] = ..., lost: _Optional[str] = ..., lost_s: _Optional[float] = ..., away_s: _Optional[float] = ..., away_because: _Optional[str] = ...) -> None: ...
 
 class Moves(_message.Message):
     __slots__ = ("sequences", "under_way", "failed", "blocks", "bytes", "copy_s", "pause_s", "by_use")

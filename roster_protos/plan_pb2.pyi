@@ -170,7 +170,7 @@ class Moved(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., outcome: _Optional[_Union[MoveOutcome, str]] = ..., reason: _Optional[str] = ..., num_bytes: _Optional[int] = ..., duration_us: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret", "move_endpoint", "kv_format", "move_key", "move_memory", "has_experts", "role", "ranks")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context", "cache_groups", "step_costs", "max_drafts", "drafter", "max_sampled", "num_host_blocks", "block_bytes", "load_block_ns", "offload_block_ns", "naming_secret", "move_endpoint", "kv_format", "move_key", "move_memory", "has_experts", "role", "ranks", "epoch", "lost_rank")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,8 @@ class Hello(_message.Message):
     HAS_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOST_RANK_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -242,7 +244,9 @@ class Hello(_message.Message):
     has_experts: bool
     role: str
     ranks: int
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ..., move_endpoint: _Optional[str] = ..., kv_format: _Optional[str] = ..., move_key: _Optional[str] = ..., move_memory: _Optional[str] = ..., has_experts: _Optional[bool] = ..., role: _Optional[str] = ..., ranks: _Optional[int] = ...) -> None: ...
+    epoch: int
+    lost_rank: str
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ..., cache_groups: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_drafts: _Optional[int] = ..., drafter: _Optional[str] = ..., max_sampled: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., load_block_ns: _Optional[int] = ..., offload_block_ns: _Optional[int] = ..., naming_secret: _Optional[bytes] = ..., move_endpoint: _Optional[str] = ..., kv_format: _Optional[str] = ..., move_key: _Optional[str] = ..., move_memory: _Optional[str] = ..., has_experts: _Optional[bool] = ..., role: _Optional[str] = ..., ranks: _Optional[int] = ..., epoch: _Optional[int] = ..., lost_rank: _Optional[str] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("decode_rows", "context", "prompt_positions", "prompt_start", "step_ns", "drafts")

@@ -48,6 +48,11 @@ def provenance(module: str, packages: Sequence[str], card: Mapping[str, Any] | N
     }
 
 
+def on_card(source: Mapping[str, Any], card: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the header with the card that computed, where it is only known later; None leaves it as it is."""
+    return {**source, **({"card": dict(card)} if card else {})}
+
+
 def _version(package: str) -> tuple[str, str]:
     """Returns the distribution's name, and its version or NOT_INSTALLED."""
     for name in _CUPY_DISTRIBUTIONS if package == CUPY else (package,):

@@ -83,6 +83,10 @@ class Clients:
         missing = sum(left != 0 for left in self._left)
         if missing:
             raise RuntimeError(f"{missing} requests got fewer tokens than they asked for")
+        return self.record()
+
+    def record(self) -> ClientRecord:
+        """Returns what has arrived so far."""
         requests, times, tokens = np.array(self._deltas, np.int64).reshape(-1, 3).T
         prompts = np.array([prompt for prompt, _ in self._lengths], np.int64)
         due, sent, lag = (np.array(column, np.int64) for column in (self._due, self._sent, self._loop_lag))

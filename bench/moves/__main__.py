@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,19 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.provenance import provenance, write_results
+from bench.common.fleet import Fleet
+from bench.common.on_gpu import require_gpu
+from bench.common.provenance import on_card, provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
+from bench.gpu_serving.service import card_of
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
-from roster_client.client.errors import UnavailableError
 from roster_client.client.events import Delta
-from roster_client.serve.child_process import ChildProcess
-from roster_client.serve.stack import Endpoints
-from roster_common.setting_options import as_arguments
-from runner_svc.group.member import own_gpu_first
 
-READY_S = 90.0
-WORDS = ("move", "lost", "leaves")
+ROOM = 5
+"""Quarters of what the sequences take that each cache has: one of 64 x 8,192 tokens of an 8B fits once on an H200."""
+WORDS = ("move", "lost", "leaves", "unmapped")
 """Of lines of the processes' logs that are kept."""
 
 
@@ -44,7 +41,7 @@ def runner_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, ob
     settings: dict[str, object] = {
         "device": arguments.device,
         "slots": 2 * arguments.sequences,
-        "kv_tokens": 2 * arguments.sequences * (arguments.prompt + arguments.tokens),
+        "kv_tokens": ROOM * arguments.sequences * (arguments.prompt + arguments.tokens) // 4,
         "move_listen": "127.0.0.1:0",
         "log_level": "info",
     }
@@ -55,70 +52,6 @@ def runner_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, ob
     else:
         settings["test_backend"] = {"step_ms": 5, "eos_probability": 0}
     return settings
-
-
-class Fleet:
-    """A scheduler and runners "a", "b", ... as child processes."""
-
-    def __init__(self, settings: dict[str, object], *, gpus: int = 1, decoding: str = "b") -> None:
-        """`gpus`: among how many the runners are divided, by name. `decoding`: names of those that take no prompts."""
-        self.endpoints = Endpoints.free()
-        self._settings = settings
-        self._gpus, self._decoding = gpus, decoding
-        self._children: dict[str, ChildProcess] = {}
-        self.lines: list[str] = []
-
-    async def start(self, name: str) -> None:
-        """Starts the scheduler, or a runner of this name."""
-        ends = self.endpoints
-        if name == "scheduler":
-            flags = [f"--listen={ends.listen}", f"--link={ends.link}", f"--admin-listen={ends.admin_listen}"]
-            command = [
-                sys.executable,
-                "-m",
-                "scheduler_svc.main",
-                *flags,
-                "--metrics-listen=",
-                "--flush-ms=1",
-                "--log-level=debug",
-            ]
-        else:
-            role = {"role": "decode"} if name in self._decoding else {}  # so that all prompts go to the first one
-            flags = as_arguments({"link": ends.link, "runner_id": name, **self._settings, **role})
-            seen = [] if self._gpus == 1 else ["env", f"CUDA_VISIBLE_DEVICES={self._visible(name)}"]
-            command = [*seen, sys.executable, "-m", "runner_svc.main", *flags]
-        self._children[name] = await ChildProcess.start(name, command, self._line)
-
-    def _visible(self, name: str) -> str:
-        return own_gpu_first(ord(name) - ord("a"), self._gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-    async def ready(self, admin: AdminClient, count: int) -> None:
-        """Waits until `count` runners serve. Raises RuntimeError."""
-        deadline = time.monotonic() + READY_S
-        while True:
-            try:
-                if len((await admin.get_status(deadline_s=2)).runners) >= count:
-                    return
-            except UnavailableError:
-                pass
-            ended = [child for child in self._children.values() if child.returncode is not None]
-            if ended or time.monotonic() > deadline:
-                raise RuntimeError(f"not ready: {[' | '.join(child.tail) for child in ended] or self.lines[-20:]}")
-            await asyncio.sleep(0.05)
-
-    async def end(self, name: str) -> float:
-        """Sends SIGTERM and waits for the end; returns the seconds that it took."""
-        began_at = time.monotonic()
-        await self._children.pop(name).stop(60.0)
-        return time.monotonic() - began_at
-
-    async def stop(self) -> None:
-        """Ends all."""
-        for name in list(self._children):
-            await self.end(name)
-
-    def _line(self, name: str, line: str) -> None:
-        self.lines.append(f"{name}: {line}")
 
 
 async def stream(client: RosterClient, prompt: list[int], num_tokens: int, arrivals: list[float]) -> list[int]:
@@ -134,7 +67,8 @@ async def stream(client: RosterClient, prompt: list[int], num_tokens: int, arriv
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Runs the drain once and returns the figures."""
-    fleet = Fleet(runner_settings(arguments, folder), gpus=arguments.gpus)
+    roles = {"b": "decode"}  # so that all prompts go to the first one
+    fleet = Fleet(runner_settings(arguments, folder), gpus=arguments.gpus, roles=roles, log_level="debug")
     rng = np.random.default_rng(0)
     vocabulary = ALL_SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else 256
     prompts = [rng.integers(0, vocabulary, arguments.prompt).tolist() for _ in range(arguments.sequences)]
@@ -143,7 +77,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             await fleet.start(name)
         ends = fleet.endpoints
         async with RosterClient(ends.listen) as client, AdminClient(ends.admin_listen) as admin:
-            await fleet.ready(admin, 2)
+            await fleet.ready(client, admin, 2)
             arrivals: list[list[float]] = [[] for _ in prompts]
             streams = [
                 asyncio.create_task(stream(client, prompt, arguments.tokens, times))
@@ -197,10 +131,9 @@ def figures(
         "pause_ms": {"worst": max(pauses), "median": statistics.median(pauses)},
         "usual_gap_ms": statistics.median(usual),
         "moves": str(status.moves).split("\n"),
+        "copy_gb_s": sum(status.moves.bytes.values()) / status.moves.copy_s / 1e9 if status.moves.copy_s else 0.0,
         "prefill_tokens": status.totals.prefill_tokens,
-        "lines": [
-            line for line in fleet.lines if "move" in line or "unmapped" in line or "lost" in line or "leaves" in line
-        ],
+        "lines": [line for line in fleet.lines if any(word in line for word in WORDS)],
     }
 
 
@@ -216,12 +149,14 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="compare the answers with a second computation")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    source = provenance("bench.moves", ["torch", "pyzmq", *(["cupy-cuda13x"] if arguments.device == "cuda" else [])])
+    require_gpu(arguments.device)
+    source = provenance("bench.moves", ["torch", "pyzmq", *(["cupy"] if arguments.device == "cuda" else [])])
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(arguments, Path(folder)))
     for name, value in found.items():
         print(f"{name}: {value}")
     if arguments.json is not None:
+        source = on_card(source, card_of(arguments.device))
         write_results(arguments.json, source, {"shape": arguments.shape, **found})
 
 

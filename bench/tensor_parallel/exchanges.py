@@ -22,9 +22,8 @@ from bench.common.gpu_timing import card, median_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
 from bench.tensor_parallel.processes import in_ranks, shares_gpu
-from runner_svc.cuda.memory.shared_memory import SharedMemory
 from runner_svc.cuda.ranks.peer_ranks import PeerRanks
-from runner_svc.gpu.ranks.placing import gpu_of
+from runner_svc.gpu.ranks.placing import gpu_of, over_peer_memory
 from runner_svc.group.forming import Group
 from runner_svc.interface.ranks import Communicator
 
@@ -44,7 +43,7 @@ def times_of(group: Group, way: str, hidden: int, rows: list[int], launches: int
     found = []
     with device.stream():
         if way == ONE_SHOT:
-            peers = PeerRanks(group, device, partial(SharedMemory.imported, device=device.device.index), limit_s=20.0)
+            peers = over_peer_memory(group, device, torch.bfloat16)
             peers.open()
             ranks = peers
         for count in rows:

@@ -2,10 +2,10 @@
 
     python -m bench.tensor_parallel.killed --ranks 2 --shape llama-3.1-8b --kills 3
 
-Serves the model with `roster-runner --tensor-parallel`, sends requests at a rate, and kills a random rank every few
-seconds with SIGKILL. A pause is the longest time around a kill in which no stream got a token. Every request must get
-as many tokens as it asked for. The survivors' processes must stay: they load nothing. `--device hash` tries the command
-on a CPU.
+Serves the model with `roster-runner --tensor-parallel`, sends requests at a rate, and kills a rank every few seconds
+with SIGKILL: the last one, the one before it, and so on, then the last one again. A pause is the longest time around a
+kill in which no stream got a token. Every request must get as many tokens as it asked for. The survivors' processes
+must stay: they load nothing. `--device hash` tries the command on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import re
 import signal
 import tempfile
@@ -35,7 +34,7 @@ PROMPT = 512
 READY_S = 300.0
 _AGAIN_S = 120.0
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = re.compile(r"(\w+)=(\d+)")
+_NUMBER = re.compile(r"\b(\w+)=(\d+)")
 
 
 def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
@@ -47,24 +46,25 @@ def pause_at(record: ClientRecord, killed_at_ns: int) -> float:
 
 
 class RunnerLines:
-    """Prints the services' lines, counts how often the group has formed, and knows the process of each rank."""
+    """Prints the services' lines, counts how often the group has formed, and knows the ranks' processes."""
 
     def __init__(self) -> None:
         self.formed = 0
         self.pids: dict[int, int] = {}
+        """Process of each rank."""
 
     def __call__(self, name: str, line: str) -> None:
-        self.formed += name == RUNNER and " ready " in line
-        if name == RUNNER and "started a rank" in line:
-            told = {key: int(value) for key, value in _NUMBER.findall(_COLOURS.sub("", line))}
-            self.pids[told["rank"]] = told["pid"]
+        if name == RUNNER:
+            self.formed += " ready " in line
+            fields = dict(_NUMBER.findall(_COLOURS.sub("", line)))
+            if " started a rank " in line:
+                self.pids[int(fields["rank"])] = int(fields["pid"])
         print(f"{name:>9} | {line[:200]}", flush=True)
 
 
-async def killed_one(lines: RunnerLines, rng: random.Random) -> dict[str, Any]:
+async def killed_one(rank: int, lines: RunnerLines) -> dict[str, Any]:
     """Kills a rank and waits until the group has formed again; returns what happened."""
     before, formed = dict(lines.pids), lines.formed
-    rank = rng.randrange(len(before))
     at_ns = time.monotonic_ns()
     os.kill(before[rank], signal.SIGKILL)
     until_s = time.monotonic() + _AGAIN_S
@@ -85,7 +85,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     runner |= {"tensor_parallel": arguments.ranks, "fork_ranks": arguments.fork_ranks}
     if arguments.kv_tokens:
         runner["kv_tokens"] = arguments.kv_tokens
-    rng, count, lines = random.Random(arguments.seed), round(arguments.rate * arguments.seconds), RunnerLines()
+    count, lines = round(arguments.rate * arguments.seconds), RunnerLines()
     began_at = time.monotonic()
     async with Stack(Endpoints.free(), scheduler={}, runner=runner, on_line=lines) as stack:
         model = await stack.wait_ready(READY_S)
@@ -94,9 +94,11 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         clients = Clients(stack.endpoints.listen, lengths, model.vocab_size, arguments.seed)
         load = asyncio.create_task(clients.run([index / arguments.rate for index in range(count)], 4))
         kills = []
-        for _ in range(arguments.kills):
+        for number in range(1, arguments.kills + 1):
             await asyncio.sleep(arguments.every)
-            kills.append(await killed_one(lines, rng))
+            kill = await killed_one(-number % arguments.ranks, lines)
+            kills.append({**kill, "under_load": not load.done()})
+            print(f"rank {kill['rank']} was killed, and the group has formed again", flush=True)
         record = await load  # raises an exception if a request got fewer tokens
     return {
         "ranks": arguments.ranks,
@@ -130,7 +132,8 @@ def main() -> None:
         numbers = asyncio.run(run(arguments, Path(folder)))
     for kill in numbers["kills"]:
         stayed = "stayed" if kill["survivors_stayed"] else "DID NOT STAY"
-        print(f"rank {kill['rank']} killed: streams paused {kill['pause_s']:.2f} s, the others {stayed}")
+        late = "" if kill["under_load"] else "; THE LOAD HAD ENDED: raise --seconds"
+        print(f"rank {kill['rank']} killed: streams paused {kill['pause_s']:.2f} s, the others {stayed}{late}")
     print(f"{numbers['requests']} requests, {numbers['tokens']} tokens, {numbers['lost']} lost")
     if arguments.output:
         card = card_of(arguments.device)

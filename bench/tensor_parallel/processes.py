@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,11 @@ from typing import Any
 from runner_svc.group.forming import Group, store_in
 from runner_svc.group.member import own_gpu_first, prepare_environment
 from runner_svc.interface.ranks import Shard
+from runner_svc.launch.with_parent import end_with
 
 SHARED_GPU = "ROSTER_TEST_RANKS_SHARE_A_GPU"
-_FOUND_S = 120.0
-"""Ranks import torch and load their weights before they form."""
+_FOUND_S = 300.0
+"""Ranks import torch and load their weights before they form, and rank 0 times its steps."""
 _POLL_S = 0.1
 
 
@@ -68,6 +70,7 @@ def shares_gpu() -> bool:
 
 
 def _run(rank: int, size: int, folder: Path, named: dict[str, Any]) -> None:
+    end_with(None, signal.SIGKILL)  # a command that is ended leaves no GPU in use
     prepare_environment()
     group = Group(Shard(rank, size), store_in(folder, size), forming_s=_FOUND_S, timeout_s=_FOUND_S)
     run = getattr(importlib.import_module(named["module"]), named["function"])
@@ -76,3 +79,5 @@ def _run(rank: int, size: int, folder: Path, named: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     _run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
+    sys.stdout.flush()
+    os._exit(0)  # destructors of NCCL's groups and of graphs with its sums may wait for the other ranks

@@ -10,19 +10,19 @@ to its first one. `--device hash` tries the command on a CPU.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
+from bench.common.fleet import Fleet
 from bench.common.on_gpu import require_gpu
-from bench.common.provenance import provenance, write_results
+from bench.common.provenance import on_card, provenance, write_results
 from bench.common.random_model import ALL_SHAPES, write_folder
 from bench.gpu_serving.client import ClientRecord, Clients
 from bench.gpu_serving.service import card_of
-from bench.moves.__main__ import Fleet
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
 
@@ -50,15 +50,14 @@ async def measured(arguments: argparse.Namespace, folder: Path, count: int) -> d
     settings: dict[str, object] = {"device": arguments.device, "model": "hash"}
     if arguments.device == "cuda":
         settings |= {"model": folder, "weights": "random", "slots": arguments.requests}
-    fleet = Fleet(settings, gpus=count if arguments.device == "cuda" else 1, decoding="")
+    fleet = Fleet(settings, gpus=count if arguments.device == "cuda" else 1)
     total = count * arguments.requests
     try:
         for name in ("scheduler", *NAMES[:count]):
             await fleet.start(name)
         ends = fleet.endpoints
         async with RosterClient(ends.listen) as client, AdminClient(ends.admin_listen) as admin:
-            await fleet.ready(admin, count)
-            model = await client.get_model(deadline_s=10)
+            model = await fleet.ready(client, admin, count)
         for warm in (True, False):
             lengths = [(arguments.prompt, 8 if warm else arguments.tokens)] * total
             clients = Clients(ends.listen, lengths, model.vocab_size, int(warm))
@@ -84,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_folder(arguments.shape, Path(folder))
         for count in arguments.runners:
-            line = asyncio.run(measured(arguments, Path(folder), count))
+            line = uvloop.run(measured(arguments, Path(folder), count))
             lines.append(line)
             share = line["tokens_per_s"] / lines[0]["tokens_per_s"]
             print(
@@ -94,8 +93,7 @@ def main() -> None:
                 flush=True,
             )
     if arguments.output:
-        card = card_of(arguments.device)
-        write_results(arguments.output, {**source, **({"card": card} if card else {})}, {"lines": lines})
+        write_results(arguments.output, on_card(source, card_of(arguments.device)), {"lines": lines})
 
 
 if __name__ == "__main__":

@@ -158,13 +158,17 @@ ROWS: dict[str, list[Panel]] = {
                "{{runner}} gain": of_runners("roster_draft_gain")}, "none"),
     ],
     "Failures": [
-        Panel("Runners", "Runners in service, runners held back because they fail every plan, and draining.",
+        Panel("Runners", "Runners in service, those held back because they fail every plan, groups whose ranks form "
+              "again, and draining.",
               {"{{instance}} runners": chosen("roster_runners"),
                "{{instance}} held back": chosen("roster_runners_held_back"),
+               "groups away": f"sum({chosen('roster_group_away')}) or vector(0)",
                "{{instance}} draining": chosen("roster_draining")},
               "none", 6),
-        Panel("Runners lost", "Lost runners by reason, within the rate's interval.",
-              {"{{reason}}": f"sum by (reason) (increase({chosen('roster_runner_losses_total')}[$__rate_interval]))"},
+        Panel("Runners lost", "Lost runners by reason, and groups that formed again as a rank was lost, within the "
+              "rate's interval.",
+              {"{{reason}}": f"sum by (reason) (increase({chosen('roster_runner_losses_total')}[$__rate_interval]))",
+               "formed again": f"sum(increase({chosen('roster_groups_formed_again_total')}[$__rate_interval]))"},
               "none", 6, stacked=True),
         Panel("Recoveries", "Sequences that survived their runner (recomputed) or a former scheduler (adopted).",
               {"{{way}}": rate("roster_recovered_sequences_total", "way")}, "cps", 6, stacked=True),

@@ -22,12 +22,13 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from roster_client.client.events import Completion, TokenLogprobs
+from roster_client.client.events import Completion, FinishReason, TokenLogprobs
 from roster_protos import inference_pb2 as pb
 
 VERSION = 1
 TOP = 20
 """Likeliest tokens asked for when a record is verified, to say how likely a token that differs is."""
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Recording:
         """Returns that of a request made by `recordable`. Raises ValueError for an answer that is not whole."""
         if completion.usage is None or completion.started is None:
             raise ValueError("the answer is not whole, so it is not recorded")
+        for choice in completion.choices:
+            if choice.finish is not None and choice.finish.reason not in _WHOLE:
+                reason = choice.finish.reason.name.lower()
+                raise ValueError(f"choice {choice.index} ended by {reason}, not by itself, so it is not recorded")
         kept = pb.GenerateRequest()
         kept.CopyFrom(request)
         kept.request_id = ""
@@ -104,9 +109,10 @@ class Recording:
         path.write_text(json.dumps(record) + "\n", "utf-8")
 
     def again(self) -> pb.GenerateRequest:
-        """Returns the request, to be sent once more."""
+        """Returns the request, to be sent once more, for as long as it takes."""
         request = pb.GenerateRequest()
         request.CopyFrom(self.request)
+        request.ClearField("timeout_ms")
         request.output.logprobs = TOP
         return request
 

@@ -35,10 +35,10 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
         f"{totals.cached_tokens:,} from the prefix cache, {totals.preemptions:,} preemptions, {totals.plans:,} plans, "
         f"{totals.policy_changes:,} policy changes{_drafts(totals)}{_forced(totals)}"
-        f"{_host_tier(totals)}{_moves(status.moves)}",
+        f"{_host_tier(totals)}{_moves(status.moves)}{_groups(status.groups)}",
         style="dim",
     )
-    return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
+    return Group(headline, _runners(status), *group_lines(status), *map(held_back_line, status.held_back), counts)
 
 
 def _retention(status: admin_pb2.GetStatusResponse) -> str:
@@ -94,6 +94,32 @@ def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
     )
 
 
+def group_lines(status: admin_pb2.GetStatusResponse) -> list[Text]:
+    """Returns a line for each group of ranks that is away or has lost a rank."""
+    return [_group_line(group) for group in status.groups.groups if group.lost or not group.serves]
+
+
+def _group_line(group: admin_pb2.RankGroup) -> Text:
+    if not group.serves:
+        why = one_line(group.away_because)
+        return Text(f"{one_line(group.id)}, {group.ranks} ranks, is away for {group.away_s:,.0f} s: {why}", style="red")
+    times = f"has formed again {group.epoch - 1:,} times, last" if group.epoch > 2 else "has formed again"
+    when = f" {group.lost_s:,.0f} s ago" if group.HasField("lost_s") else ""
+    return Text(f"{one_line(group.id)}, {group.ranks} ranks, {times}{when}: {one_line(group.lost)}", style="yellow")
+
+
+def ranks_of(status: admin_pb2.GetStatusResponse) -> dict[str, int]:
+    """Returns the number of ranks of the runners that are groups, by id."""
+    return {group.id: group.ranks for group in status.groups.groups}
+
+
+def _groups(groups: admin_pb2.RankGroups) -> str:
+    if not groups.formed_again:
+        return ""
+    count, pause = groups.formed_again, groups.pauses_s / groups.formed_again
+    return f", groups of ranks formed again {count:,} time{'s' * (count != 1)} ({pause:,.1f} s pause each)"
+
+
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if not status.runners:
         return Text("no runner", style="red")
@@ -102,7 +128,8 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     numerics = any(runner.numerics for runner in status.runners)
     hosts = any(runner.host_blocks for runner in status.runners)
     roles = any(runner.role not in ("", "both") for runner in status.runners)
-    extra = {"drafts": drafts, "numerics": numerics, "host blocks": hosts, "role": roles}
+    ranks = ranks_of(status)
+    extra = {"drafts": drafts, "numerics": numerics, "host blocks": hosts, "role": roles, "ranks": bool(ranks)}
     for heading in (*HEADINGS, *(heading for heading, shown in extra.items() if shown)):
         table.add_column(heading, overflow="fold")
     for runner in status.runners:
@@ -120,5 +147,6 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
             *([runner.numerics[:8] or "any"] if numerics else []),
             *([f"{runner.host_used_blocks:,} / {runner.host_blocks:,}"] if hosts else []),
             *([runner.role] if roles else []),
+            *([str(ranks.get(runner.id, 1))] if ranks else []),
         )
     return table

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 _REPLACEMENT = "\ufffd"
-_CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), _REPLACEMENT) | {ord("\n"): "\n", ord("\t"): "\t"}
+_HALVES = range(0xD800, 0xE000)
+"""Surrogates: halves of characters, as in names of files that are no UTF-8. They can't be written."""
+_CONTROLS = dict.fromkeys((*range(32), *range(127, 160), *_HALVES), _REPLACEMENT) | {ord("\n"): "\n", ord("\t"): "\t"}
 
 
 def without_controls(text: str) -> str:
-    """Returns the text with each control character except newline and tab replaced by U+FFFD."""
+    """Returns the text with U+FFFD for each control character except newline and tab, and for each surrogate."""
     return text.translate(_CONTROLS)
 
 

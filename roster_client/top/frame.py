@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from roster_client.terminal.status_view import held_back_line
+from roster_client.terminal.status_view import group_lines, held_back_line, ranks_of
 from roster_client.terminal.text import one_line
 from roster_client.top.load import Load, is_prefill
 from roster_protos import admin_pb2
@@ -44,17 +44,17 @@ class Menu:
 def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", keys: bool = True) -> RenderableType:
     """Returns the whole frame, of at most `height` lines. `notice`: the last key's result, or an error."""
     status = load.now.status
-    more = bool(_tiers(load))
-    lines = FIXED_LINES + more + len(status.runners) + len(status.held_back) + (len(menu.policies) + 2 if menu else 0)
+    troubles = [*group_lines(status), *map(held_back_line, status.held_back)]
+    more = bool(_tiers(load)) + len(status.runners) + len(troubles)
+    lines = FIXED_LINES + more + (len(menu.policies) + 2 if menu else 0)
     parts: list[RenderableType] = [_headline(load), _numbers(load), _runners(status)]
-    for runner in status.held_back:
-        line = held_back_line(runner)
+    for line in troubles:
         line.no_wrap, line.overflow = True, "ellipsis"
         parts.append(line)
     if menu is None or lines < height:
         parts.append(_sequences(load, max(1, height - lines)))
     if menu is not None:
-        room = height - LINES_BESIDE_MENU - more - len(status.runners) - len(status.held_back)
+        room = height - LINES_BESIDE_MENU - more
         parts.append(_menu(menu, load.now.status.policy, max(1, room)))
     if notice:
         parts.append(Text(one_line(notice), style="yellow", no_wrap=True, overflow="ellipsis"))
@@ -137,10 +137,12 @@ def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for gives_way in (False, True, False, False, False):  # as in the menu: the model's name
         table.add_column(no_wrap=not gives_way)
+    ranks = ranks_of(status)
     for runner in status.runners:
         used = runner.blocks - runner.free_blocks
+        times = f" ×{ranks[runner.id]}" if runner.id in ranks else ""
         table.add_row(
-            Text.assemble((f"{one_line(runner.id)[:16]} ", "bold"), (runner.device, "dim")),
+            Text.assemble((f"{one_line(runner.id)[:16]} ", "bold"), (runner.device + times, "dim")),
             Text(one_line(runner.model)[:24], no_wrap=True, overflow="ellipsis"),
             Text.assemble(("slots ", "dim"), _gauge(runner.running, runner.slots), f" {runner.running}/{runner.slots}"),
             Text.assemble(("KV ", "dim"), _gauge(used, runner.blocks), f" {used / max(1, runner.blocks):.0%}"),

@@ -124,6 +124,8 @@ def as_json(load: Load) -> dict[str, Any]:
         "itl_s": {"p50": load.itl.p50_s, "p99": load.itl.p99_s},
         "runners": [_runner(runner) for runner in status.runners],
         "held_back": [_held_back(runner) for runner in status.held_back],
+        "groups": [_group(group) for group in status.groups.groups],
+        "groups_formed_again": status.groups.formed_again,
         "running": [_running(row) for row in now.running],
     }
 
@@ -156,6 +158,19 @@ def _held_back(runner: admin_pb2.HeldBackRunner) -> dict[str, Any]:
         "reason": runner.reason,
         "present": runner.present,
         "next_probe_s": round(runner.next_probe_s, 3),
+    }
+
+
+def _group(group: admin_pb2.RankGroup) -> dict[str, Any]:
+    return {
+        "runner": group.id,
+        "ranks": group.ranks,
+        "epoch": group.epoch,
+        "serves": group.serves,
+        "lost": group.lost,
+        "lost_s": round(group.lost_s, 3) if group.HasField("lost_s") else None,
+        "away_s": round(group.away_s, 3),
+        "away_because": group.away_because,
     }
 
 

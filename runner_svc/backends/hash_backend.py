@@ -18,113 +18,33 @@ allowed ids, all equally likely), and the logprobs fields, with the made-up numb
 
 from __future__ import annotations
 
-import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from runner_svc.backends.hash_shares import HashShares
+from runner_svc.backends.hash_tokens import TokenPicker, expected_logprobs, only_logprobs, packed_logprobs
 from runner_svc.backends.host_slots import HostSlots
+from runner_svc.backends.poison import BrokenDevice, Poison
 from runner_svc.drafting.drafter import Drafter
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.ranks import Communicator
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids, run_positions
-from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
+from runner_svc.sampling.noise import MASK64, mix64, mix64_array
 
 KV_BASE = 0xD1342543DE82EF95
 _B = 0xAF251AF3B0F025B5
-_NUM_SPECIALS = NUM_TOKENS - IM_START_ID
 
 
 def _powers(base: int, count: int) -> NDArray[np.uint64]:
     with np.errstate(over="ignore"):
         return np.cumprod(np.concatenate(([np.uint64(1)], np.full(count - 1, base, np.uint64))), dtype=np.uint64)
-
-
-class TokenPicker:
-    """Maps the hash of a context to the next token; shared by the backend and `expected_tokens`.
-
-    `eos_probability` is the probability of the EOS token at each position; other special tokens are never picked.
-    """
-
-    def __init__(self, vocab_size: int, eos_probability: float) -> None:
-        self._num_ordinary = vocab_size - _NUM_SPECIALS
-        self._eos_below = int(eos_probability * 2**32)
-
-    def pick(
-        self,
-        context_hash: int,
-        position: int,
-        forbidden: Iterable[int],
-        noise: tuple[int, int] | None,
-        allowed: Sequence[int] | None = None,
-    ) -> int:
-        """Returns the token at `position`, which is none of `forbidden`.
-
-        `position` matters only with `noise`, the seed and sample index. `allowed` are a mask's ids in ascending order;
-        `forbidden` is then ignored.
-        """
-        value = mix64(context_hash ^ GOLDEN)
-        if noise is not None:
-            value = mix64(value ^ draw_key(*noise, position))
-        banned = set(forbidden)
-        if allowed is not None:
-            return allowed[(value >> 32) * len(allowed) >> 32]
-        while True:
-            token = self._token(value)
-            if token not in banned:
-                return token
-            value = mix64((value + GOLDEN) & MASK64)
-
-    def _token(self, value: int) -> int:
-        if value & 0xFFFFFFFF < self._eos_below:
-            return IM_END_ID
-        ordinary = (value >> 32) * self._num_ordinary >> 32
-        return ordinary if ordinary < IM_START_ID else ordinary + _NUM_SPECIALS
-
-
-def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> tuple[float, list[int], list[float]]:
-    """Returns made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
-    value = -float(mix64((token << 32) + position) % 1000) / 1000
-    return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
-
-
-def only_logprobs(token: int, top: int) -> tuple[float, list[int], list[float]]:
-    """Returns the same for the only token that a mask allows, as any backend would: no other is possible."""
-    ids = [token, *(other for other in range(top) if other != token)][:top]
-    return 0.0, ids, [0.0, *[-math.inf] * top][: len(ids)]
-
-
-class BrokenDevice(RuntimeError):
-    """Simulates a device that can't be used any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Poison:
-    """A token that ends the step that computes it, for tests of isolation and recovery."""
-
-    token: int
-    effect: Literal["kill", "hang", "error", "broken"]
-    """SIGKILL for this process, an endless step, a backend error, or an error that breaks the backend."""
-
-    def end_step(self) -> None:
-        """Applies the effect; does not return."""
-        if self.effect == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.effect == "hang":
-            threading.Event().wait()
-        raise (BrokenDevice if self.effect == "broken" else RuntimeError)("this token is poison")
 
 
 class HashBackend:
@@ -324,7 +244,7 @@ class HashBackend:
         single = {row: ids[0] for row, ids in zip(batch.awaits.tolist(), allowed, strict=True) if len(ids) == 1}
         for entry in output.logprobs:
             if entry.row in single:
-                entry.CopyFrom(_packed(entry.row, 0, entry.top, [only_logprobs(single[entry.row], entry.top)]))
+                entry.CopyFrom(packed_logprobs(entry.row, 0, entry.top, [only_logprobs(single[entry.row], entry.top)]))
         return output
 
     def _pick(
@@ -349,20 +269,7 @@ class HashBackend:
         self, row: int, first_position: int, tokens: Sequence[int], position: int, top: int
     ) -> plan_pb2.RowLogprobs:
         entries = [expected_logprobs(token, position + i, top, self.model.vocab_size) for i, token in enumerate(tokens)]
-        return _packed(row, first_position, top, entries)
-
-
-def _packed(
-    row: int, first_position: int, top: int, entries: list[tuple[float, list[int], list[float]]]
-) -> plan_pb2.RowLogprobs:
-    return plan_pb2.RowLogprobs(
-        row=row,
-        first_position=first_position,
-        values=np.array([value for value, _, _ in entries], "<f4").tobytes(),
-        top=top,
-        top_ids=np.array([ids for _, ids, _ in entries], "<i4").tobytes(),
-        top_values=np.array([values for _, _, values in entries], "<f4").tobytes(),
-    )
+        return packed_logprobs(row, first_position, top, entries)
 
 
 def expected_tokens(

@@ -177,7 +177,8 @@ class HostSlots:
         counts, statuses = accept(by_row, are_finite, drafts)
         kept = columns < counts[:, None]
         self.tokens[np.broadcast_to(slots, kept.shape)[kept], places[kept]] = by_row[kept]
-        self.known[batch.slots[rows]] = places[:, 0] + counts
+        # Plans in flight go on behind a row that has failed, in vain: as behind those of `write`.
+        self.known[batch.slots[rows]] = places[:, 0] + np.maximum(counts, 1)
         if self._follower is not None:
             self._follower.settle(batch.slots[rows], self.known[batch.slots[rows]])
         return StepOutput.verified(rows, by_row, counts, statuses, batch.drafts)

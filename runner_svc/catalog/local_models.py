@@ -11,7 +11,7 @@ from runner_svc.catalog.obstacles import gguf_obstacle, obstacle
 from runner_svc.hub.cache import CachedModel, cached_models, missing_file, snapshot_files
 from runner_svc.hub.gguf_files import gguf_models
 from runner_svc.hub.names import HubError
-from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, has_tokenizer
+from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, has_tokenizer, holds_gguf
 from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.folder.json_file import read_object
@@ -79,7 +79,7 @@ def folder_models(folder: Path) -> Iterator[LocalModel]:
         yield from hub_models(folder)
         return
     for found in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-        if (found / CONFIG).exists():
+        if (found / CONFIG).exists() and not holds_gguf(path.name for path in found.iterdir()):
             yield _folder_model(str(found), "folder", found)
         else:
             yield from _ggufs(found, found.glob("*.gguf"))
@@ -129,9 +129,11 @@ def _partly(missing: str | None) -> str | None:
 def _architecture(folder: Path) -> str:
     try:
         config = read_object(folder / CONFIG)
-        return str((config.get("architectures") or [config.get("model_type") or ""])[0])
-    except (UnsupportedModel, LookupError, TypeError):
+    except UnsupportedModel:
         return ""
+    names = config.get("architectures")
+    found = names[0] if isinstance(names, list) and names else config.get("model_type")
+    return found if isinstance(found, str) else ""
 
 
 def _num_bytes(file: Path) -> int:

@@ -13,6 +13,7 @@ from runner_svc.hub.cache import snapshot_folder
 from runner_svc.hub.download import hub_model
 from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import MAIN, HubError, HubName
+from runner_svc.hub.needed_files import holds_gguf
 from runner_svc.hub.packaged import DEFAULT_MODEL, packaged_gguf
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -72,12 +73,16 @@ def _refuse_unservable(folder: Path) -> None:
 
 
 def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
-    if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError as error:
+        raise ModelNotFound(f"{folder} can't be read ({error.strerror}): change its permissions.") from error
+    if CONFIG_FILE in names and not holds_gguf(names):
         return folder
     snapshot = snapshot_folder(folder, MAIN)
     if snapshot is not None:  # a repository's folder in the hub's cache
         return _local_folder(snapshot, cache_folder, progress)
-    files = choose_gguf((path.name for path in folder.iterdir()), None, str(folder))
+    files = choose_gguf(names, None, str(folder))
     if files:
         return _converted(folder / files[0], cache_folder, progress)
     raise ModelNotFound(f"{folder} has no config.json and no .gguf file.{pickled_weights_sentence(folder)}")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.arithmetic.linear import Linear
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
-from runner_svc.decoder.linear import Linear
 from runner_svc.decoder.mlp import DenseMlp, ExpertMlp, Mlp
 from runner_svc.decoder.norm import DividedNorms, HeadNorm, Norm
 from runner_svc.decoder.rope import RotaryEmbedding, Rotation

@@ -24,16 +24,16 @@ from runner_svc.cuda.ranks.rank_exchanges import RankExchanges
 from runner_svc.decoder.cuda_experts import CudaExpertMlp, ExpertSpace, with_plain_experts
 from runner_svc.decoder.cuda_linear import CudaLinear
 from runner_svc.decoder.cuda_mlp import CudaMlp, DenseCudaMlp, make_cuda_mlp
+from runner_svc.decoder.cuda_norms import CudaNorms
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.hidden import Hidden
 from runner_svc.decoder.step_rotations import StepRotation, StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher, RoundingNormLauncher
+from runner_svc.interface.layer_launchers import DecoderLaunchers, RopeKvLauncher
 from runner_svc.interface.products.linear_launchers import LinearLauncher, QuantizedRows, Rows, Sums
 from runner_svc.interface.ranks import Communicator
 from runner_svc.model.config import ModelConfig
 from runner_svc.sampling.logit_scaling import finish_logits
-from runner_svc.weights.activation_rounding import Rounding
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 
@@ -115,6 +115,7 @@ class CudaDecoder:
         self._launchers = launchers
         self.exchanges = _exchanges(ranks, config, launchers)
         """None: one rank computes the model."""
+        self._norms = CudaNorms(launchers, ranks_add=self.exchanges is not None)
         self._linears = self._split_linears = self._linears_by(launchers.linear)
         if launchers.splitting is not None and config.experts is None:
             self._split_linears = self._linears_by(launchers.splitting)
@@ -233,9 +234,9 @@ class CudaDecoder:
             parallel, out = self.config.layers[index].parallel, space.normed[:num_tokens]
             takes = linears.qkv[index].takes(num_tokens) if not parallel else None
             if index == 0:
-                normed = self._first_norm(stream, hidden, layer.attention_norm, out, takes)
+                normed = self._norms.first(stream, hidden, layer.attention_norm, out, takes)
             elif not is_normed:
-                normed = self._norm(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
+                normed = self._norms.add(stream, hidden, last_post_norm, layer.attention_norm, out, takes)
             self.tap(index, hidden.residual)
             sums = self._qkv_sums(stream, index, linears.qkv[index], normed, qkv)
             self.attend(stream, index, sums, inputs, cache, attention, attended)
@@ -243,13 +244,13 @@ class CudaDecoder:
                 hidden.add_now(stream, attended, linears.output[index])
             else:
                 takes = mlp.takes(num_tokens)
-                hidden.leaves_sums = self._norm_takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
+                hidden.leaves_sums = self._norms.takes_sums(layer.attention_post_norm, layer.mlp_norm, takes)
                 hidden.add(stream, attended, linears.output[index])
                 is_normed = self._enter_experts_and_norm(stream, index, mlp, hidden, out, fusions.activating)
                 if is_normed:
                     normed = out
                     continue
-                normed = self._norm(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
+                normed = self._norms.add(stream, hidden, layer.attention_post_norm, layer.mlp_norm, out, takes)
             hidden.leaves_sums = self._next_norm_takes_sums(index, num_tokens)
             is_normed = self._add_experts_and_norm(stream, index, mlp, normed, hidden, fusions.activating)
             if not is_normed:
@@ -308,7 +309,7 @@ class CudaDecoder:
     def normed(self, stream: int, hidden: Hidden) -> Tensor:
         """Returns the final norm's output [L, hidden_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
-        self._norm(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
+        self._norms.add(stream, hidden, self.layers[-1].mlp_post_norm, self.norm_weight, normed)
         return normed
 
     def head_logits(self, stream: int, states: Tensor, out: Tensor) -> None:
@@ -332,25 +333,6 @@ class CudaDecoder:
             torch.index_select(self._positions, 0, inputs.positions, out=positions)
             out.add_(positions)
 
-    def _first_norm(
-        self, stream: int, hidden: Hidden, weight: Tensor | None, out: Tensor, takes: Rounding | None
-    ) -> Rows:
-        """Returns the next product's input: `out` with the normed residual stream, or that itself without a norm.
-
-        If the product `takes` it rounded, and there is such a norm, the input is that.
-        """
-        if weight is None:
-            return hidden.residual
-        rounding_norm = self._rounding_norm(takes)
-        if takes is not None and rounding_norm is not None:
-            return rounding_norm(stream, None, hidden.residual, weight, takes)
-        self._launchers.norm.norm(stream, hidden.residual, weight, out)
-        return out
-
-    def _rounding_norm(self, takes: Rounding | None) -> RoundingNormLauncher | None:
-        launcher = self._launchers.rounding_norm
-        return launcher if launcher is not None and takes is not None and launcher.rounds(takes) else None
-
     def _qkv_sums(self, stream: int, index: int, product: CudaLinear, normed: Rows, out: Tensor) -> Sums:
         """Returns the input of `attend`."""
         if self._rope(index).scales:
@@ -358,41 +340,12 @@ class CudaDecoder:
         product.multiply(stream, normed, out)
         return Sums(out)
 
-    def _norm_takes_sums(self, post_norm: Tensor | None, weight: Tensor | None, takes: Rounding | None) -> bool:
-        """Returns whether `_norm` with these scales the sums of the product that it adds."""
-        if self.exchanges is not None:  # ranks add up products, which their scales are part of
-            return False
-        return post_norm is None and weight is not None and self._rounding_norm(takes) is not None
-
     def _next_norm_takes_sums(self, index: int, num_tokens: int) -> bool:
         """Returns the same of the norm after a layer's MLP; that of the last layer is not rounded."""
         if index + 1 == len(self.layers) or self.config.layers[index + 1].parallel:
             return False
         takes, weight = self._linears.qkv[index + 1].takes(num_tokens), self.layers[index + 1].attention_norm
-        return self._norm_takes_sums(self.layers[index].mlp_post_norm, weight, takes)
-
-    def _norm(
-        self,
-        stream: int,
-        hidden: Hidden,
-        post_norm: Tensor | None,
-        weight: Tensor | None,
-        out: Tensor,
-        takes: Rounding | None = None,
-    ) -> Rows:
-        """Adds the last product, normed with `post_norm`, to the residual stream; then as `_first_norm`."""
-        if hidden.last is None:
-            return self._first_norm(stream, hidden, weight, out, takes)
-        rounding_norm = self._rounding_norm(takes) if post_norm is None else None
-        if takes is not None and rounding_norm is not None and weight is not None:
-            return rounding_norm(stream, hidden.take_last(hidden.last), hidden.residual, weight, takes)
-        if post_norm is not None:
-            self._launchers.norm.add_normed(stream, hidden.last, hidden.residual, post_norm, weight, out)
-        elif weight is not None:
-            self._launchers.norm.add(stream, hidden.last, hidden.residual, weight, out)
-        else:
-            raise ValueError("a layer without norms has no kernel")
-        return out if weight is not None else hidden.residual
+        return self._norms.takes_sums(self.layers[index].mlp_post_norm, weight, takes)
 
     def _rope(self, index: int) -> RopeKvLauncher:
         rope = self.config.layers[index].rope

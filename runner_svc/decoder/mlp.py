@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runner_svc.arithmetic.linear import Linear
 from runner_svc.arithmetic.plain import PLAIN, Arithmetic
-from runner_svc.decoder.linear import Linear
 from runner_svc.model.families.description import MlpDescription
 from runner_svc.model.families.experts_config import SIGMOID_SUM, ClampedGate, ExpertsConfig, RouterConfig, Scoring
 from runner_svc.weights.expert_matrices import ExpertMatrices

@@ -18,6 +18,7 @@ from runner_svc.gguf.errors import GgufError
 from runner_svc.gguf.tensor_types import TensorType, tensor_type
 
 MAGIC = b"GGUF"
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
@@ -75,6 +76,8 @@ class _Reader:
         self._at = 0
 
     def header(self) -> Header:
+        if self._data[: len(_POINTER)] == _POINTER:
+            raise GgufError("It is a Git LFS pointer, not the file itself: run 'git lfs pull' in its folder.")
         if self._data[:4] != MAGIC:
             raise GgufError(f"It starts with {self._data[:4]!r}, where a GGUF file has {MAGIC!r}.")
         self._at = 4

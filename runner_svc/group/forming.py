@@ -32,6 +32,8 @@ from runner_svc.interface.ranks import RankLost, Shard
 
 _LOOPBACK = "127.0.0.1"
 _CONNECTING_S = 2.0
+_LOOK_S = 0.05
+"""Seconds between looks at whether the group was given up, while an exchange of several hosts lasts."""
 
 FindStore = Callable[[int], "dist.Store"]
 """Returns the store of an epoch, which all ranks reach."""
@@ -68,6 +70,17 @@ def store_between_hosts(address: str, board: Board, rank: int) -> tuple[FindStor
     return lambda epoch: own, f"{address}:{port}"
 
 
+def _ended(work: Any) -> bool:
+    """Waits for an exchange for a moment, and returns whether it has ended. Raises RuntimeError if it has failed."""
+    try:
+        work.wait(timedelta(seconds=_LOOK_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
 class Group:
     """Implements `runner_svc.interface.ranks.Communicator`. One thread uses it at a time.
 
@@ -98,6 +111,9 @@ class Group:
         self._processes: Any = None  # a ProcessGroupGloo or ProcessGroupNCCL
         self._store: dist.Store | None = None
         self._connections: frozenset[str] = frozenset()  # gloo's to other hosts
+        self._work: Any = None  # the last exchange of several hosts
+        self._left: list[Any] = []  # the group that was given up last, if ranks are on several hosts
+        self._unfinished: list[tuple[Any, Any]] = []  # such groups whose last exchange goes on, and that
         self._has_formed = False
 
     @property
@@ -116,6 +132,7 @@ class Group:
     def form(self, epoch: int = 1) -> None:
         """Forms the group of `epoch` with the other ranks, which call this too. Raises RankLost if one doesn't come."""
         self.abort()
+        self._let_go()
         with self._losing():
             store = self._find_store(epoch)
             store.set_timeout(self._forming)
@@ -126,7 +143,7 @@ class Group:
             if why := self._given_up():  # what watches for that may have looked before there was anything to abort
                 raise RankLost(why)
             self.barrier()
-            self._processes._set_default_timeout(self._timeout)
+            self._method("_set_default_timeout")(self._timeout)
 
     def abort(self) -> None:
         """Gives the group up: closes its connections, so that the other ranks' exchanges raise RankLost.
@@ -139,8 +156,16 @@ class Group:
             return
         if self._on_gpu:
             processes.abort()
-        elif self._connections:
+        elif self._address:
             cut(self._connections, getattr(store, "port", 0))
+            self._left.append(processes)
+
+    def _let_go(self) -> None:
+        """Ends the groups of several hosts that were given up, but not one that still exchanges."""
+        if self._work is not None:
+            self._unfinished += [(processes, self._work) for processes in self._left]
+        self._work, self._left = None, []
+        self._unfinished = [(processes, work) for processes, work in self._unfinished if not work.is_completed()]
 
     def _gloo(self, store: dist.Store) -> Any:
         options = dist.ProcessGroupGloo._Options()
@@ -159,31 +184,28 @@ class Group:
     # ------------------------------------------------------------------ exchanges
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        processes = self._formed()
-        if processes is None:
+        if not self._is_formed():
             return x
         x = x.contiguous()
-        self._wait(lambda: processes.allreduce([x]))
+        self._wait("allreduce", [x])
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        processes = self._formed()
-        if processes is None:
+        if not self._is_formed():
             return torch.cat([x] * self._shard.size, 1)
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]
-        self._wait(lambda: processes.allgather([parts], [x]))
+        self._wait("allgather", [parts], [x])
         return torch.cat(parts, 1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Returns rank 0's `x` on every rank; overwrites and returns `x`."""
-        processes = self._formed()
-        if processes is None:
+        if not self._is_formed():
             return x
         x = x.contiguous()
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._wait(lambda: processes.broadcast([x], options))
+        self._wait("broadcast", [x], options)
         return x
 
     def least(self, value: int) -> int:
@@ -200,16 +222,39 @@ class Group:
         """Waits until every rank has come here."""
         self.least(0)
 
-    def _formed(self) -> Any:
-        """Returns the group; None before the first one. Raises RankLost after the group was given up."""
-        processes = self._processes
-        if processes is None and self._has_formed:
-            raise RankLost(self._given_up() or "the group was given up")
-        return processes
+    def _is_formed(self) -> bool:
+        """Returns whether there is a group, or False before the first one. Raises RankLost after it was given up."""
+        if self._processes is None and self._has_formed:
+            raise self._lost()
+        return self._processes is not None
 
-    def _wait(self, begin: Callable[[], Any]) -> None:
+    def _lost(self) -> RankLost:
+        return RankLost(self._given_up() or "the group was given up")
+
+    def _wait(self, name: str, *arguments: Any) -> None:
+        """Makes an exchange. Raises RankLost.
+
+        No variable refers to the group: an error's traceback keeps variables, and with them the connections that
+        `abort` is to close, for as long as anything keeps the error.
+        """
         with self._losing():
-            begin().wait()  # on a GPU the stream waits, not this thread
+            work = self._method(name)(*arguments)
+            if not self._address or self._on_gpu:
+                work.wait()  # on a GPU the stream waits, not this thread
+                return
+            # Gloo may wait on for a connection that was cut, and so would the end of a group that still exchanges.
+            self._work = work
+            while not _ended(work):
+                if why := self._given_up():
+                    raise RankLost(why)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        processes = self._processes
+        if processes is None:  # another thread has given it up just now
+            raise self._lost()
+        method: Callable[..., Any] = getattr(processes, name)
+        del processes
+        return method
 
     @contextmanager
     def _losing(self) -> Iterator[None]:

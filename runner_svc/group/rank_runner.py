@@ -73,7 +73,9 @@ class LeadingRunner(RankRunner):
 
     def hello(self) -> plan_pb2.Hello:
         hello = super().hello()
-        hello.ranks = self._member.shard.size
+        member = self._member
+        hello.ranks, hello.epoch = member.shard.size, member.epoch
+        hello.lost_rank = member.board.why_given_up(member.epoch - 1) if member.epoch > 1 else ""
         return hello
 
     def reset(self, naming_secret: bytes = b"") -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from runner_svc.hub.gguf_files import choose_gguf, gguf_models
+from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import HubError, HubName
-from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, indexed_shards
+from runner_svc.hub.needed_files import CONFIG, INDEX, SINGLE, holds_gguf, indexed_shards
 
 _PREFIX = "models--"
 
@@ -71,11 +71,16 @@ def snapshot_folder(repository: Path, revision: str) -> Path | None:
     """Returns the snapshot of a branch, a tag or a commit; None when the cache has none."""
     ref = repository / "refs" / revision
     try:
-        commit = ref.read_text().strip() if ref.is_file() else revision
+        commit = _commit(ref) if ref.is_file() else revision
+        folder = repository / "snapshots" / commit
+        return folder if commit and folder.is_dir() else None
     except OSError:
         return None
-    folder = repository / "snapshots" / commit
-    return folder if commit and folder.is_dir() else None
+
+
+def _commit(ref: Path) -> str:
+    """Returns what a branch or tag means; of a broken file, what no snapshot is called."""
+    return ref.read_bytes().decode("utf-8", "replace").replace("\0", "").strip()
 
 
 def cached_models(cache: Path) -> Iterator[CachedModel]:
@@ -86,7 +91,7 @@ def cached_models(cache: Path) -> Iterator[CachedModel]:
         repo = repository.name.removeprefix(_PREFIX).replace("--", "/", 1)
         revisions: dict[str, list[str]] = {}
         for ref in sorted(path for path in repository.glob("refs/**/*") if path.is_file()):
-            revisions.setdefault(ref.read_text().strip(), []).append(str(ref.relative_to(repository / "refs")))
+            revisions.setdefault(_commit(ref), []).append(str(ref.relative_to(repository / "refs")))
         for snapshot in sorted(repository.glob("snapshots/*/")):
             yield CachedModel(repo, tuple(revisions.get(snapshot.name, ())), snapshot)
 
@@ -106,7 +111,7 @@ def missing_file(folder: Path, file: str | None = None) -> str | None:
     `file`: as in `HubName`. A GGUF model is whole if all its parts are there. Raises HubError as `choose_gguf`.
     """
     files = set(snapshot_files(folder))
-    if file is not None or (CONFIG not in files and gguf_models(files)):
+    if file is not None or holds_gguf(files):
         return _missing_part(choose_gguf(files, file, str(folder)), file)
     if CONFIG not in files:
         return CONFIG

@@ -20,9 +20,9 @@ from runner_svc.hub.cache import (
     snapshot_folder,
 )
 from runner_svc.hub.complaints import hub_address, is_unreachable, one_line, refusal, storage_problem, why_unreachable
-from runner_svc.hub.gguf_files import choose_gguf, gguf_models
+from runner_svc.hub.gguf_files import choose_gguf
 from runner_svc.hub.names import HubError, HubName
-from runner_svc.hub.needed_files import CONFIG, description_files, gguf_files, weight_files
+from runner_svc.hub.needed_files import CONFIG, description_files, gguf_files, holds_gguf, weight_files
 from runner_svc.interface.progress import Progress
 
 _LOOK_S = 0.25
@@ -220,7 +220,7 @@ def _cached(name: HubName, cache: Path, error: Exception | None) -> Path:
     if error is not None:
         log.warning("the hub is not asked for a newer revision: the cached one is used", model=str(name), reason=why)
     files = snapshot_files(folder)
-    if name.file is not None or (CONFIG not in files and gguf_models(files)):
+    if name.file is not None or holds_gguf(files):
         return folder / choose_gguf(files, name.file, name.repo)[0]
     return folder
 

@@ -52,6 +52,13 @@ def has_tokenizer(paths: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for path in paths for pattern in VOCABULARIES)
 
 
+def holds_gguf(paths: Iterable[str]) -> bool:
+    """Returns whether a folder with these files holds GGUF models, and no other: some have a config.json as well."""
+    paths = list(paths)
+    has_others = CONFIG in paths and any(path.endswith(".safetensors") and "/" not in path for path in paths)
+    return bool(gguf_models(paths)) and not has_others
+
+
 def gguf_files(paths: Iterable[str], name: HubName) -> tuple[str, ...]:
     """Returns the files of the GGUF model that is meant; () where safetensors are.
 

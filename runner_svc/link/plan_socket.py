@@ -25,7 +25,6 @@ Sequences and KV survive the scheduler: only a Welcome without `resume` releases
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 
@@ -34,7 +33,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from roster_common.endpoints import is_local
-from roster_common.link_protocol import EARLY, MOVES, OURS, TERMS, shared
+from roster_common.link_protocol import EARLY, MOVES, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from runner_svc.execution.compute_thread import ComputeThread
@@ -44,14 +43,13 @@ from runner_svc.execution.runner import Runner
 from runner_svc.interface.ranks import RankLost
 from runner_svc.link.answer_watch import AnswerWatch
 from runner_svc.link.curve import CurveClient
+from runner_svc.link.greeting import Greeting
+from runner_svc.link.mover_link import MoverLink
 from runner_svc.link.scheduler_connection import SchedulerConnection
 from runner_svc.transfer.mover import Mover
 
-HELLO_INTERVAL_S = 1.0
 _LONGEST_POLL_S = TICK_S  # bounds the delay of `stop` and the interval at which plans are watched
-_UNANSWERED_HELLOS = 10  # number after which the socket is replaced
 _KEPT_RESULTS = 8  # more than the greatest number of plans in flight
-_RETRY_S = 0.05  # between attempts while not connected
 _WATCHING_TURN_S = 0.005  # between full turns of the loop while plans compute
 _SLEEP_S = 0.001  # between looks at a device that computes, if the thread may not poll
 _LINGER_MS = 1000
@@ -89,10 +87,7 @@ class PlanSocket:
         self.answers = AnswerWatch(endpoint)
         self._silence_s = silence_s
         self._watch = BusyWatch(plan_timeout_s)
-        self._is_private = curve is not None or is_local(endpoint)
         self._runner = runner
-        self._hello = runner.hello()
-        self._hello.features[:] = sorted(OURS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wake_endpoint = f"inproc://wake-{id(self)}"
         self._wake = self._context.socket(zmq.PULL)
@@ -101,9 +96,9 @@ class PlanSocket:
             OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
         )
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
-        self._mover: Mover | None = None
-        self._mover_wake: zmq.Socket[bytes] | None = None
-        self._wake_lock = threading.Lock()
+        is_private = curve is not None or is_local(endpoint)
+        self._greeting = Greeting(runner, self._connection, self.answers, is_private=is_private)
+        self._mover: MoverLink | None = None
         self._wake_endpoint = wake_endpoint
         self._move_out_s = 0.0
         self._dismissed = self._hurries = False
@@ -118,9 +113,6 @@ class PlanSocket:
         self._faulted = False
         self._results: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_RESULTS)
         self._heard_at = 0.0
-        self._seeking = True  # sends Hello until answered
-        self._hellos = 0  # since the last answer
-        self._next_hello_at = 0.0
         self._next_turn_at = 0.0
 
     def take_part_in_moves(self, mover: Mover, move_out_s: float) -> None:
@@ -128,17 +120,8 @@ class PlanSocket:
 
         `move_out_s`: seconds after `stop` for which the runner goes on, so that its sequences can move elsewhere.
         """
-        self._mover, self._move_out_s = mover, move_out_s
-        self._hello.move_endpoint, self._hello.kv_format = mover.endpoint, mover.format
-        self._hello.move_key, self._hello.move_memory = mover.public_key, mover.memory
-        self._mover_wake = self._context.socket(zmq.PUSH)
-        self._mover_wake.connect(self._wake_endpoint)
-        mover.wake = self._wake_up
-
-    def _wake_up(self) -> None:
-        with self._wake_lock:
-            if self._mover_wake is not None and not self._mover_wake.closed:
-                self._mover_wake.send(b"")
+        self._mover, self._move_out_s = MoverLink(mover, self._context, self._wake_endpoint), move_out_s
+        self._greeting.add_mover(mover)
 
     def stop(self) -> None:
         """Makes `run` finish its queued plans and return; a second call ends the wait for sequences to move."""
@@ -172,7 +155,8 @@ class PlanSocket:
             if not self._watch.over:
                 self._compute.submit(Stop())
                 self._connection.close(linger_ms=_LINGER_MS)
-                self._end_moves()
+                if self._mover is not None:
+                    self._mover.close()
                 self._wake.close(linger=0)
                 self._context.term()
 
@@ -195,13 +179,12 @@ class PlanSocket:
     @property
     def heard(self) -> plan_pb2.Hello:
         """The part of Hello that schedulers have reported, for the next socket of this runner."""
-        own = self._hello
-        return plan_pb2.Hello(term=own.term, term_id=own.term_id, longest_context=own.longest_context)
+        return self._greeting.heard
 
     def remember(self, heard: plan_pb2.Hello) -> None:
         """Adds what a former socket has `heard` to Hello. Called before `run`."""
-        self._know(heard.term, heard.term_id)
-        self._hello.longest_context = max(self._hello.longest_context, heard.longest_context)
+        self._greeting.know(heard.term, heard.term_id)
+        self._greeting.know_context(heard.longest_context)
 
     def _await_dismissal(self) -> None:
         """Goes on executing plans while the scheduler moves the sequences to other runners, for a limited time."""
@@ -210,23 +193,17 @@ class PlanSocket:
         now = time.monotonic()
         until_at = now + self._move_out_s
         while now < min(until_at, self._heard_at + self._silence_s):
-            if self._dismissed or self._hurries or self._faulted or self._seeking:
+            if self._dismissed or self._hurries or self._faulted or self._greeting.seeking:
                 return
             self._turn()
             now = time.monotonic()
-
-    def _end_moves(self) -> None:
-        if self._mover is not None and self._mover_wake is not None:
-            with self._wake_lock:
-                self._mover_wake.close(linger=0)
-            self._mover.close()
 
     # ------------------------------------------------------------------ one turn of the loop
 
     def _turn(self) -> None:
         now = time.monotonic()
         under_way = self._compute.look()
-        if self._compute.finished or (self._mover is not None and self._mover.finished):
+        if self._compute.finished or (self._mover is not None and self._mover.has_finished):
             self._forward()
         if under_way and not self.sleeps and now < self._next_turn_at and not self._connection.has_message:
             return
@@ -235,13 +212,13 @@ class PlanSocket:
         wait_s = _LONGEST_POLL_S
         if under_way:
             wait_s = _SLEEP_S if self.sleeps else 0.0
-        if self._seeking:
-            wait_s = min(wait_s, max(0.0, self._next_hello_at - now))
+        if self._greeting.seeking:
+            wait_s = min(wait_s, self._greeting.wait_s(now))
         ready = self._connection.poll(wait_s)
         if ready.woken:
             self._forward()
         if ready.connected:
-            self._seek()
+            self._greeting.seek()
         if ready.received:
             self._receive()
         self._connection.flush()
@@ -257,8 +234,7 @@ class PlanSocket:
 
     def _forward(self) -> None:
         """Sends finished results, events and answers about moves, except those of a session that is over."""
-        while self._mover is not None and self._mover.finished:
-            moved = self._mover.finished.popleft()
+        for moved in self._mover.finished() if self._mover is not None else ():
             if moved.session == self._session:
                 self._post(moved)
         while self._compute.finished:
@@ -268,7 +244,7 @@ class PlanSocket:
             kind = message.WhichOneof("body")
             if kind == "event":
                 self._faulted = True
-                self._seek()
+                self._greeting.seek()
             elif kind == "result" and EARLY not in self._features:
                 message.result.timings.ClearField("early_ns")
             frame = self._post(message)
@@ -277,33 +253,18 @@ class PlanSocket:
                 self._results.append((message.number, frame))
 
     def _greet(self, now: float) -> None:
-        if not self._seeking and now - self._heard_at > self._silence_s:
+        greeting = self._greeting
+        if not greeting.seeking and now - self._heard_at > self._silence_s:
             log.warning("the scheduler is silent", seconds=round(now - self._heard_at, 1))
-            self._seek()
-        if not self._seeking or now < self._next_hello_at or self._compute.broken or self._runner.lost:
+            greeting.seek()
+        if not greeting.is_due(now) or self._compute.broken or self._runner.lost:
             return
-        if self._compute.oldest_began_at is not None:
-            if self._watch.over:
-                raise HungBackend
-            self._next_hello_at = now + _RETRY_S
-            return
-        if self._hellos >= _UNANSWERED_HELLOS:
-            self._hellos = 0
-            self._connection.replace()
-        if self._is_private:
-            self._hello.naming_secret = self._runner.naming_secret
-        hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
-        connected = self._connection.send(hello.SerializeToString())
-        self.answers.missing(now, connected)
-        if connected:
-            self._hellos += 1
-            self._next_hello_at = now + HELLO_INTERVAL_S
+        if self._compute.oldest_began_at is None:
+            greeting.send(self._session, self._last_done, now)
+        elif self._watch.over:
+            raise HungBackend
         else:
-            self._next_hello_at = now + _RETRY_S
-
-    def _seek(self) -> None:
-        self._seeking = True
-        self._next_hello_at = 0.0
+            greeting.put_off(now)
 
     # ------------------------------------------------------------------ messages
 
@@ -312,10 +273,10 @@ class PlanSocket:
         if kind == "welcome":
             self._begin_session(message.session, message.welcome)
             return
-        if kind == "rejection" and self._seeking:
+        if kind == "rejection" and self._greeting.seeking:
             raise Rejected(message.rejection.reason)
         if message.session != self._session or self._session == 0:
-            if self._hello.term and message.session:
+            if self._greeting.hello.term and message.session:
                 self._fence(message.session, self._left.get(message.session, frozenset()))
             return
         self._heard()
@@ -324,8 +285,8 @@ class PlanSocket:
         elif kind == "masks":
             self._compute.submit(TakeMasks(self._session, message.number, message.masks))
         elif kind == "ping":
-            self._know(message.ping.term, message.ping.term_id)
-            self._hello.longest_context = max(self._hello.longest_context, message.ping.longest_context)
+            self._greeting.know(message.ping.term, message.ping.term_id)
+            self._greeting.know_context(message.ping.longest_context)
             if message.ping.last_plan >= self._next_plan and not self._faulted:
                 self._ask_again()
             pong = plan_pb2.Pong(last_plan=self._last_done)
@@ -341,35 +302,31 @@ class PlanSocket:
         if session in (0, self._session):
             return  # answers a repeated Hello
         features = shared(welcome.features)
-        if session in self._left or (welcome.term, welcome.term_id) < (self._hello.term, self._hello.term_id):
+        known = self._greeting.hello
+        if session in self._left or (welcome.term, welcome.term_id) < (known.term, known.term_id):
             self._fence(session, features)
             return
         log.info("session begins", session=session, resume=welcome.resume)
         self._left[self._session] = self._features
         self._features = features
-        self._know(welcome.term, welcome.term_id)
+        self._greeting.know(welcome.term, welcome.term_id)
         self._session = self._compute.session = session
         self._next_plan, self._last_done, self._faulted = 1, 0, False
         self._results.clear()
         self._connection.drop_waiting()
-        self._seeking = False
-        self._hellos = 0
+        self._greeting.seeking = False
         self._heard_at = time.monotonic()
-        self.answers.heard()
+        self._greeting.answered()
         if self._mover is not None:
             self._mover.begin_session(session)
         self._compute.submit(BeginSession(session, welcome.resume, welcome.naming_secret))
 
-    def _know(self, number: int, term_id: int) -> None:
-        """Keeps the greatest term seen, which Hello reports to the next scheduler."""
-        if (number, term_id) > (self._hello.term, self._hello.term_id):
-            self._hello.term, self._hello.term_id = number, term_id
-
     def _fence(self, session: int, features: frozenset[str]) -> None:
         """Reports the current term to the scheduler of `session`, which thereby learns that the session is over."""
-        event = plan_pb2.Event(fenced=self._hello.term)
+        known = self._greeting.hello
+        event = plan_pb2.Event(fenced=known.term)
         if TERMS in features:
-            event.fenced_id = self._hello.term_id
+            event.fenced_id = known.term_id
         self._post(plan_pb2.ToScheduler(session=session, event=event))
 
     def _ask_again(self) -> None:
@@ -378,11 +335,10 @@ class PlanSocket:
 
     def _heard(self) -> None:
         self._heard_at = time.monotonic()
-        self.answers.heard()
-        self._hellos = 0
-        if not self._seeking or self._faulted:
+        self._greeting.answered()
+        if not self._greeting.seeking or self._faulted:
             return
-        self._seeking = False
+        self._greeting.seeking = False
         for _, frame in self._results:
             self._connection.send_later(frame)
         self._ask_again()

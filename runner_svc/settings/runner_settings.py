@@ -14,12 +14,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from roster_common.endpoints import check_link, check_listen, is_loopback_host, split_address
+from roster_common.endpoints import check_link, check_listen
 from roster_common.profile_names import ProfileName
 from roster_common.setting_levels import EVERYONE, OPERATORS, tuning
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForTests, OldVariables, old_flag, refusal
 from runner_svc.settings.drafter_names import check_draft
+from runner_svc.settings.move_settings import check_moves
 from runner_svc.settings.rank_settings import check_ranks
 
 
@@ -304,6 +305,19 @@ class RunnerSettings(ServiceSettings):
         "between runners without recomputation; '' disables it. Beyond loopback it needs runner_key and scheduler_key.",
         json_schema_extra=tuning("several runners serve the same model, and leave, fill up, or have roles"),
     )
+    move_transport: Literal["auto", "tcp", "nixl"] = Field(
+        "auto",
+        description="How blocks travel. auto: through a GPU's memory between runners of one host, otherwise over TCP; "
+        "tcp: over TCP; nixl: by NVIDIA's NIXL between runners that have it (extra nixl-cu13), which is not encrypted, "
+        "and over TCP from others. Beyond loopback nixl needs move_network.",
+        json_schema_extra=tuning("runners are on hosts with RDMA"),
+    )
+    move_network: str = Field(
+        "",
+        description="Network that only trusted machines reach, such as 10.1.0.0/16, over which NIXL may carry KV "
+        "without encryption; move_listen is an address in it.",
+        json_schema_extra=tuning("move_transport is nixl and runners are on several hosts"),
+    )
     move_out_s: float = Field(
         20.0,
         ge=0,
@@ -333,15 +347,7 @@ class RunnerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _moves_are_encrypted(self) -> Self:
-        if self.move_listen and self.runner_key is None:
-            host, _ = split_address(self.move_listen, "127.0.0.1:50065")
-            if not is_loopback_host(host):
-                raise ValueError(
-                    f"move_listen is {self.move_listen!r}, which other machines reach: set runner_key and "
-                    "scheduler_key, which encrypt moves, or listen on 127.0.0.1"
-                )
-        if self.role != "both" and not self.move_listen:
-            raise ValueError(f"role {self.role!r} needs move_listen: without it no sequence can move to or from here")
+        check_moves(self)
         return self
 
     @model_validator(mode="after")

@@ -79,7 +79,8 @@ def build_backend(
             return _cpu_backend(settings, progress, ranks)
         except MemoryError as error:
             raise UnusableSettings(
-                "the machine's memory is full: use a smaller model, or lower slots, kv_tokens or max_step_tokens"
+                "the machine's memory is full: use a smaller model, or lower slots, kv_tokens, max_step_tokens or "
+                "context_length"
             ) from error
     _refuse_quantization(settings, device)
     if settings.draft and device == "null":
@@ -95,8 +96,9 @@ def _test_backend(settings: RunnerSettings, device: str, ranks: Communicator | N
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
     given = settings.test_backend
     if device == "hash":
-        from runner_svc.backends.hash_backend import HashBackend, Poison
+        from runner_svc.backends.hash_backend import HashBackend
         from runner_svc.backends.hash_drafter import OracleDrafter
+        from runner_svc.backends.poison import Poison
 
         oracle = (
             OracleDrafter(random.Random(0 if ranks else None), given.draft_wrong)

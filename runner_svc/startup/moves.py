@@ -26,10 +26,17 @@ from runner_svc.transfer.memory_frames import Layout
 from runner_svc.transfer.memory_reader import MemoryReader, MemoryStore
 from runner_svc.transfer.memory_server import MemoryServer
 from runner_svc.transfer.mover import Mover
+from runner_svc.transfer.nixl_agent import NixlAgent, NixlMissing, Staging, device_in
+from runner_svc.transfer.nixl_reader import NixlReader
+from runner_svc.transfer.nixl_source import NixlSource
 from runner_svc.transfer.transport import Transport
+from runner_svc.transfer.wire import CHUNK_BYTES
 
 log = structlog.get_logger()
 
+NIXL_PLACES = 12
+"""Places for chunks that a source stages, and as many for those that a target reads: two pulls at once, and some that
+were given up."""
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -42,15 +49,22 @@ def make_mover(settings: RunnerSettings, backend: Backend, curve: CurveClient | 
     if settings.test_backend.move_chunk_ms:
         store = SlowBlocks(store, settings.test_backend.move_chunk_ms / 1000)
     grants = Grants(backend.num_blocks)
+    keys = (curve.secret, curve.public) if curve is not None else None
+    tcp = BlockReader(store, keys)
+    nixl = _Nixl(settings, store, grants, tcp) if settings.move_transport == "nixl" else None
     host, port = split_address(settings.move_listen, "127.0.0.1:50065")
     bound = f"[{host}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
+    endpoint, secret = f"tcp://{bound}:{port or '*'}", curve.secret if curve is not None else b""
     try:
-        server = BlockServer(store, grants, f"tcp://{bound}:{port or '*'}", curve.secret if curve is not None else b"")
+        if nixl is None:
+            server = BlockServer(store, grants, endpoint, secret)
+        else:
+            server = BlockServer(store, grants, endpoint, secret, nixl.source.answer)
     except zmq.ZMQError as error:
         raise UnusableSettings(f"move_listen: {settings.move_listen!r} can't be listened at: {error}") from error
-    keys = (curve.secret, curve.public) if curve is not None else None
-    transports: list[Transport] = [BlockReader(store, keys)]
-    if memory_store is not None:
+    transports: list[Transport] = [tcp] if nixl is None else [nixl.reader, tcp]
+    is_shared = settings.move_transport == "auto"
+    if memory_store is not None and is_shared:
         from runner_svc.cuda.memory.shared_memory import SharedMemory  # a CPU's runner has no driver
 
         transports.insert(0, MemoryReader(memory_store, SharedMemory.imported))
@@ -58,8 +72,8 @@ def make_mover(settings: RunnerSettings, backend: Backend, curve: CurveClient | 
     mover.endpoint = _reachable(server.endpoint, host, settings.link)
     mover.public_key = curve.public.decode() if curve is not None else ""
     mover.format = kv_format(backend)
-    memory = _memory_server(backend, grants)
-    mover.memory = memory.name if memory is not None else ""
+    memory = _memory_server(backend, grants) if is_shared else None
+    mover.memory = memory.name if memory is not None else nixl.agent.name if nixl is not None else ""
 
     def close_sources() -> None:
         server.close()
@@ -68,6 +82,19 @@ def make_mover(settings: RunnerSettings, backend: Backend, curve: CurveClient | 
 
     mover.close_source = close_sources
     return mover
+
+
+class _Nixl:
+    """A runner's part in moves by NIXL. Raises UnusableSettings."""
+
+    def __init__(self, settings: RunnerSettings, store: BlockStore, grants: Grants, tcp: BlockReader) -> None:
+        try:
+            self.agent = NixlAgent(device_in(settings.move_network or "127.0.0.0/8"))
+        except NixlMissing as error:
+            raise UnusableSettings(str(error)) from error
+        place_bytes = max(CHUNK_BYTES, store.block_bytes)
+        self.source = NixlSource(Staging(self.agent, place_bytes, NIXL_PLACES), store, grants)
+        self.reader = NixlReader(self.agent, Staging(self.agent, place_bytes, NIXL_PLACES), store, tcp)
 
 
 def _memory_server(backend: Backend, grants: Grants) -> MemoryServer | None:

@@ -7,7 +7,8 @@ socket of its own, so that nothing of an earlier one can arrive in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import zmq
@@ -31,7 +32,7 @@ class BlockReader:
         """`keys`: this runner's secret and public CURVE key, Z85; None does not encrypt."""
         self._store = store
         self._keys = keys
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def close(self) -> None:
@@ -39,6 +40,12 @@ class BlockReader:
         self._context.term()
 
     def pull(self, order: PullOrder, is_cancelled: Callable[[], bool]) -> int:
+        with self.connected(order) as socket:
+            return self._read(socket, order, is_cancelled)
+
+    @contextmanager
+    def connected(self, order: PullOrder) -> Iterator[zmq.Socket[bytes]]:
+        """Connects to the source, with keys if it has any. Raises PullFailed."""
         if bool(order.source_key) != (self._keys is not None):
             raise PullFailed("one of the two runners encrypts moves and the other does not: give both keys, or neither")
         socket = self._context.socket(zmq.DEALER)
@@ -50,7 +57,7 @@ class BlockReader:
                 socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys[1])
                 socket.setsockopt(zmq.CURVE_SERVERKEY, order.source_key)
             socket.connect(order.endpoint)
-            return self._read(socket, order, is_cancelled)
+            yield socket
         except zmq.ZMQError as error:
             raise PullFailed(f"{order.endpoint!r} can't be read from: {error}") from error
         finally:
@@ -74,8 +81,8 @@ class BlockReader:
             if socket.poll(_POLL_MS):
                 num_bytes += self._take(socket, asked)
                 heard_at = time.monotonic()
-            elif time.monotonic() - heard_at > self._silence_s:
-                raise PullFailed(f"{order.endpoint} was silent for {self._silence_s:g} s")
+            elif time.monotonic() - heard_at > self.silence_s:
+                raise PullFailed(f"{order.endpoint} was silent for {self.silence_s:g} s")
         return num_bytes
 
     def _take(self, socket: zmq.Socket[bytes], asked: dict[int, NDArray[np.int32]]) -> int:

@@ -8,6 +8,7 @@ dropped, and the reader gives up.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import structlog
 import zmq
@@ -27,10 +28,19 @@ log = structlog.get_logger()
 class BlockServer:
     """Serves the blocks of one store."""
 
-    def __init__(self, store: BlockStore, grants: Grants, listen: str, secret: bytes = b"") -> None:
-        """`listen`: a ZeroMQ endpoint. `secret`: secret CURVE key, Z85; empty does not encrypt. Raises zmq.ZMQError."""
+    def __init__(
+        self,
+        store: BlockStore,
+        grants: Grants,
+        listen: str,
+        secret: bytes = b"",
+        other: Callable[[bytes], tuple[bytes, bytes] | None] = lambda frame: None,
+    ) -> None:
+        """`listen`: a ZeroMQ endpoint. `secret`: secret CURVE key, Z85; empty does not encrypt. `other` answers
+        requests of another transport, and returns None for those of this one. Raises zmq.ZMQError."""
         self._store = store
         self._grants = grants
+        self._other = other
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keys = ReaderKeys(self._context, grants) if secret else None
         self._socket = self._context.socket(zmq.ROUTER)
@@ -63,12 +73,12 @@ class BlockServer:
                 continue
             frames = self._socket.recv_multipart()
             try:
-                request = read_request(frames[-1])
+                answer = self._other(frames[-1]) or self._answer(read_request(frames[-1]))
             except BadFrame as error:
                 log.warning("moves: ignored a frame", reason=str(error))
                 continue
             try:
-                self._socket.send_multipart((frames[0], *self._answer(request)), zmq.NOBLOCK, copy=True)
+                self._socket.send_multipart((frames[0], *answer), zmq.NOBLOCK, copy=True)
             except zmq.ZMQError as error:  # the reader is gone
                 log.warning("moves: a reply could not be sent", reason=str(error))
         self._socket.close()

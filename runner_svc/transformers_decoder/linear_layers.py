@@ -1,4 +1,4 @@
-"""Swaps the linear layers of a transformers model for `runner_svc.decoder.linear.Linear`, the product of both decoders.
+"""Swaps the linear layers of a transformers model for `arithmetic.linear.Linear`, the product of both decoders.
 
 Only plain `torch.nn.Linear` layers are swapped, and of these only such as a pass calls: a layer whose weight is read
 past its call (absorbed projections, say) stays as it is, and so does one of a part that text does not reach.
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runner_svc.arithmetic.linear import Linear
 from runner_svc.decoder.cpu_decoder import MAX_PLAIN_WEIGHTS
-from runner_svc.decoder.linear import Linear
 from runner_svc.weights.linear_weights import LinearWeights
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from safetensors import safe_open
 
@@ -17,13 +18,15 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.transformers_decoder.cpu_check import check_on_cpu
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
 from runner_svc.transformers_decoder.linear_layers import swap_linear_layers, watched_layers
-from runner_svc.transformers_decoder.served_classes import served_class
+from runner_svc.transformers_decoder.served_classes import served_class, undeclared_keys
 from runner_svc.transformers_decoder.step_attention import NAME, register
 
 MOST_MISSING = 1.25
 """Weights of the model by weights of its checkpoint, at most, for it to be loaded at all."""
 _WHAT = "loading weights"
 _CHECK = "comparing with the model's own attention"
+
+log = structlog.get_logger()
 
 
 def load_transformers_decoder(
@@ -56,6 +59,8 @@ def load_model(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype) -> Any:
         _compare_sizes(model_class, folder, stored)
         model, report = _loaded(model_class, folder, dtype)
     _refuse_unlike_tensors(model_class, folder, report)
+    if keys := undeclared_keys(raw, model.config):
+        log.warning("transformers' class does not know keys of config.json: they may have no effect", keys=keys)
     return model
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from runner_svc.model.decoder_choice import not_by_transformers
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.harmless_keys import HARMLESS
+from runner_svc.model.folder.key_values import MOST_LAYERS, shortened
 
 SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
 """Values of `layer_types` whose state is the KV cache, read through a causal mask or a sliding window."""
@@ -15,6 +17,7 @@ _OTHER_LAYERS = {
     "indexed_attention": "it chooses which positions it attends to",
 }
 """Why others are not served; the rest keep state other than keys and values."""
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def served_class(raw: Mapping[str, Any]) -> Any:
@@ -25,6 +28,7 @@ def served_class(raw: Mapping[str, Any]) -> Any:
     """
     if (why := not_by_transformers(raw)) is not None:
         raise UnsupportedModel(why)
+    _check_layers(raw)
     config = _config(raw)
     name = _class_name(raw, config)
     import transformers
@@ -34,6 +38,40 @@ def served_class(raw: Mapping[str, Any]) -> Any:
     if reason is not None:
         raise UnsupportedModel(f"{name} is not served: {reason}.")
     return model_class
+
+
+def _check_layers(raw: Mapping[str, Any]) -> None:
+    """Refuses a number of layers that transformers would spend hours on, before it sees that there are no weights."""
+    for values in (raw, raw.get("text_config")):
+        if not isinstance(values, Mapping):
+            continue
+        for key in _NUMBERS_OF_LAYERS:
+            value = values.get(key)
+            if isinstance(value, int) and value > MOST_LAYERS:
+                raise UnsupportedModel(
+                    f"The model's config.json needs {key!r} of at most {MOST_LAYERS}, it has {shortened(value)}."
+                )
+
+
+def undeclared_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """Returns the keys of a config.json that `config`, transformers' class of it, keeps and does not know.
+
+    They may have no effect. Left out are those that are known to have none.
+    """
+    found: list[str] = []
+    for values, own in ((raw, config), (raw.get("text_config"), config.get_text_config())):
+        if isinstance(values, Mapping):
+            known = _known(own) | own.attribute_map.keys() | HARMLESS.keys() | {"model_type"}
+            found += [key for key in values if key in vars(own) and key not in known and not key.startswith("_")]
+    return found
+
+
+def _known(config: Any) -> Set[str]:
+    """Returns the keys that a configuration's class declares or derives; all for one that has no defaults."""
+    try:
+        return vars(type(config)()).keys()
+    except Exception:  # of any type: its own checks of the values
+        return vars(config).keys()
 
 
 def _config(raw: Mapping[str, Any]) -> Any:

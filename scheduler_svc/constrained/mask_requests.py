@@ -22,8 +22,8 @@ from scheduler_svc.constrained.packed_rows import every_token, only_token
 from scheduler_svc.link.links import Runners
 from scheduler_svc.model.output_state import OutputState
 from scheduler_svc.model.sequence import Phase, Sequence
+from scheduler_svc.plan.forced_rows import may_pay
 from scheduler_svc.runners.runner_pool import RunnerPool
-from scheduler_svc.scheduler.forced_rows import may_pay
 
 if TYPE_CHECKING:
     from scheduler_svc.plan.applied_result import AppliedResult

@@ -194,6 +194,7 @@ class RunnerLifecycle:
         hello = scheduler.hello
         self._placement.join(session, scheduler)
         self._moves.joined(session)
+        self._pool.groups.join(hello, self._requests.ledger.now_s)
         self.alone_since_at = None
         log.info(
             "a runner joined",
@@ -236,10 +237,11 @@ class RunnerLifecycle:
         self._kv_feed.leave(event.session, scheduler)
         self._probation.note_loss(scheduler, event)
         suspects = suspects_of(scheduler)
-        waiting = scheduler.requeue_all(self._requests.queue)
+        waiting = scheduler.departures.requeue_all(self._requests.queue)
         self._placement.leave(event.session)
         self._moves.lost(event.session)
         self._quarantine.lost(event.session, suspects, event.loss)
+        self._pool.groups.lose(scheduler.hello, event, self._requests.ledger.now_s)
         self._requests.totals.keep(scheduler)
         self._requests.totals.losses[event.loss] += 1
         self._requests.totals.recomputed += waiting

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from roster_protos import plan_pb2
 from scheduler_svc.kv.eviction import EvictionOrder
+from scheduler_svc.kv.kept_blocks import KeptBlocks
 from scheduler_svc.kv.prefix_tree import Prefix, PrefixTree
 
 
@@ -57,6 +58,8 @@ class BlockPool:
         self._pending: set[int] = set()
         self.last_plan = [0] * (num_blocks + 1)
         """Last plan that touched each freed block. A writer other than compute must wait for that plan's result."""
+        self.kept = KeptBlocks(self._references)
+        """Of those with references."""
         self.listener: CacheListener | None = None
         self.when_evicted: Callable[[list[bytes]], None] | None = None
         """Called with the names of blocks that are evicted."""
@@ -101,7 +104,7 @@ class BlockPool:
     def restore(self, tables: Iterable[list[int]]) -> None:
         """Makes a fresh pool hold exactly these block tables, without known content."""
         held = Counter(block for table in tables for block in table)
-        self._references = [held[block] for block in range(self.num_blocks + 1)]
+        self._references[:] = [held[block] for block in range(self.num_blocks + 1)]
         self._blank = [block for block in range(self.num_blocks, 0, -1) if not held[block]]
 
     def allocate(self, count: int) -> list[int]:
@@ -160,11 +163,10 @@ class BlockPool:
         """Evicts by these values of prefixes from now on; None: the least recently used block."""
         self.order.rank(value_of, [name for block in self._free_ones() if (name := self._name_of[block]) is not None])
 
-    def upcoming(self, count: int) -> list[int]:
-        """Returns the next `count` cached blocks to be evicted, or fewer, the first of them first."""
-        if not self.order.ranked:
-            return list(islice(self._free_ones(), count))
-        return [self._block_of[name] for name in self.order.upcoming(count)]
+    def upcoming(self, count: int) -> Iterator[int]:
+        """Yields the next `count` cached blocks to be evicted, or fewer, unless a policy ranks them; without those that
+        `put_first` has put first. The caller changes nothing meanwhile."""
+        return islice(self._cached, count)
 
     def _free_ones(self) -> Iterator[int]:
         """Yields the cached blocks, in the order in which they are evicted unless a policy ranks them."""
@@ -176,25 +178,42 @@ class BlockPool:
             del self._cached[block]
             self._first[block] = None
 
-    def to_copy(self, count: int) -> list[int]:
-        """Returns up to `count` cached blocks that a policy values and the host pool lacks, least valuable first."""
-        return [self._block_of[name] for name in self.order.upcoming(count, but_copied=True)]
+    def to_copy(self, count: int, room: Callable[[float, int], int]) -> list[int]:
+        """Returns up to `count` cached blocks that a policy values and the host pool lacks, least valuable first, which
+        the caller copies. `room`: see `CopyOrder.take`."""
+        copies = self.order.copies
+        return [] if copies is None else [self._block_of[name] for name in copies.take(count, room)]
 
-    def purge(self, names: Iterable[bytes]) -> int:
-        """Removes those of these names whose blocks are free, so that they can't be hit; returns their number."""
-        blocks = [self._block_of[name] for name in names if self._is_cached(name)]
-        for block in blocks:
-            self._withdraw(block)
-            self.forget(block)
-            self._blank.append(block)
-        return len(blocks)
+    def purge(self, names: Iterable[bytes], unused: Container[int] = ()) -> int:
+        """Removes those of these names whose blocks are free, so that they can't be hit; returns their number.
+
+        `unused`: blocks that count as free if they have only one reference, and are free without a name once it is
+        dropped.
+        """
+        purged = 0
+        for name in names:
+            block = self._block_of.get(name)
+            if block is None:
+                continue
+            if not self._references[block]:
+                self._withdraw(block)
+                self.forget(block)
+                self._blank.append(block)
+            elif self._references[block] == 1 and block in unused:
+                self.forget(block)
+            else:
+                continue
+            purged += 1
+        return purged
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block, deepest first, so that a prefix outlives its continuations."""
         names: list[Any] = self._name_of
-        references, last_plan, ranked = self._references, self.last_plan, self.order.ranked
+        references, last_plan, ranked, kept = self._references, self.last_plan, self.order.ranked, self.kept.number
         for block in reversed(blocks):
             references[block] -= 1
+            if kept:
+                self.kept.released(block)
             if references[block]:
                 continue
             last_plan[block] = plan
@@ -290,6 +309,18 @@ class BlockPool:
             if not self._references[block]:
                 self._withdraw(block)
             self._references[block] += 1
+        if self.kept.number:
+            self.kept.referred(blocks)
+
+    def keep(self, blocks: list[int]) -> None:
+        """Adds a reference to each block that only keeps it."""
+        self.share(blocks)
+        self.kept.mark(blocks)
+
+    def let_go(self, blocks: list[int]) -> None:
+        """Drops a reference of each block that only kept it."""
+        self.kept.unmark(blocks)
+        self.release(blocks)
 
     def num_free_without(self, blocks: list[int]) -> int:
         """Returns what `num_free` would be after sharing `blocks` (a match)."""

@@ -1,31 +1,28 @@
 """The order in which a pool evicts cached blocks: least valuable prefix first, each from its end.
 
 Values are those that the retention policy gives to prefixes. They change with time, so a heap holds them as they were
-and is corrected as it is used: what surfaces is valued again before it is evicted, and each time a few others are
-valued again, so that what has lost its value surfaces too. That is O(log n) a block at most; the further blocks of the
-same prefix need no heap. A block is in the heap only while the pool has no continuation of it, so its value never
-matters before those of its continuations: they go first.
+and is corrected as it is used (`value_heap.py`): O(log n) a block at most; the further blocks of the same prefix need
+no heap. A block is in the heap only while the pool has no continuation of it, so its value never matters before those
+of its continuations: they go first.
 
 Among equal values the least recently used goes first. Blocks that no policy ranks are the pool's to choose.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
-from scheduler_svc.kv.prefix_tree import BIT, CHILDREN, Node, Prefix, PrefixTree
+from scheduler_svc.kv.copy_order import CopyOrder
+from scheduler_svc.kv.prefix_tree import BIT, CHILDREN, UNCOPIED, Node, Prefix, PrefixTree
+from scheduler_svc.kv.value_heap import ValueHeap
 
 CLEAN = 0.125
 """Value of a block of the cache whose copy the host pool has, over one without: loading it takes about an eighth of the
 time of computing it (8B on an H200: 3 µs a position, against 22). With all of them before any that is yet to be
 copied, agents' sessions hit 55.6% for 57.0%, and 90.7 for 90.2 with a larger host pool (`bench.policies.retention`)."""
-REVISED = 2
-"""Blocks valued again for each call and each prefix that it takes blocks of."""
-_COPIED, _COPIES = BIT[1], CHILDREN[1]
-_Entry = tuple[float, int, Node]
+_COPIED, _COPIES, _UNCOPIED = BIT[1], CHILDREN[1], BIT[0]
 
 
 class EvictionOrder:
@@ -40,11 +37,10 @@ class EvictionOrder:
         """Called with names of the tier below that are of no use any more: what comes before them is in no tier."""
         self.above: EvictionOrder | None = None
         """The order of the tier above, whose blocks are worth less while this tier has copies; None: there is none."""
+        self.copies: CopyOrder | None = None
+        """The order in which blocks are copied to the tier below; None: there is none."""
         self._value_of: Callable[[Prefix], float] | None = None
-        self._heap: list[_Entry] = []
-        self._entry_of: dict[Node, _Entry] = {}  # the valid one of each block that nothing continues
-        self._revision: deque[_Entry] = deque()
-        self._serial = 0
+        self._heap = ValueHeap(self._value, self._is_end)
 
     @property
     def ranked(self) -> bool:
@@ -61,12 +57,16 @@ class EvictionOrder:
         it."""
         self._value_of = value_of
         self._heap.clear()
-        self._entry_of.clear()
-        self._revision.clear()
+        if self.copies is not None:
+            self.copies.rank(value_of)
         for name in names if value_of is not None else ():
             self._tree.came(name, self._tier)
         for name in names if value_of is not None else ():
             self.add(name)
+
+    def copy_below(self) -> None:
+        """Keeps from now on in which order blocks are copied to the tier below."""
+        self.copies = CopyOrder(self._may_evict)
 
     def add(self, name: bytes) -> None:
         """Takes note that the name may be evicted from now on, as the most recently used of its value."""
@@ -74,29 +74,40 @@ class EvictionOrder:
         if node is None or not node.tiers & self._bit:
             node = self._tree.came(name, self._tier)
             if node.parent is not None:
-                self._entry_of.pop(node.parent, None)
+                self._heap.discard(node.parent)
             if self.above is not None:
-                self.above.value_anew(node)
-        if not node.children & self._children and self._value_of is not None:
-            self._push(node, self._value(node))
+                self.above.revalue(node)
+        if self._value_of is None:
+            return
+        if not node.children & self._children:
+            self._heap.add(node)
+        if self.copies is not None and node.tiers == _UNCOPIED and not node.children & UNCOPIED:
+            self.copies.note(node)
 
     def remove(self, name: bytes) -> None:
         """Takes note that the pool no longer has the name."""
         node = self._tree.nodes.get(name)
-        if node is None:
-            return
-        self._entry_of.pop(node, None)
+        if node is None or (node.tiers and not node.tiers & self._bit):
+            return  # one that was taken, and is in the other tier
+        self._heap.discard(node)
         parent = self._tree.leave(node, self._tier)
         if self.above is not None:
-            self.above.value_anew(node)
+            self.above.revalue(node)
         if parent is not None and parent.tiers & self._bit and self._value_of is not None:
-            self._push(parent, self._value(parent))
+            self._heap.add(parent)
+        if self.copies is not None and self._value_of is not None:
+            self.copies.note_done(node)
 
-    def value_anew(self, node: Node) -> None:
+    def revalue(self, node: Node) -> None:
         """Takes note that the tier below has the node's name now, or has it no longer."""
-        entry = self._entry_of.get(node)
-        if entry is not None and self._value_of is not None:
-            self._push(node, self._value(node), entry[1])
+        if self._value_of is None or not node.tiers & self._bit:
+            return
+        self._heap.revalue(node)
+        if self.copies is not None:
+            if node.tiers == _UNCOPIED:
+                self.copies.note(node)
+            else:
+                self.copies.note_done(node)
 
     def value(self, name: bytes) -> float:
         """Returns the value of the name's prefix; 0 if it is not known."""
@@ -105,62 +116,19 @@ class EvictionOrder:
 
     def least(self) -> float:
         """Returns the value of the block that `take` would return; infinite if it ranks none."""
-        node = None if self._value_of is None else self._lowest()
+        node = None if self._value_of is None else self._heap.lowest()
         return math.inf if node is None else self._value(node)
 
-    def take(self, count: int = 1) -> list[bytes]:
-        """Removes and returns up to `count` names to evict, least valuable first; fewer if it ranks no more."""
+    def take(self, count: int = 1, below: float | None = None) -> list[bytes]:
+        """Removes and returns up to `count` names to evict, least valuable first; fewer if it ranks no more, or none
+        whose value is `below` that."""
         taken: list[bytes] = []
         while len(taken) < count and self._value_of is not None:
-            node = self._lowest()
-            if node is None:
+            node = self._heap.lowest()
+            if node is None or (below is not None and self._value(node) >= below):
                 break
             self._take_prefix(node, count, taken)
         return taken
-
-    def upcoming(self, count: int, but_copied: bool = False) -> list[bytes]:
-        """Returns up to `count` names, least valuable prefix first and each from its end; removes none.
-
-        They are those that `take` would return now if it did not matter which blocks the host pool has. `but_copied`:
-        without those that it has, and those without value.
-        """
-        value_of, gone, names, serial = self._value_of, dict[Node, int](), list[bytes](), 0
-        if value_of is None:
-            return names
-        ends = [
-            (value_of(node.prefix), entry[1], node) for node, entry in self._entry_of.items() if self._is_valid(entry)
-        ]
-        heapq.heapify(ends)
-        while ends and len(names) < count:
-            value, _, node = heapq.heappop(ends)
-            if (value <= 0 and but_copied) or not self._may_evict(node.name):
-                continue
-            end = self._look_up(node, count, names, gone, but_copied)
-            if end is not None:
-                serial -= 1
-                heapq.heappush(ends, (value_of(end.prefix), serial, end))
-        return names
-
-    def _look_up(
-        self, node: Node, count: int, names: list[bytes], gone: dict[Node, int], but_copied: bool
-    ) -> Node | None:
-        """Appends the names from `node` up to the beginning of its prefix, or to where something else continues it;
-        returns the block of another prefix that nothing would continue then."""
-        tier, bit, may_evict, prefix = self._tier, self._bit, self._may_evict, node.prefix
-        while True:
-            if not (but_copied and node.tiers & _COPIED):
-                names.append(node.name)
-            parent = node.parent
-            if parent is None or not parent.tiers & bit or len(names) == count:
-                return None
-            children = parent.num_children(tier)
-            if children > 1:
-                gone[parent] = gone.get(parent, 0) + 1
-                if gone[parent] < children:
-                    return None
-            if parent.prefix is not prefix or not may_evict(parent.name):
-                return parent
-            node = parent
 
     def check(self, cached: set[bytes], named: Callable[[bytes], bool]) -> None:
         """Raises RuntimeError unless the order knows all `cached` names of its pool, and no name that no pool has.
@@ -179,29 +147,35 @@ class EvictionOrder:
             here = {name for name, node in self._tree.nodes.items() if node.is_in(tier)}
             if not cached <= here:
                 raise RuntimeError(f"{len(cached - here)} cached blocks are not in the eviction order")
-            ends = {entry[2].name for entry in self._heap if self._is_valid(entry)}
-            lost = {name for name in cached if not self._tree.nodes[name].num_children(tier)} - ends
+            ends = {name for name in cached if not self._tree.nodes[name].num_children(tier)}
+            lost = {name for name in ends if self._tree.nodes[name] not in self._heap}
             if lost:
                 raise RuntimeError(f"{len(lost)} blocks that may be evicted are not in the heap")
+            if self.copies is not None:
+                self.copies.check(self._tree.nodes.values())
 
     def _take_prefix(self, node: Node, count: int, taken: list[bytes]) -> None:
         """Takes `node`, and those before it as long as they are of the same prefix and nothing else continues them."""
         tier, bit, prefix = self._tier, self._bit, node.prefix
         leave, left, is_clean = self._tree.leave, count - len(taken), bool(node.tiers & _COPIED)
         while True:
-            self._entry_of.pop(node, None)  # a block that was linked late has one although it has been continued
+            self._heap.discard(node)  # a block that was linked late is there although it has been continued
             taken.append(node.name)
             left -= 1
             if self.when_cut is not None and node.children & _COPIES and not node.tiers & _COPIED:
                 self.when_cut(self._behind(node))
             parent = leave(node, tier)
             if self.above is not None:
-                self.above.value_anew(node)
+                self.above.revalue(node)
             if parent is None or not parent.tiers & bit:
+                if self.copies is not None:
+                    self.copies.note_done(node)
                 return
             is_like = parent.prefix is prefix and bool(parent.tiers & _COPIED) == is_clean
             if not left or not is_like or not self._may_evict(parent.name):
-                self._push(parent, self._value(parent))
+                self._heap.add(parent)
+                if self.copies is not None and parent.tiers == _UNCOPIED:
+                    self.copies.note(parent)
                 return
             node = parent
 
@@ -214,58 +188,12 @@ class EvictionOrder:
             behind = behind.parent
         return names if behind is node else []
 
-    def _lowest(self) -> Node | None:
-        """Returns the least valuable block that may be evicted, by its present value."""
-        assert self._value_of is not None
-        self._revise()
-        heap = self._heap
-        while heap:
-            value, _, node = entry = heap[0]
-            if not self._is_valid(entry) or not self._may_evict(node.name):
-                heapq.heappop(heap)  # it comes again when it is released
-                if self._entry_of.get(node) is entry:
-                    del self._entry_of[node]
-                continue
-            now = self._value(node)
-            if now <= value:
-                return node
-            heapq.heappop(heap)
-            self._push(node, now, entry[1])
-        return None
-
     def _value(self, node: Node) -> float:
         """Returns the value of the node's block in this tier."""
         assert self._value_of is not None
         value = self._value_of(node.prefix)
         return value * CLEAN if not self._tier and node.tiers & _COPIED else value
 
-    def _is_valid(self, entry: _Entry) -> bool:
-        """Whether the entry is the present one of a block that nothing continues."""
-        node = entry[2]
-        return self._entry_of.get(node) is entry and not node.children & self._children
-
-    def _push(self, node: Node, value: float, serial: int | None = None) -> None:
-        if serial is None:
-            self._serial += 1
-            serial = self._serial
-        entry = self._entry_of[node] = (value, serial, node)
-        heapq.heappush(self._heap, entry)
-        self._revision.append(entry)
-        if len(self._heap) > 2 * len(self._revision) + 64:
-            self._heap = [entry for entry in self._heap if self._is_valid(entry)]
-            heapq.heapify(self._heap)
-
-    def _revise(self) -> None:
-        """Values those blocks again that were valued longest ago."""
-        revision, left = self._revision, REVISED
-        while revision and left:
-            entry = revision.popleft()
-            node = entry[2]
-            if not self._is_valid(entry):
-                continue
-            left -= 1
-            value = self._value(node)
-            if value == entry[0]:
-                revision.append(entry)
-            else:
-                self._push(node, value, entry[1])
+    def _is_end(self, node: Node) -> bool:
+        """Whether the node's block may be evicted, and the pool has no continuation of it."""
+        return not node.children & self._children and bool(node.tiers & self._bit) and self._may_evict(node.name)

@@ -12,11 +12,16 @@ order is that of their last use, or that of `order`; what that gives no value go
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from scheduler_svc.kv.block_pool import CacheListener
 from scheduler_svc.kv.eviction import EvictionOrder
+
+_SOME = math.ulp(0.0)
+"""The least value that is worth anything."""
 
 
 class HostPoolFull(RuntimeError):
@@ -66,8 +71,11 @@ class HostPool:
         self.order = order
 
     def names(self) -> list[bytes]:
-        """Returns the names of the copies that are no duplicates and may be evicted, least recently used first."""
-        return [self._named(block) for block in self._others]
+        """Returns the names of the confirmed copies; last those that are no duplicates and may be evicted, least
+        recently used first."""
+        others, writing = self._others, self._writing
+        in_use = [name for name, block in self._block_of.items() if block not in others and block not in writing]
+        return in_use + [self._named(block) for block in others]
 
     def may_evict(self, name: bytes) -> bool:
         """Whether there is a copy of this name that is no duplicate and may be evicted."""
@@ -107,22 +115,35 @@ class HostPool:
         """
         if len(names) > self.num_room:
             raise HostPoolFull(f"{len(names)} host blocks requested, {self.num_room} can be had")
-        blocks = [self._free.pop() if self._free else self._evict() for _ in names]
+        self._evict(len(names) - len(self._free))
+        blocks = [self._free.pop() for _ in names]
         for block, name in zip(blocks, names, strict=True):
             self._name_of[block] = name
             self._block_of[name] = block
         self._writing.update(blocks)
         return blocks
 
-    def _evict(self) -> int:
-        order = self.order
-        if self._duplicates and not (order is not None and self._others and order.least() <= 0):
-            block = next(iter(self._duplicates))
-        else:
-            names = [] if order is None else order.take()
-            block = self._block_of[names[0]] if names else next(iter(self._others))
-        self.forget(self._named(block))
-        return self._free.pop()
+    def make_room(self, value: float, count: int) -> int:
+        """Evicts for `count` copies of blocks of this value what is worth less, as far as that is needed; returns the
+        number of free blocks, up to `count`."""
+        if len(self._free) < count:
+            self._evict(count - len(self._free), value)
+        return min(count, len(self._free))
+
+    def _evict(self, count: int, below: float | None = None) -> None:
+        """Frees `count` blocks, fewer if no more may be evicted, or are ranked below this value."""
+        order, end = self.order, len(self._free) + count
+        if order is not None and self._duplicates and count > 0:
+            self._forget_all(order.take(count, _SOME))
+        self._forget_all([self._named(block) for block in islice(self._duplicates, max(0, end - len(self._free)))])
+        if order is not None and len(self._free) < end:
+            self._forget_all(order.take(end - len(self._free), below))
+        if below is None:
+            self._forget_all([self._named(block) for block in islice(self._others, max(0, end - len(self._free)))])
+
+    def _forget_all(self, names: list[bytes]) -> None:
+        for name in names:
+            self.forget(name)
 
     def written(self, blocks: Iterable[int]) -> None:
         """Makes the blocks of a confirmed offload READY, as far as their names were not forgotten."""

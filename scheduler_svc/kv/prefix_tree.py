@@ -22,6 +22,11 @@ BIT = (1, 2)
 """Of each tier in `Node.tiers`."""
 CHILD, CHILDREN = (1, 1 << 32), ((1 << 32) - 1, ((1 << 32) - 1) << 32)
 """Of each tier in `Node.children`: the unit, and the mask."""
+UNCOPIED_CHILD, UNCOPIED = 1 << 64, ((1 << 32) - 1) << 64
+"""In `Node.children`, of those that only the block pool has: the unit, and the mask."""
+BOTH = BIT[0] | BIT[1]
+_UNITS = (0, CHILD[0] + UNCOPIED_CHILD, CHILD[1], CHILD[0] + CHILD[1])
+"""What a node adds to `children` of its parent, by its tiers."""
 MOST_TENANTS = 4096
 """Maximum number of tenants with records of their own; further ones share one."""
 MOST_CONVERSATIONS = 16_384
@@ -61,14 +66,18 @@ class Prefix:
     value: float = 0.0
     """What the policy `valued_by` returned last, at `valued_at`; below 0 asks again."""
     valued_at: float = -1.0
+    valued_for_s: float = 0.0
+    """For how long that value is used."""
     valued_by: object = None
+    is_awaited: bool = False
+    """Whether a request of the conversation was under way then."""
 
 
 class Node:
     """A name. There is one for each cached block, so it is small: without lists, which would cost three times as much.
 
     `tiers`: bit T is set if tier T has the name. `children`: for tier T the nodes there that have this one as parent,
-    in units of `CHILD[T]`.
+    in units of `CHILD[T]`; and those that only the block pool has, in units of `UNCOPIED_CHILD`.
     """
 
     __slots__ = ("children", "name", "parent", "prefix", "tiers")
@@ -114,6 +123,7 @@ class PrefixTree:
         self.gaps, self.shared_gaps = Gaps(), Gaps()
         """Of all conversations, and of all shared prefixes."""
         self._tenants: dict[str, Tenant] = {}
+        self._num_tenants = [0] * TIERS  # with blocks in the tier
         self._by_key: OrderedDict[tuple[str, str], Prefix] = OrderedDict()
         self.unknown = Prefix(self.tenant(""))
         """Owner of blocks that no linked sequence had: those found after a restart."""
@@ -131,7 +141,7 @@ class PrefixTree:
 
     def num_tenants(self, tier: int) -> int:
         """Returns the number of tenants with blocks in the tier."""
-        return sum(tenant.blocks[tier] > 0 for tenant in self._tenants.values())
+        return self._num_tenants[tier]
 
     @property
     def num_conversations(self) -> int:
@@ -155,10 +165,12 @@ class PrefixTree:
     def link(self, names: list[bytes], turn: Turn, named: Container[bytes]) -> None:
         """Links the full blocks of a leaving sequence, `names` from the first on. `named`: the names that the pool
         has."""
-        while names and names[-1] not in named:
-            names = names[:-1]
-        if not names:
+        count = len(names)
+        while count and names[count - 1] not in named:
+            count -= 1
+        if not count:
             return
+        names = names[:count]
         first, junction = self._junction(names)
         prefix = self._prefix_for(turn, junction, len(names) - first)
         parent, nodes = junction, self.nodes
@@ -234,22 +246,24 @@ class PrefixTree:
 
     def _adopt(self, node: Node, parent: Node | None, prefix: Prefix) -> Node:
         """Gives a node without a known owner to the prefix, with its place in the tree."""
-        for tier in range(TIERS):
-            if node.parent is not parent and node.tiers & BIT[tier]:
-                if node.parent is not None:
-                    node.parent.children -= CHILD[tier]
-                if parent is not None:
-                    parent.children += CHILD[tier]
-        node.parent = parent
+        if node.parent is not parent:
+            units = _UNITS[node.tiers]
+            if node.parent is not None:
+                node.parent.children -= units
+            if parent is not None:
+                parent.children += units
+            node.parent = parent
         self._own(node, prefix)
         return node
 
     def _own(self, node: Node, prefix: Prefix) -> None:
         """Gives the node to another prefix."""
-        for tier in range(TIERS):
-            if node.tiers & BIT[tier]:
-                node.prefix.tenant.blocks[tier] -= 1
-                prefix.tenant.blocks[tier] += 1
+        former, tenant = node.prefix.tenant, prefix.tenant
+        if former is not tenant:
+            for tier in range(TIERS):
+                if node.tiers & BIT[tier]:
+                    self._charge(former, tier, -1)
+                    self._charge(tenant, tier, 1)
         node.prefix = prefix
 
     def _note(self, prefix: Prefix, turn: Turn, tail: Node | None, tokens: int) -> None:
@@ -281,11 +295,8 @@ class PrefixTree:
         if node is None:
             node = self.nodes[name] = Node(name, self.unknown)
         if not node.tiers & BIT[tier]:
-            self.num_copied += bool(node.tiers)
-            node.tiers |= BIT[tier]
-            node.prefix.tenant.blocks[tier] += 1
-            if node.parent is not None:
-                node.parent.children += CHILD[tier]
+            self._set(node, node.tiers | BIT[tier])
+            self._charge(node.prefix.tenant, tier, 1)
         return node
 
     def went(self, name: bytes, tier: int) -> Node | None:
@@ -295,13 +306,13 @@ class PrefixTree:
 
     def leave(self, node: Node, tier: int) -> Node | None:
         """Takes note that the tier no longer has the node; returns its parent if that has no child there now."""
-        parent = node.parent
-        if node.tiers & BIT[tier]:
-            node.tiers ^= BIT[tier]
-            self.num_copied -= bool(node.tiers)
-            node.prefix.tenant.blocks[tier] -= 1
+        parent, tiers = node.parent, node.tiers
+        if tiers & BIT[tier]:
+            node.tiers = left = tiers ^ BIT[tier]  # inlined `_set`
+            self.num_copied -= tiers == BOTH
             if parent is not None:
-                parent.children -= CHILD[tier]
+                parent.children += _UNITS[left] - _UNITS[tiers]
+            self._charge(node.prefix.tenant, tier, -1)
         if not node.tiers:
             del self.nodes[node.name]
             if node.prefix.tail is node:
@@ -311,14 +322,27 @@ class PrefixTree:
     def leave_tier(self, tier: int, named: Container[bytes]) -> None:
         """Forgets what the tier has; names stay that the block pool has (`named`)."""
         for name, node in list(self.nodes.items()):
-            if node.tiers & BIT[tier] and name in named:
-                node.tiers ^= BIT[tier]
-                self.num_copied -= bool(node.tiers)
-                node.prefix.tenant.blocks[tier] -= 1
+            if node.tiers == BIT[tier] and name in named:  # in use: its block was not cached yet
+                self._set(node, 0)
+                self._charge(node.prefix.tenant, tier, -1)
             elif node.tiers & BIT[tier]:
                 self.leave(node, tier)
-        for node in self.nodes.values():
-            node.children &= ~CHILDREN[tier]
+
+    def _set(self, node: Node, tiers: int) -> None:
+        """Notes the tiers that have the node's name now."""
+        self.num_copied += (tiers == BOTH) - (node.tiers == BOTH)
+        if node.parent is not None:
+            node.parent.children += _UNITS[tiers] - _UNITS[node.tiers]
+        node.tiers = tiers
+
+    def _charge(self, tenant: Tenant, tier: int, by: int) -> None:
+        """Adds to the tenant's blocks in a tier."""
+        blocks = tenant.blocks
+        blocks[tier] += by
+        if not blocks[tier]:
+            self._num_tenants[tier] -= 1
+        elif blocks[tier] == by:  # it had none
+            self._num_tenants[tier] += 1
 
     def _shorten(self, prefix: Prefix, end: Node | None) -> None:
         """Makes a prefix that has lost its last block end before that."""

@@ -19,6 +19,7 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.metrics.gateway_names import gateway_families
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.moves import move_families
+from scheduler_svc.metrics.rank_groups import group_families
 from scheduler_svc.metrics.snapshot import Snapshot
 from scheduler_svc.metrics.step_phases import StepPhase
 from scheduler_svc.metrics.tiers import tier_families
@@ -51,6 +52,7 @@ class RosterCollector(Collector):
         yield from _runners(snapshot)
         yield from tier_families(snapshot)
         yield from move_families(snapshot)
+        yield from group_families(snapshot)
         yield from _policy(snapshot)
         yield from _failures(snapshot)
         yield from gateway_families(snapshot)

@@ -8,7 +8,7 @@ from enum import Enum
 
 from roster_protos import plan_pb2
 
-TRANSPORTS = ("tcp", "memory")
+TRANSPORTS = ("tcp", "memory", "nixl")
 """Names of the transports of today's runners."""
 
 

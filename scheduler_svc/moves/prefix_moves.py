@@ -107,7 +107,7 @@ class PrefixMoves:
         there, now_s = self._pool.schedulers[target], self._requests.ledger.now_s
         first = len(hit)
         move = PrefixMove(target, sequence, hit, now_s + wait_s)
-        there.hold(move.key, hit)
+        there.moves.hold(move.key, hit)
         hit += there.pool.allocate(len(cached) - first)  # `held` has the same list, so that it has these references
         self._moves[target, name] = move
         self._counts.begun[Use.PREFIX] += 1

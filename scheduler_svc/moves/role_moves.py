@@ -39,6 +39,8 @@ class RoleMoves:
         self._moves = moves
         self._targets = targets
         self._left: dict[Sequence, float] = {}  # sequences that the policy left where they were, and since when
+        self._decoding: dict[int, tuple[int, int]] = {}  # of each runner: rows that decode, and positions before them
+        self._decoding_at = -1.0
 
     def advance(self) -> None:
         """Begins the moves of sequences that prefill runners have begun to compute."""
@@ -70,7 +72,7 @@ class RoleMoves:
         sessions, views = list[int](), list[RunnerView]()
         for session, there in self._targets.fitting(sequence, source, (DECODE, BOTH)):
             sessions.append(session)
-            views.append(_view(there, sequence))
+            views.append(self._view(session, there, sequence))
         policy: PolicyGuard = self._requests.policy
         chosen = policy.decode_on(running_view(sequence, here.table), views) if views else None
         if chosen is not None:
@@ -81,19 +83,24 @@ class RoleMoves:
         self._left[sequence] = now_s
         return None
 
-
-def _view(there: Scheduler, sequence: Sequence) -> RunnerView:
-    table, pool = there.table, there.pool
-    decodes = (table.lag == 1) & (table.computed > 0)
-    return RunnerView(
-        runner_id=there.hello.runner_id,
-        role=role_of(there.hello),
-        free_slots=free_slots(there) - there.moves.expected,
-        slots=table.num_slots,
-        free_blocks=pool.num_free,
-        blocks=pool.num_blocks,
-        decoding=int(decodes.sum()),
-        context=int(table.computed[decodes].sum()),
-        cached=there.prefix.cached_tokens(sequence),
-        step_times=there.step_times,
-    )
+    def _view(self, session: int, there: Scheduler, sequence: Sequence) -> RunnerView:
+        """Returns the view of a runner that could decode the sequence."""
+        table, pool, now_s = there.table, there.pool, self._requests.ledger.now_s
+        if self._decoding_at != now_s:  # the same for all sequences of a turn
+            self._decoding_at, self._decoding = now_s, {}
+        if session not in self._decoding:
+            decodes = (table.lag == 1) & (table.computed > 0)
+            self._decoding[session] = int(decodes.sum()), int(table.computed[decodes].sum())
+        decoding, context = self._decoding[session]
+        return RunnerView(
+            runner_id=there.hello.runner_id,
+            role=role_of(there.hello),
+            free_slots=free_slots(there) - there.moves.expected,
+            slots=table.num_slots,
+            free_blocks=pool.num_free,
+            blocks=pool.num_blocks,
+            decoding=decoding,
+            context=context,
+            cached=there.prefix.cached_tokens(sequence),
+            step_times=there.step_times,
+        )

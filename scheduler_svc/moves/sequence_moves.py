@@ -75,7 +75,7 @@ class SequenceMoves:
         here, there = self._pool.schedulers[source], self._pool.schedulers[target]
         hit = there.prefix.match(sequence).blocks
         move = Move(sequence, source, target, use, int(here.table.epoch[sequence.slot]), hit, len(hit))
-        there.hold(move.key, move.blocks)
+        there.moves.hold(move.key, move.blocks)
         there.moves.expected += 1
         self._moves[sequence] = move
         self._counts.begun[use] += 1
@@ -152,7 +152,7 @@ class SequenceMoves:
         granted meanwhile, which takes as long as a step."""
         here = self._pool.schedulers[move.source]
         move.stopped_at = self._requests.ledger.now_s
-        move.computed = here.detach(move.sequence, move.key)
+        move.computed = here.departures.detach(move.sequence, move.key)
         move.stage = Stage.SETTLING
         end = here.pool.blocks_for(move.computed)
         if move.sequence.stale and end > move.num_copied and self._grow(move, end):

@@ -126,8 +126,8 @@ class Transfers:
         began_at = self._ledger.now_s
         transfer = Transfer(key, source, target, sources, targets, when_ended, after_plan, began_at, is_ahead=is_ahead)
         self._by_key[key] = transfer
-        here.hold(key, sources)
-        there.hold(key, targets)
+        here.moves.hold(key, sources)
+        there.moves.hold(key, targets)
         self._grant(transfer, there.hello)
         return transfer
 

@@ -19,7 +19,6 @@ come back go before all others until it has that much.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from pydantic import Field
 
@@ -29,6 +28,7 @@ _AWAITED_S = 0.5
 """Within which a conversation with a request under way uses its context, relative to others."""
 _USUAL_GAP_S, _USUAL_SPREAD = 10.0, 2.0
 """Of gaps before any is known: seconds, and standard deviation of the logarithm."""
+_USUAL_MEAN, _USUAL_SCALE = math.log(_USUAL_GAP_S), 1 / (math.sqrt(2) * _USUAL_SPREAD)
 _FEW = 8
 """Gaps from which a conversation's own count more than those of all."""
 _DOUBT = 0.1
@@ -99,18 +99,18 @@ class Session(Policy):
         if chance <= 0:
             return 0.0
         idle_s, horizon_s = prefix.idle_s, float(self.parameters.horizon_s)
-        left = self._survival(prefix)
-        now = left(idle_s)
+        now, *later = self._survival(prefix, [idle_s, *(idle_s + part * horizon_s for part in _STEPS)])
         if now <= 1e-9:
             return 0.0
         alive = chance * now / (chance * now + 1 - chance)
         best, held_s, before, at_s = 0.0, 0.0, 1.0, 0.0
-        for part in _STEPS:
-            until_s = part * horizon_s
-            after = left(idle_s + until_s) / now
+        for part, left in zip(_STEPS, later, strict=True):
+            until_s, after = part * horizon_s, left / now
             held_s += (until_s - at_s) * (before + after) / 2
             before, at_s = after, until_s
-            best = max(best, alive * (1 - after) / (alive * held_s + (1 - alive) * until_s))
+            rate = alive * (1 - after) / (alive * held_s + (1 - alive) * until_s)
+            if rate > best:
+                best = rate
         return best
 
     def _chance(self, prefix: PrefixView) -> float:
@@ -121,39 +121,32 @@ class Session(Policy):
             return _PROMISED
         return (prefix.returns.returned + 1) / (prefix.returns.ended + 2)
 
-    def _survival(self, prefix: PrefixView) -> Callable[[float], float]:
-        """Returns the function from a time since the last request's end to the chance that the next is later."""
+    def _survival(self, prefix: PrefixView, times_s: list[float]) -> list[float]:
+        """Returns for each time since the last request's end the chance that the next one is later: a mixture of
+        log-normal distributions."""
         own, every = prefix.gaps, prefix.all_gaps
-        mean, variance = math.log(_USUAL_GAP_S), _USUAL_SPREAD**2
+        mean, variance = _USUAL_MEAN, _USUAL_SPREAD**2
         if every.count >= _FEW:
             mean, variance = every.mean, max(every.variance, 0.01)
-        trust = own.count / (own.count + _FEW)
-        mean = trust * own.mean + (1 - trust) * mean
-        variance = trust * max(own.variance, 0.01) + (1 - trust) * variance
-        known, usual = _log_normal(mean, math.sqrt(variance)), _log_normal(math.log(_USUAL_GAP_S), _USUAL_SPREAD)
-
-        def learned(time_s: float) -> float:
-            return (1 - _USUAL_SHARE) * known(time_s) + _USUAL_SHARE * usual(time_s)
-
+        if own.count:
+            trust = own.count / (own.count + _FEW)
+            mean = trust * own.mean + (1 - trust) * mean
+            variance = trust * max(own.variance, 0.01) + (1 - trust) * variance
+        scale, erfc, logs = 1 / math.sqrt(2 * variance), math.erfc, [math.log(max(t, 1e-3)) for t in times_s]
+        known, usual = 0.5 * (1 - _USUAL_SHARE), 0.5 * _USUAL_SHARE
+        learned = [
+            known * erfc((log_s - mean) * scale) + usual * erfc((log_s - _USUAL_MEAN) * _USUAL_SCALE) for log_s in logs
+        ]
         if prefix.next_turn_s is None:
             return learned
-        told = _log_normal(math.log(max(prefix.next_turn_s, 1e-3)), float(self.parameters.hint_spread))
-        return lambda time_s: (1 - _DOUBT) * told(time_s) + _DOUBT * learned(time_s)
+        mean, told = math.log(max(prefix.next_turn_s, 1e-3)), 0.5 * (1 - _DOUBT)
+        scale = 1 / (math.sqrt(2) * float(self.parameters.hint_spread))
+        return [told * erfc((log_s - mean) * scale) + _DOUBT * left for log_s, left in zip(logs, learned, strict=True)]
 
 
 def _mean_gap_s(prefix: PrefixView) -> float:
     gaps = prefix.gaps if prefix.gaps.count else prefix.all_gaps
     return math.exp(gaps.mean + gaps.variance / 2) if gaps.count else _USUAL_GAP_S
-
-
-def _log_normal(mean: float, spread: float) -> Callable[[float], float]:
-    """Returns the survival function of a log-normal distribution."""
-    scale = spread * math.sqrt(2)
-
-    def left(time_s: float) -> float:
-        return 0.5 * math.erfc((math.log(max(time_s, 1e-3)) - mean) / scale)
-
-    return left
 
 
 def _position_s(prefix: PrefixView, load: Load) -> float:

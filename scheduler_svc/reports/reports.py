@@ -20,6 +20,7 @@ from scheduler_svc.plan.plan_builder import PlannedStep
 from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.requests.drain import Drain
 from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.rank_groups import RankGroups
 from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
 
@@ -101,6 +102,7 @@ class Reports:
             draining=self._drain.begun,
             held_back=[self._held_back(illness) for illness in self._probation.held_back()],
             moves=_moves_status(self._moves),
+            groups=_groups_status(self._pool.groups, self._clock()),
         )
 
     def _host_tier(self) -> admin_pb2.HostTier:
@@ -212,6 +214,26 @@ def _moves_status(moves: Moves) -> admin_pb2.Moves:
         copy_s=counts.seconds,
         pause_s=counts.pauses_s,
         by_use={use.value: counts.done[use] for use in Use},
+    )
+
+
+def _groups_status(groups: RankGroups, now_s: float) -> admin_pb2.RankGroups:
+    return admin_pb2.RankGroups(
+        groups=[
+            admin_pb2.RankGroup(
+                id=runner_id,
+                ranks=group.ranks,
+                epoch=group.epoch,
+                serves=group.away_since_at is None,
+                lost=group.lost,
+                lost_s=None if group.lost_at is None else now_s - group.lost_at,
+                away_s=0.0 if group.away_since_at is None else now_s - group.away_since_at,
+                away_because=group.away_because,
+            )
+            for runner_id, group in groups.known(now_s)
+        ],
+        formed_again=groups.formed_again,
+        pauses_s=groups.pauses_s,
     )
 
 

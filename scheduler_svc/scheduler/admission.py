@@ -11,12 +11,12 @@ from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.model.home import Home
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Phase, Sequence
+from scheduler_svc.plan.admission_record import add_admission
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
-from scheduler_svc.scheduler.admission_record import add_admission
 from scheduler_svc.scheduler.arrivals import Arrival
 from scheduler_svc.scheduler.prefix_cache import Candidate, PrefixCache
 from scheduler_svc.scheduler.step_budget import StepBudget
@@ -54,7 +54,7 @@ class Admission:
         self._pool = pool
         self._prefix = prefix
         self._ledger = ledger
-        self._most_tokens = most_tokens
+        self.most_tokens = most_tokens
         self._tiers = tiers
         self.cached_tokens = 0
         """Prompt tokens served from the prefix cache."""
@@ -74,7 +74,7 @@ class Admission:
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
-            if sequence.limit > self._most_tokens:  # it could never finish here, but would hold blocks
+            if sequence.limit > self.most_tokens:  # it could never finish here, but would hold blocks
                 self._put_aside(sequence, queue)
                 if len(self.misfits) >= MISFITS:
                     break
@@ -110,7 +110,7 @@ class Admission:
 
     def first(self, queue: Queue) -> Sequence | None:
         """Returns the first waiting sequence that the runner can hold, and parks those before it."""
-        while (sequence := queue.peek()) is not None and sequence.limit > self._most_tokens:
+        while (sequence := queue.peek()) is not None and sequence.limit > self.most_tokens:
             self._put_aside(sequence, queue)
         return sequence
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.slot_table import SlotTable
@@ -30,6 +31,7 @@ class Arrival:
 class RunnerMoves:
     """What moves to and from other runners have on one runner."""
 
+    pool: BlockPool
     held: dict[bytes, list[int]] = field(default_factory=dict)
     """Blocks that moves hold, by key; each holding has a reference of each of its blocks."""
     arrivals: deque[Arrival] = field(default_factory=deque)
@@ -42,6 +44,15 @@ class RunnerMoves:
     """Number of the plan whose releases a copy waits for: it is made even without a row."""
     without_rows: int = 0
     """Number of plans without rows that the runner has answered."""
+
+    def hold(self, key: bytes, blocks: list[int]) -> None:
+        """Takes a reference of each of these blocks, which hold KV or are about to."""
+        self.held[key] = blocks
+        self.pool.share(blocks)
+
+    def let_go(self, key: bytes, last_plan: int) -> None:
+        """Releases the blocks held under `key`. `last_plan`: number of the runner's last plan, which may use them."""
+        self.pool.release(self.held.pop(key), last_plan)
 
 
 class Admitter(Protocol):

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Views
-from dataclasses import dataclass
 from itertools import islice
 
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.slot_table import SlotTable
-from scheduler_svc.policy import Policy, PolicyGuard, RunningView
+from scheduler_svc.policy import PolicyGuard, RunningView
 from scheduler_svc.scheduler.policy_views import running_view, waiting_view
 
 MAX_DISPLACING = 8
 """Maximum number of waiting sequences for which one step makes room."""
-
-
-DECLINED_STEPS = 16
-"""Plans after which a policy that declined to displace is asked again although nothing has changed: its answer may
-depend on how long the head of the queue has waited."""
-
-
-@dataclass(slots=True, frozen=True)
-class Declined:
-    """Record that a policy displaced no sequence for `head`, when the slot table's change counter was `changes`."""
-
-    head: Sequence | None
-    policy: Policy
-    changes: int
-    until_plan: int
 
 
 def choose_victim(candidate: Sequence, table: SlotTable, policy: PolicyGuard) -> Sequence | None:

@@ -1,7 +1,8 @@
 """What one runner's pools keep: the values that the retention policy gives to prefixes, and what it learns from.
 
-A value is asked for at most every `REVISE_S` for each prefix. Hints of clients reach the policy only within limits: a
-time, and a share of the pool for each tenant while others have cached blocks too.
+A value is asked for at most every `REVISE_S` for each prefix, and more rarely the longer it is idle. Hints of clients
+reach the policy only within limits: a time, and a share of the pool for each tenant while others have cached blocks
+too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from scheduler_svc.policy.interface import Policy
 from scheduler_svc.policy.prefix_view import PrefixView
 from scheduler_svc.tiers.tiers import Tiers
 
-REVISE_S = 0.05
-"""Seconds for which a value is used."""
+REVISE_S, MOST_REVISE_S = 0.05, 0.5
+"""Least and greatest time for which a value is used."""
+IDLE_SHARE = 1 / 64
+"""Part of a prefix's idle time for which its value is used, between these: what was idle for a minute is worth as much
+half a second later."""
 MOST_PREFETCHES = 1024
 """Maximum number of prefixes whose return is expected; further ones are loaded when a request needs them."""
 
@@ -58,12 +62,14 @@ class Retention:
         self._policy = policy or PolicyGuard(Policy(PolicyParameters()))
         self._limits = limits
         self._due: list[tuple[float, int, Prefix]] = []  # a heap of prefetches
+        self._last: dict[Prefix, int] = {}  # the serial number of the one that holds
         self._serial = 0
         self._tiers = tiers
         self._host_order = None
         if tiers is not None:
             self._host_order = EvictionOrder(self._tree, 1, tiers.host.may_evict)
             self._host_order.above = pool.order
+            pool.order.copy_below()
             pool.order.when_cut = tiers.forget
         self.install()
 
@@ -77,15 +83,16 @@ class Retention:
         self._tree.unknown.valued_at = self._tree.left.valued_at = -1.0
         self._epoch = self._policy.policy
         value_of = self.value if self._policy.retains else None
-        self._pool.rank(value_of)
         if self._tiers is not None and self._host_order is not None:
             host = self._tiers.host
             self._host_order.rank(value_of, host.names())
             host.set_order(None if value_of is None else self._host_order)
-            if value_of is None:
-                self._tree.leave_tier(1, self._pool.named)
+        self._pool.rank(value_of)  # it depends on what the host pool has
+        if value_of is None and self._tiers is not None:
+            self._tree.leave_tier(1, self._pool.named)
         if not self._policy.prefetches:
             self._due.clear()
+            self._last.clear()
 
     def left(self, sequence: Sequence, computed: int, ended: bool) -> None:
         """Takes note that the sequence leaves its slot, with `computed` positions cached. Its blocks are not yet
@@ -116,7 +123,8 @@ class Retention:
         names = self._tree.names(prefix, own=True)
         prefix.retain_s, prefix.valued_at = 0.0, -1.0
         kept = {name for name in names if self._pool.has(name)}
-        num_purged = self._pool.purge(names)
+        offloading = {block for blocks in self._tiers.offloads.held() for block in blocks} if self._tiers else set()
+        num_purged = self._pool.purge(names, offloading)
         if self._tiers is not None:
             num_purged += sum(self._tiers.host.has(name) for name in names if name not in kept)
             self._tiers.forget(names)
@@ -127,13 +135,19 @@ class Retention:
     def value(self, prefix: Prefix) -> float:
         """Returns the policy's value of a block of the prefix."""
         now_s = self._ledger.now_s
-        if 0 <= now_s - prefix.valued_at < REVISE_S and prefix.valued_by is self._epoch:
+        age_s = now_s - prefix.valued_at
+        if 0 <= age_s < REVISE_S and prefix.valued_at >= 0 and prefix.valued_by is self._epoch:
+            return prefix.value
+        is_awaited = (prefix.tenant.name, prefix.conversation) in self._ledger.awaited
+        is_recent = prefix.valued_at >= 0 and 0 <= age_s < prefix.valued_for_s and prefix.valued_by is self._epoch
+        if is_recent and is_awaited == prefix.is_awaited:
             return prefix.value
         if prefix is self._tree.unknown or prefix is self._tree.left:
             prefix.value = 0.0
         else:
-            prefix.value = self._policy.retain(self._view(prefix), self._present_load(now_s))
-        prefix.valued_at, prefix.valued_by = now_s, self._epoch
+            prefix.value = self._policy.retain(self._view(prefix), self._recent_load(now_s))
+        prefix.valued_at, prefix.valued_by, prefix.is_awaited = now_s, self._epoch, is_awaited
+        prefix.valued_for_s = max(REVISE_S, min(MOST_REVISE_S, IDLE_SHARE * (now_s - prefix.ended_at)))
         return prefix.value
 
     def _view(self, prefix: Prefix) -> PrefixView:
@@ -160,24 +174,32 @@ class Retention:
             next_turn_s=prefix.next_turn_s if told else None,
         )
 
-    def _present_load(self, now_s: float) -> Load:
+    def _recent_load(self, now_s: float) -> Load:
+        """Returns a load that is as recent as values are."""
         load = self._load
-        if load is None or load.now_s != now_s:
+        if load is None or not 0 <= now_s - load.now_s < REVISE_S:
             load = self._load = self._make_load()
         return load
 
     # ------------------------------------------------------------------ prefetching
 
     def _expect(self, prefix: Prefix | None) -> None:
-        """Notes when the prefix should be back in the cache, if the policy says so."""
-        if prefix is None or self._tiers is None or len(self._due) >= MOST_PREFETCHES:
+        """Notes when the prefix should be back in the cache, if the policy says so; what it said before no longer
+        holds. What is further ahead than hints reach is loaded when a request needs it."""
+        if prefix is None or self._tiers is None:
             return
+        self._last.pop(prefix, None)
         now_s = self._ledger.now_s
-        in_s = self._policy.prefetch_s(self._view(prefix), self._present_load(now_s))
-        if in_s is not None:
-            self._serial += 1
-            heapq.heappush(self._due, (now_s + in_s, self._serial, prefix))
-            self._ledger.prefetch_at = min(self._ledger.prefetch_at, now_s + in_s)
+        in_s = self._policy.prefetch_s(self._view(prefix), self._recent_load(now_s))
+        if in_s is None or in_s > self._limits.longest_s or len(self._last) >= MOST_PREFETCHES:
+            return
+        self._serial += 1
+        self._last[prefix], at_s = self._serial, now_s + max(0.0, in_s)
+        heapq.heappush(self._due, (at_s, self._serial, prefix))
+        if len(self._due) > 2 * len(self._last) + 64:
+            self._due = [entry for entry in self._due if self._last.get(entry[2]) == entry[1]]
+            heapq.heapify(self._due)
+        self._ledger.prefetch_at = min(self._ledger.prefetch_at, at_s)
 
     def prefetch(self) -> int:
         """Begins to load those prefixes into the cache whose return is near; returns the number of blocks.
@@ -185,11 +207,14 @@ class Retention:
         Not while sequences wait: they need the blocks, and what returns would wait behind them.
         """
         now_s, num_blocks = self._ledger.now_s, 0
+        may_load = bool(self._due) and not self._make_load().waiting
         while self._due and self._due[0][0] <= now_s:
-            _, _, prefix = heapq.heappop(self._due)
+            _, serial, prefix = heapq.heappop(self._due)
+            if self._last.get(prefix) != serial:  # said otherwise since
+                continue
+            del self._last[prefix]
             names = self._tree.names(prefix)[::-1]
-            waiting = self._present_load(now_s).waiting
-            if self._tiers is not None and not waiting and self._pool.num_ready(names) < len(names):
+            if self._tiers is not None and may_load and self._pool.num_ready(names) < len(names):
                 num_blocks += self._tiers.prefetch(names)
         if self._due:
             self._ledger.prefetch_at = min(self._ledger.prefetch_at, self._due[0][0])

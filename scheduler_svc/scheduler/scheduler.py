@@ -18,29 +18,29 @@ import numpy.typing as npt
 from roster_common.link_protocol import FORCED
 from roster_protos import plan_pb2
 from scheduler_svc.drafting.draft_lengths import Drafting
-from scheduler_svc.drafting.draft_room import lengths_within, waiting_for_results
+from scheduler_svc.drafting.draft_room import lengths_within
 from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.kv.naming_secret import NamingSecret
 from scheduler_svc.model.ledger import Ledger
-from scheduler_svc.model.sequence import Phase, Sequence
+from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
+from scheduler_svc.plan.awaiting import better_together, mark_awaiting
 from scheduler_svc.plan.drafted_result import apply_runs
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
 from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.plan_timing import PlanTiming, TimingRule
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.policy import Budget, Load, PolicyGuard, RequestView
-from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.queue.waiting_queue import WaitingQueue
-from scheduler_svc.scheduler.admission import Admission, better_ranked
+from scheduler_svc.scheduler.admission import Admission
 from scheduler_svc.scheduler.arrivals import RunnerMoves, admit_arrivals
-from scheduler_svc.scheduler.awaiting import better_together, mark_awaiting, may_decode
-from scheduler_svc.scheduler.forced_rows import add_forced_rows
+from scheduler_svc.scheduler.departures import Departures
+from scheduler_svc.scheduler.displacing import Displacing
 from scheduler_svc.scheduler.policy_views import load_view, request_view
-from scheduler_svc.scheduler.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.retention import HintLimits, Retention
+from scheduler_svc.scheduler.running_rows import RunningRows
 from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.swapping import Swapping
 from scheduler_svc.step_times.step_time_model import StepTimeModel
@@ -48,10 +48,6 @@ from scheduler_svc.tiers.tiers import Tiers
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than comparing with a Python number."""
-
-
-PREEMPTED = "preempted"
-"""Why a sequence leaves that will be admitted again."""
 
 
 class BadResult(ValueError):
@@ -97,9 +93,11 @@ class Scheduler:
         self.ledger = ledger or Ledger()
         self.timing = PlanTiming(rule, self.in_flight, self.step_times, clock)
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens, self.tiers)
-        self.swapping = None
-        if self.tiers is not None:
-            self.swapping = Swapping(self.table, self.pool, self.prefix, self.tiers, self.step_times, self._preempt)
+        self.retention = Retention(self.pool, self.ledger, self._retention_load, retention, hints, self.tiers)
+        """Decides what the prefix cache keeps."""
+        self.moves = RunnerMoves(self.pool)
+        self.departures = Departures(self.table, self.prefix, self.plans, self.retention, self.moves)
+        self._divide()
         self.drafting = Drafting(hello, self.table, self.step_times, _view_of)
         """Decides how many tokens the rows draft."""
         self.table.drafts = self.drafting.max_drafts > 0
@@ -107,19 +105,28 @@ class Scheduler:
         """Whether plans append the tokens that grammars force."""
         self.hold_until_s = 0.0
         """Until when the next plan waits for a look ahead at forced tokens; 0: it does not."""
-        self.retention = Retention(self.pool, self.ledger, self._retention_load, retention, hints, self.tiers)
-        """Decides what the prefix cache keeps."""
         self._queue: Queue = WaitingQueue()  # of the last plan
 
     def _begin_counts(self) -> None:
         self.leaving = False
         """The runner has announced that it leaves; it gets no further plan."""
-        self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
-        self._declined: Declined | None = None
         self._first_number = 0
-        self.moves = RunnerMoves()
+
+    def _divide(self) -> None:
+        """Makes what chooses rows and makes room for them."""
+        table, pool, plans, preempt = self.table, self.pool, self.plans, self.departures.preempt
+        self.swapping = None
+        if self.tiers is not None:
+            self.swapping = Swapping(table, pool, self.prefix, self.tiers, self.step_times, preempt)
+        self._displacing = Displacing(table, pool, plans, self.admission, self.ledger, preempt)
+        self._rows = RunningRows(table, pool, plans, self.tiers, self.step_times, self._max_step_tokens, preempt)
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences preempted so far."""
+        return self.departures.preemptions
 
     @property
     def cached_tokens(self) -> int:
@@ -226,65 +233,12 @@ class Scheduler:
         self.table.lowest = None
 
     def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
-        """Removes the sequence from its slot and releases its blocks. Its rows in flight will be dropped."""
-        slot = sequence.slot
-        self.table.settle(slot)
-        if failed:
-            self.prefix.forget(sequence)
-        else:
-            self.prefix.keep(sequence, self.table)
-            self.retention.left(sequence, int(self.table.computed[slot]), ended=reason != PREEMPTED)
-        self.prefix.release_blocks(sequence, self.last_plan)
-        sequence.blocks = []
-        self.table.vacate(slot)
-        self.plans.release_slot(slot)
-        self.plans.note_leave(sequence, slot, reason)
-        sequence.scheduler = None
-
-    def _preempt(self, sequence: Sequence, queue: Queue) -> None:
-        """Returns the sequence to the queue, to be recomputed. Its rows in flight still deliver their tokens."""
-        epoch = self.table.epoch[sequence.slot]
-        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
-        self.leave(sequence, PREEMPTED)
-        sequence.preemptions += 1
-        self.preemptions += 1
-        queue.push(sequence)
-
-    def detach(self, sequence: Sequence, key: bytes) -> int:
-        """Takes the sequence out of its slot, to run elsewhere; its blocks stay, held under `key`.
-
-        Its rows in flight still deliver their tokens. Returns the positions that are computed once they have, at most.
-        """
-        epoch, planned = self.table.epoch[sequence.slot], int(self.table.planned[sequence.slot])
-        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
-        self.prefix.forget_pending(sequence)  # being held, they would keep a name that no sequence computes
-        self.hold(key, list(sequence.blocks))
-        self.leave(sequence, "moved")
-        sequence.phase = Phase.WAITING
-        return planned
-
-    def hold(self, key: bytes, blocks: list[int]) -> None:
-        """Takes a reference of each of these blocks, which hold KV or are about to."""
-        self.moves.held[key] = blocks
-        self.pool.share(blocks)
+        """Removes the sequence from its slot (see `Departures.leave`)."""
+        self.departures.leave(sequence, reason, failed=failed)
 
     def let_go(self, key: bytes) -> None:
-        """Releases the blocks held under `key`."""
-        self.pool.release(self.moves.held.pop(key), self.last_plan)
-
-    def requeue_all(self, queue: Queue) -> int:
-        """Returns all sequences to the queue after the loss of the runner; its plans in flight are discarded. Returns
-        the number of sequences."""
-        for flight in self.in_flight:
-            for sequence in flight.sequences:
-                sequence.stale = 0
-        self.in_flight.clear()
-        running = self.table.running()
-        for sequence in running:
-            self.leave(sequence, PREEMPTED)
-            queue.push(sequence)
-        self.prefix.clear()
-        return len(running)
+        """Releases the blocks that a move holds under `key`."""
+        self.moves.let_go(key, self.last_plan)
 
     def drop_slot(self, slot: int, blocks: list[int]) -> None:
         """Drops a slot that the runner still occupies from before a restart, and releases its blocks."""
@@ -322,7 +276,7 @@ class Scheduler:
         """
         waiting = bool(queue)
         self._queue = queue
-        may_displace = waiting and policy.displaces and self._is_news(queue, policy)
+        may_displace = waiting and policy.displaces and self._displacing.is_news(queue, policy)
         drafts = self.table.drafts and self.drafting.wants(self.last_plan, policy)
         if not may_displace and not drafts and not self.moves.arrivals and not (waiting and self.table.free):
             step = self.plans.follow()
@@ -333,9 +287,9 @@ class Scheduler:
             return None
         if self.table.num_constrained and not (waiting and self.table.free) and better_together(self.table):
             return None
-        displaced = may_displace and self._displace(queue, policy)
-        draft, preempted = self._decode_rows(queue, policy)
-        prompts = self._prompts_under_way(draft)
+        displaced = may_displace and self._displacing.displace(queue, policy)
+        draft, preempted = self._rows.decoding(queue, policy, forces=self.forces)
+        prompts = self._rows.prompts(draft)
         if self.moves.arrivals:
             admit_arrivals(self.moves.arrivals, self.admission, draft, self.table, self._max_step_tokens)
         may_admit = not (preempted or displaced or swapped) and bool(queue)
@@ -343,7 +297,7 @@ class Scheduler:
         if may_admit or prompts:
             budget = self._budget(draft, prompts, queue, policy)
             rest = StepBudget.of(budget, draft.num_positions, self._max_step_tokens)
-            self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
+            self._rows.add_prompts(draft, prompts, queue, budget, rest, self.admission if may_admit else None)
             if may_admit:
                 self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
@@ -380,95 +334,6 @@ class Scheduler:
     def _retention_load(self) -> Load:
         """Returns the load by which prefixes are valued."""
         return self.load(self._queue, (self.table.lag == _ONE).nonzero()[0])
-
-    def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""
-        free_blocks = self.pool.num_free - self.admission.reserve
-        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
-        victims = displacement.choose(s for s in queue.in_order() if s.limit <= self.most_tokens)
-        for victim in victims:
-            self._preempt(victim, queue)
-        self.table.lowest = max((sequence.rank for sequence in self.table.running()), default=None)
-        if not victims:
-            self._declined = Declined(queue.peek(), policy.policy, self.table.changes, self.last_plan + DECLINED_STEPS)
-        return bool(victims)
-
-    def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Returns whether the policy might displace a sequence now.
-
-        It cannot if no running sequence ranks below the first waiting one. It is not asked again if it has just
-        declined for the same head of the queue and the same running sequences.
-        """
-        declined, head, lowest = self._declined, self.admission.first(queue), self.table.lowest
-        if head is not None and lowest is not None and head.rank > lowest:
-            return False
-        return (
-            declined is None
-            or declined.until_plan <= self.last_plan
-            or declined.changes != self.table.changes
-            or declined.policy is not policy.policy
-            or declined.head is not head
-        )
-
-    def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
-        """Returns a draft with the decoding slots, each with a block for its position, and whether any sequence was
-        preempted."""
-        table, preempted = self.table, False
-        while True:
-            can_decode = (table.known - table.planned == _ONE) & (table.known < table.limit)
-            if table.num_constrained:
-                can_decode &= may_decode(table)
-            need_block = (can_decode & (table.planned >= table.capacity)).nonzero()[0]
-            if table.drafts and len(need_block):
-                can_decode[waiting_for_results(table, self.pool, need_block)] = False
-                need_block = need_block[can_decode[need_block]]
-            num_free = self.pool.num_free
-            if len(need_block) <= num_free:
-                break
-            if self.tiers is not None and self.tiers.loads.give_up():
-                continue
-            by_rank = sorted(need_block.tolist(), key=self._rank_of)
-            victim = choose_victim(table.at(by_rank[num_free]), table, policy)
-            if victim is None:  # no lower rank: they keep their slots and blocks, and wait
-                can_decode[by_rank[num_free:]] = False
-                need_block = np.array(by_rank[:num_free], np.int64)
-                break
-            self._preempt(victim, queue)
-            preempted = True
-        draft = PlanDraft(can_decode.nonzero()[0])
-        if len(need_block):
-            draft.appends = self.plans.grow(need_block)
-        if self.forces and table.num_constrained:
-            add_forced_rows(self.plans, draft, self._max_step_tokens, self.step_times)
-        return draft, preempted
-
-    def _rank_of(self, slot: int) -> Rank:
-        return self.table.at(slot).rank
-
-    def _prompts_under_way(self, draft: PlanDraft) -> list[int]:
-        """Returns the slots of running sequences whose prompt is not fully computed, best rank first."""
-        if len(draft.decode) + len(draft.forced) == self.table.num_running:
-            return []
-        return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
-
-    def _continue_prompts(
-        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, rest: StepBudget, may_admit: bool
-    ) -> None:
-        """Adds rows for the slots `prompts`, in this order, until the budget is used up.
-
-        If `may_admit`, waiting sequences of a better rank are admitted before each of them, so that a short prompt need
-        not wait for the rest of a long one.
-        """
-        table = self.table
-        for slot in prompts:
-            if may_admit:
-                self.admission.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, rest)
-            lag = int(table.known[slot] - table.planned[slot])
-            count = rest.chunk(lag)
-            if not count:
-                break
-            draft.add_row(slot, int(table.planned[slot]), count, count == lag)
-            rest.use(count)
 
 
 def _view_of(sequence: Sequence) -> RequestView:

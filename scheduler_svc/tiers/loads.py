@@ -12,7 +12,6 @@ try again while it waits, and for a time nothing is loaded behind a ticket that 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -122,8 +121,7 @@ class HostLoads:
     @property
     def num_kept(self) -> int:
         """Blocks of the cache that are not free only because they are kept for waiting sequences."""
-        kept = Counter(block for pin in self._pins.values() for block in pin.blocks)
-        return sum(self._pool.num_owners(block) == number for block, number in kept.items())
+        return self._pool.kept.count
 
     @property
     def num_loading(self) -> int:
@@ -161,7 +159,7 @@ class HostLoads:
         if deadline_s is None:
             return None
         pin = Pin(hit, 0 if former is None else former.loaded)
-        self._pool.share(hit)
+        self._pool.keep(hit)
         self.release(sequence)
         self._pins[sequence] = pin
         load = self._add(sources, names[len(hit) : reach], pin, deadline_s, sequence, tail_tokens)
@@ -239,6 +237,7 @@ class HostLoads:
             self._pool.release(load.targets)
         else:
             self._pool.confirm(load.full)
+            self._pool.kept.mark(load.full)
             load.pin.blocks = load.pin.blocks + load.full
             load.pin.loaded += len(load.full)
             if load.tail_tokens:
@@ -323,7 +322,7 @@ class HostLoads:
         pin = self._pins.pop(sequence, None)
         if pin is not None:
             pin.is_released = True
-            self._pool.release(pin.blocks)
+            self._pool.let_go(pin.blocks)
             if pin.tail:
                 self._pool.release([pin.tail])
 
@@ -349,6 +348,10 @@ class HostLoads:
             yield load.targets
         for pin in self._pins.values():
             yield [*pin.blocks, pin.tail] if pin.tail else pin.blocks
+
+    def check(self) -> None:
+        """Raises RuntimeError unless the pool counts the blocks of the pins."""
+        self._pool.kept.check(pin.blocks for pin in self._pins.values())
 
     def is_loading(self, block: int) -> bool:
         """Whether a sequence may wait for this block of the cache."""

@@ -7,7 +7,6 @@ loses nothing. The blocks of a sequence that is swapped out go ahead of those.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,8 +24,9 @@ are not free meanwhile. A long prompt takes as many at once, and may be all that
 LOW_SHARE, HIGH_SHARE = 4, 2
 """Blank blocks, and those with a copy that would be evicted next, are kept at the first part of the pool. Each block
 that is evicted without a copy raises that mark by one, up to the second part."""
-MOST_LOW = 1024
-"""Maximum of the mark: more would take too long to look through in each step."""
+MOST_AHEAD_S = 1.0
+"""The mark is at most what is copied in this time: much of what is further ahead would be used again before its copy
+is needed, and slow copies would never get there."""
 
 
 class Content(NamedTuple):
@@ -69,9 +69,8 @@ class HostOffloads:
         self.times = times
         self.counts = OffloadCounts()
         self._most_ahead = min(MOST_AHEAD, max(LEAST_AHEAD, pool.num_blocks // AHEAD_SHARE))
-        self._highest = min(MOST_LOW, max(1, pool.num_blocks // HIGH_SHARE))
-        self.low = min(self._highest, max(1, pool.num_blocks // LOW_SHARE))
-        """Low-water mark of blank blocks."""
+        self.low = max(1, pool.num_blocks // LOW_SHARE)
+        """Low-water mark of blank blocks, before the limit by the time of copies."""
         self._pool = pool
         self._host = host
         self._clock = clock
@@ -107,7 +106,7 @@ class HostOffloads:
 
         Those with a copy are put first in the order of eviction. It leaves a free block for each running sequence.
         """
-        pool, ahead = self._pool, self.low - self._pool.num_blank
+        pool, ahead = self._pool, min(self.low, self._most_low) - self._pool.num_blank
         if ahead <= 0 or not pool.num_cached:
             return
         if pool.order.ranked:
@@ -117,16 +116,18 @@ class HostOffloads:
         if ahead <= 0:
             return
         most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
-        contents: list[Content] = []
-        for block in pool.upcoming(pool.num_first + ahead)[pool.num_first :]:
+        contents, copied = list[Content](), list[tuple[int, bytes | None]]()
+        for block in pool.upcoming(ahead):
             name = pool.name_of(block)
             if name is None or self._host.has(name):
-                pool.put_first(block)
-                self._host.note_leaving([name] if name is not None else [])
+                copied.append((block, name))
             elif len(contents) >= most:
                 break
             else:
                 contents.append(Content(block, name, pool.block_size))
+        for block, name in copied:
+            pool.put_first(block)
+            self._host.note_leaving([name] if name is not None else [])
         if contents:
             self.begin(contents)
 
@@ -135,17 +136,16 @@ class HostOffloads:
 
         It evicts blocks with a copy before others of the same prefix's value, so what counts is how many have one.
         """
-        pool = self._pool
-        most = min(pool.num_free - num_running, self._most_ahead - self.num_blocks, self._host.num_blocks // 2)
-        ahead -= max(0, pool.tree.num_copied - self._host.num_duplicates)
-        contents: list[Content] = []
-        room, order = self._host.num_free + self._host.num_duplicates, self._host.order
-        least = math.inf if order is None else order.least()
-        for block in pool.to_copy(min(most, ahead)) if min(most, ahead) > 0 else ():
+        pool, host = self._pool, self._host
+        ahead -= max(0, pool.tree.num_copied - host.num_duplicates)
+        limits = (pool.num_free - num_running, self._most_ahead - self.num_blocks, host.num_blocks // 2, host.num_room)
+        count = min(ahead, *limits)
+        if count <= 0:
+            return
+        contents = []
+        for block in pool.to_copy(count, host.make_room):
             name = pool.name_of(block)
-            if name is None or self._host.has(name):
-                continue
-            if len(contents) < room or pool.order.value(name) > least:  # not in the place of what is worth more
+            if name is not None:
                 contents.append(Content(block, name, pool.block_size))
         if contents:
             self.begin(contents)
@@ -156,7 +156,13 @@ class HostOffloads:
         dropped = len(names) - demoted
         self.counts.demoted += demoted
         self.counts.dropped += dropped
-        self.low = min(self._highest, self.low + dropped)
+        self.low = min(max(1, self._pool.num_blocks // HIGH_SHARE), self.low + dropped)
+
+    @property
+    def _most_low(self) -> int:
+        """Maximum of the mark by the time of copies."""
+        block_s = self.times.seconds(1)
+        return max(LEAST_AHEAD, int(MOST_AHEAD_S / block_s)) if block_s > 0 else self._pool.num_blocks
 
     # ------------------------------------------------------------------ ending
 
@@ -167,7 +173,7 @@ class HostOffloads:
         self.counts.blocks += len(offload.sources)
         self.counts.seconds += seconds
         self._ended(offload)
-        for block in offload.sources:
+        for block in offload.sources if not self._pool.order.ranked else ():
             self._pool.put_first(block)
 
     def lost(self, offload: Offload) -> None:
@@ -177,8 +183,7 @@ class HostOffloads:
         self._ended(offload)
 
     def _ended(self, offload: Offload) -> None:
-        for block in offload.sources:
-            self._pool.release([block])
+        self._pool.release(offload.sources[::-1])  # in the order of the sources
         if not self.line:
             self.times.rest()
 

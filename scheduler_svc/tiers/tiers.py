@@ -160,6 +160,7 @@ class Tiers:
         writing = (block for offload in self.offloads.line for block in offload.targets)
         reading = (block for load in self.loads.line for block in load.sources)
         self.host.check(writing, reading)
+        self.loads.check()
         if not self.is_open and self.busy:
             raise RuntimeError("copies have begun although it is not known what the host pool has")
 

@@ -124,7 +124,7 @@ async def test_every_answer_is_as_if_no_node_had_been_lost(tmp_path: Path) -> No
             loading = tasks.create_task(load.run())
         outcome = loading.result()
         await settled(roster, 1)
-    print(events)
+    print(events, f"{outcome.completed} completed, {outcome.cancelled} cancelled, {len(outcome.refused)} refused")
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     assert len(outcome.refused) <= 1, outcome.refused
     assert len(events) == NUM_EVENTS

@@ -75,9 +75,10 @@ async def test_every_answer_is_as_if_no_rank_had_been_lost(tmp_path: Path) -> No
             seed=SEED,
             may_begin=lambda number: number * NUM_EVENTS < (len(events) + 1) * NUM_REQUESTS,
         )
-        havoc = asyncio.create_task(lose_ranks(log, load.outcome, events, starts))
-        outcome = await load.run()
-        await havoc
+        async with asyncio.TaskGroup() as group:  # the load would wait for the next event after a failure
+            loading = group.create_task(load.run())
+            group.create_task(lose_ranks(log, load.outcome, events, starts))
+        outcome = loading.result()
         await settled(roster, 1)
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused

@@ -14,11 +14,15 @@ from tests.compose.conftest import DOCKER
 from tests.support.docker_stack import DockerStack
 from tests.support.local_stack import LocalStack
 from tests.support.stack_calls import serving, wait_until
+from tests.support.thoroughness import FULL
 
 READY_S = 600.0
 COUNTRIES = {"France": "Paris", "Japan": "Tokyo"}
 
-pytestmark = pytest.mark.timeout(3000)
+pytestmark = [
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(not (DOCKER or FULL), reason="loads two models: tests/e2e/test_moves.py has roles without one"),
+]
 
 
 @pytest.fixture(scope="module")

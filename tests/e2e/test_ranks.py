@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from roster_client.client import RosterClient
+from roster_client.client.admin import AdminClient
 from roster_client.client.errors import RosterError
 from roster_client.client.events import Completion, FinishReason
 from roster_client.client.health import check_health
@@ -125,8 +127,11 @@ async def test_health_is_that_of_rank_0_and_is_back_after_it_was_lost(tmp_path: 
         log.await_epoch(3, START_S)
         await healthy(address)
         given = prompts(2)
-        async with RosterClient(roster.address) as client:
+        async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
             assert_right(given, await answers(client, given))
+            (group,) = (await admin.get_status(deadline_s=10)).groups.groups
+    assert group.serves and group.ranks == 2 and group.epoch == 3
+    assert re.fullmatch(r"rank 0 \(pid \d+\) was ended by signal 9", group.lost) and group.HasField("lost_s")
 
 
 async def healthy(address: str) -> None:

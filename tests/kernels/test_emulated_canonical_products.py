@@ -5,6 +5,7 @@ Clusters are not emulated: a block adds up its parts itself, with the bits of as
 
 from __future__ import annotations
 
+import ctypes.util
 import random
 import shutil
 from dataclasses import replace
@@ -13,6 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.cuda import tensor_map
@@ -317,14 +319,34 @@ def check_many_rows(outputs: int, split: bool, columns: int = 64) -> None:
     assert not launcher._flags.any()
 
 
+def lanes_added(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the sums [...] of 32 lanes, `values` [..., 32]: those 16, 8, 4, 2 and 1 apart."""
+    for distance in (16, 8, 4, 2, 1):
+        values = values + values[..., np.arange(32) ^ distance]
+    return values[..., 0]
+
+
+def log_softmax_of(row: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the log-softmax in the documented order: four adjacent ids, and every 4,096, are of one thread."""
+    largest, libm = row.max(), ctypes.CDLL(ctypes.util.find_library("m"))
+    for name in ("expf", "logf"):
+        getattr(libm, name).argtypes, getattr(libm, name).restype = [ctypes.c_float], ctypes.c_float
+    powers = np.array([libm.expf(value) for value in row - largest], np.float32)
+    sums = np.zeros(1024, np.float32)
+    for part in np.pad(powers, (0, -len(row) % 4096)).reshape(-1, 1024, 4):
+        for column in part.T:
+            sums += column
+    return row - largest - np.float32(libm.logf(lanes_added(lanes_added(sums.reshape(32, 32)))))
+
+
 def test_log_probabilities() -> None:
-    logits, tokens = torch.randn(3, 1100) * 4, torch.tensor([7, 1099, 0])
-    logits[1, 5] = logits[1, 9] = 30.0
-    logprobs = log_softmax.CanonicalLogprobs(1100)
+    logits, tokens = torch.randn(3, 4100) * 6, torch.tensor([7, 4099, 0])
+    logits[1, 5] = logits[1, 9] = 40.0
+    logprobs = log_softmax.CanonicalLogprobs(4100)
     values, ids, largest = logprobs(0, logits, tokens, 3)
-    exact = logits.double().log_softmax(dim=-1)
-    torch.testing.assert_close(values.double(), exact.gather(1, tokens.unsqueeze(1)).squeeze(1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(largest.double(), exact.topk(3, dim=-1).values, rtol=0, atol=1e-5)
+    expected = torch.tensor(np.array([log_softmax_of(row) for row in logits.numpy()]))
+    assert same(values, expected.gather(1, tokens.unsqueeze(1)).squeeze(1))
+    assert same(largest, expected.topk(3, dim=-1).values)
     assert ids[1, :2].tolist() == [5, 9]
     for got, whole in zip(logprobs(0, logits[2:], tokens[2:], 3), (values, ids, largest), strict=True):
         assert torch.equal(got, whole[2:])

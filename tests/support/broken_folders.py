@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,14 @@ def _folder(name: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / name).unlink()
         (folder / name).mkdir()
+
+    return change
+
+
+def _pipe(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
 
     return change
 
@@ -114,6 +123,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         r"config\.json can't be read \('vocab_size' is there twice\)",
     ),
     "config is a folder": (_folder("config.json"), r"config\.json is a folder"),
+    "config is a pipe": (_pipe("config.json"), r"config\.json is a pipe or a device"),
+    "weights are a pipe": (_pipe(WEIGHTS), r"model\.safetensors is a pipe or a device"),
     "config is a broken link": (_broken_link("config.json"), r"config\.json is a link to \.\./blobs/gone"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), r"model\.safetensors is missing"),
     "weights are a pointer": (_replaced(WEIGHTS, POINTER), r"model\.safetensors is a Git LFS pointer"),

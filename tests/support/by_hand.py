@@ -10,7 +10,8 @@ import numpy as np
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import NUM_TOKENS
-from runner_svc.backends.hash_backend import HashBackend, expected_logprobs
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.backends.hash_tokens import expected_logprobs
 from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import GotResult
 from scheduler_svc.scheduler.scheduler import Scheduler
@@ -204,7 +205,7 @@ class ByHand:
 
     def preempt(self, slot: int = 0) -> None:
         """Preempts the sequence in the slot."""
-        self.scheduler._preempt(self.scheduler.table.at(slot), self.stack.engine.requests.queue)
+        self.scheduler.departures.preempt(self.scheduler.table.at(slot), self.stack.engine.requests.queue)
 
     def finish(self, token: int = 3) -> None:
         """Answers every plan until no request is live."""

@@ -18,7 +18,8 @@ from roster_client.client.requests import Options
 from roster_protos import inference_pb2 as pb
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from runner_svc.backends.hash_backend import expected_logprobs, expected_tokens, only_logprobs
+from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.backends.hash_tokens import expected_logprobs, only_logprobs
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from tests.support.constraints import CONSTRAINTS
 

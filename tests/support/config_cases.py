@@ -149,6 +149,26 @@ TOGETHER: list[dict[str, Any]] = [
     {"dtype": "bfloat16", "torch_dtype": "float16"},
 ]
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt-oss": {"experts_per_token": 3, "initial_context_length": 64},
+    "phi3-partial": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+    "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": {"sliding_window_size": 9},
+    "cohere2": {
+        "layer_switch": 4,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "use_embedding_sharing": False,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+    },
+    "gpt2": {"n_special": 0, "predict_special_tokens": True, "output_past": True, "_num_labels": 1},
+}
+"""Keys of config.json files as their publishers wrote them (gpt-oss, Phi-4-mini, Gemma 1.1, Gemma 2 9B, Command R7B,
+GPT-2 of every size) that transformers' classes do not read, with the values of the tiny models."""
+
 WRONG: list[Any] = [None, "x", -1, 0, 0.5, -0.5, [], [1], ["x"], {}, {"x": 1}, True, 10**40, 1e300]
 """Values of types and ranges that few keys have."""
 
@@ -182,6 +202,8 @@ def cases(family: str, raw: dict[str, Any]) -> Iterator[Case]:
                 yield Case(family, {key: value})
     for changes in TOGETHER:
         yield Case(family, changes)
+    for key, value in (PUBLISHED.get(family) or {}).items():
+        yield from (Case(family, {key: each}) for each in (value, None, 5, "another value"))
 
 
 def wrong_cases(family: str, raw: dict[str, Any]) -> Iterator[Case]:

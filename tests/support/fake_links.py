@@ -82,6 +82,9 @@ class FakeRunners:
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
         """Sessions that the engine may drop because a result of theirs was corrupted in transit."""
+        self.worthless: int | None = None
+        """Number of runners dropped because none of a result's rows was finite, which then began another session;
+        None: no runner may be."""
         self.ill: dict[Runner, int] = {}
         """Remaining plans that a runner answers with a fault; after each fault it reconnects."""
         self._after_faults = itertools.count(1 << 20)
@@ -155,6 +158,11 @@ class FakeRunners:
         self.rejected[session] = reason
 
     def drop(self, session: int, reason: str) -> None:
+        if self.worthless is not None and reason == "none of its results was finite":
+            self.worthless += 1
+            self.garbled.add(session)  # a result behind this one may have been received already
+            self.connect(next(self._after_faults), self.kill(session, Loss.UNSOUND), former=session)
+            return
         assert session in self.garbled, f"session {session} dropped: {reason}"
         if self.dismiss(session) is not None:
             self.events.append(Lost(session, reason, Loss.UNSOUND))

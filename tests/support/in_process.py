@@ -191,7 +191,7 @@ class Stack:
         self.runners.roles = old.runners.roles
         if old.runners.moves is not None:
             self.runners.moves = old.runners.moves.handed_over(self.runners.runners)
-        self.runners.early = old.runners.early
+        self.runners.early, self.runners.worthless = old.runners.early, old.runners.worthless
         self.runners.runners.update(old.runners.runners)
         old.runners.runners.clear()
         self.runners.ill, self.runners.secretive = old.runners.ill, old.runners.secretive

@@ -105,7 +105,7 @@ def preempted(service: PairService, stream: VirtualStream) -> None:
     """Preempts all running sequences while rows are in flight."""
     for scheduler in service.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
-            scheduler._preempt(sequence, service.engine.requests.queue)
+            scheduler.departures.preempt(sequence, service.engine.requests.queue)
 
 
 def attached(service: PairService, stream: VirtualStream) -> None:

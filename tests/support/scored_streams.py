@@ -9,7 +9,7 @@ import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.byte_tokenizer import NUM_TOKENS
-from runner_svc.backends.hash_backend import expected_logprobs, only_logprobs
+from runner_svc.backends.hash_tokens import expected_logprobs, only_logprobs
 
 
 def assert_scored(

@@ -273,6 +273,8 @@ def _settings() -> Iterator[Fact]:
     }.items():
         yield Fact(f"tokenizer_config.json: {key} {value}", _set("tokenizer_config.json", **{key: value}))
     yield Fact("special_tokens_map.json: foreign", _set("special_tokens_map.json", foreign="<eot>"))
+    for key, wrong in {"tokenizer_class": 3, "added_tokens_decoder": None, "model_input_names": 3}.items():
+        yield Fact(f"tokenizer_config.json: {key} {wrong}", _set("tokenizer_config.json", **{key: wrong}))
     for name in ("LlamaTokenizer", "GPT2Tokenizer", "Qwen2TokenizerFast", "GemmaTokenizer", "BertTokenizer", "Unknown"):
         yield Fact(f"tokenizer_class {name}", _set("tokenizer_config.json", tokenizer_class=name))
     for kind in ("qwen2", "mistral", "gpt2", "gemma2", "phi3", "bert", "unknown"):
@@ -335,6 +337,11 @@ def _broken() -> Iterator[Fact]:
         yield Fact(f"{file}: nested", _raw(file, b'{"a":' * 100_000))
         yield Fact(f"{file}: missing", lambda folder, file=file: (folder / file).unlink())  # type: ignore[misc]
         yield Fact(f"{file}: {{}}", _raw(file, b"{}"))
+    for file in ("chat_template.jinja", "tokenizer.model", "merges.txt"):
+        yield Fact(f"{file}: pointer", _raw(file, b"version https://git-lfs.github.com/spec/v1\n"))
+        yield Fact(f"{file}: a folder", lambda folder, file=file: (folder / file).mkdir())  # type: ignore[misc]
+        yield Fact(f"{file}: a link", lambda folder, file=file: (folder / file).symlink_to("gone"))  # type: ignore[misc]
+    yield Fact("chat_template.jinja: latin", _raw("chat_template.jinja", b"{{ '\xe9' }}"))
 
 
 def _older() -> Iterator[Fact]:

@@ -68,6 +68,6 @@ def card() -> tuple[str, str]:
 
 
 def used_mib() -> int:
-    """Returns the used memory of the first GPU in MiB, 0 without a GPU."""
-    lines = provenance.query_gpus("memory.used")
-    return int(lines[0].split()[0]) if lines and lines[0].split()[0].isdigit() else 0
+    """Returns the used memory of the fullest GPU in MiB, 0 without a GPU."""
+    words = [line.split()[0] for line in provenance.query_gpus("memory.used") or ()]
+    return max((int(word) for word in words if word.isdigit()), default=0)

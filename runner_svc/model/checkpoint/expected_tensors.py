@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import islice
 
 from runner_svc.model.checkpoint.expected_experts import expected_experts
 from runner_svc.model.checkpoint.kv_scale_tensors import kv_scale_tensors
@@ -26,6 +27,8 @@ HARMLESS_TENSORS: tuple[tuple[str, str], ...] = (
     (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias", "GPT-2's masks are causal."),
 )
 """Patterns of names that transformers does not read either, each with the reason."""
+QUANTIZED = ("qweight", "weight_packed", "blocks")
+"""Names below a module of matrices that are quantized and have no tensor "weight"."""
 
 
 def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, Quantized]:
@@ -34,7 +37,9 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> d
     Raises UnsupportedModel unless the tensors are those of the configuration, in dtypes that can be read.
     """
     base = config.names.start(tensors.__contains__)
-    shapes = dict(expected_tensors(config, base, tensors))
+    # A configuration may ask for billions. As each is there, but for a tied end, some of these are missing then.
+    most = len(tensors) + 2
+    shapes = dict(islice(expected_tensors(config, base, tensors), most))
     if config.tied_embeddings:  # either of the two may be left out
         ends = f"{base}{config.names.embeddings}.weight", f"{config.names.head}.weight"
         for absent, other in (ends, ends[::-1]):
@@ -57,7 +62,9 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> d
 def _check_tensor(expected: ExpectedTensor, tensors: Mapping[str, StoredTensor]) -> None:
     name = expected.name
     if name not in tensors:
-        raise UnsupportedModel(f"The checkpoint has no tensor {name!r}, which its config.json requires.")
+        raise UnsupportedModel(
+            f"The checkpoint has no tensor {name!r}, which its config.json requires{_instead(expected, tensors)}."
+        )
     if tensors[name].shape not in expected.shapes:
         shapes = " or ".join(map(str, expected.shapes))
         raise UnsupportedModel(
@@ -70,6 +77,18 @@ def _check_tensor(expected: ExpectedTensor, tensors: Mapping[str, StoredTensor])
             f"The checkpoint's tensor {name!r} has dtype {tensors[name].dtype}, which is not supported; supported: "
             f"{', '.join(expected.dtypes)}{unsaid}."
         )
+
+
+def _instead(expected: ExpectedTensor, tensors: Container[str]) -> str:
+    """Returns what the checkpoint has in place of a plain matrix, as the end of a sentence."""
+    module = expected.name.removesuffix(".weight")
+    found = next((name for name in QUANTIZED if f"{module}.{name}" in tensors), None)
+    if found is None or expected.dtypes != tuple(ELEMENT_BYTES):
+        return ""
+    return (
+        f"; it has {module}.{found}: that the matrix is quantized has to be said by 'quantization_config' in "
+        "config.json, whatever other files say"
+    )
 
 
 def expected_tensors(config: ModelConfig, base: str, tensors: Container[str]) -> Iterator[tuple[str, Shape]]:
@@ -148,7 +167,8 @@ def _parts(
 def _predictors(config: ModelConfig, base: str, tensors: Container[str]) -> tuple[str, ...]:
     """Returns what the names of tensors begin with that belong to a layer behind the last one, if that predicts."""
     layer, product = f"{base}{config.names.layers}.{config.num_layers}.", config.names.predictor
-    return (layer,) if product is not None and f"{layer}{product}.weight" in tensors else ()
+    names = ("weight", *QUANTIZED)
+    return (layer,) if product is not None and any(f"{layer}{product}.{name}" in tensors for name in names) else ()
 
 
 def _is_harmless(name: str) -> bool:

@@ -107,7 +107,8 @@ def quantized_matrices(
         stored = config.quantization.format_of(module)
         if stored is None:
             continue
-        if module in plain and _is_plain(QuantizedMatrix(module, stored, *shape), tensors):
+        may_be_plain = module in plain or module in config.quantization.perhaps_left
+        if may_be_plain and _is_plain(QuantizedMatrix(module, stored, *shape), tensors):
             continue
         if module in plain or config.names.transposed:
             raise UnsupportedModel(
@@ -149,6 +150,25 @@ def with_formats(
         else:
             found |= matrix.tensors()
     return {name: each for name, each in found.items() if each.required or name in tensors}
+
+
+def check_stray_biases(
+    matrices: Mapping[str, Quantized],
+    expected: Container[str],
+    tensors: Container[str],
+    read: Callable[[str], Tensor],
+) -> None:
+    """Raises UnsupportedModel for a bias of a quantized matrix that the model lacks, unless it is zero.
+
+    `expected`: the tensors of the model.
+    """
+    for module in matrices:
+        name = f"{module}.bias"
+        if name in tensors and name not in expected and bool(read(name).any()):
+            raise UnsupportedModel(
+                f"The checkpoint has a bias {name!r} that is not zero, which the model with its config.json lacks: "
+                "correct config.json, or delete the tensor."
+            )
 
 
 class MatrixReader(Protocol):

@@ -22,11 +22,11 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.ranks import WHOLE, Shard
 from runner_svc.model.checkpoint.cut_weights import cut_layer, padded_ends
-from runner_svc.model.checkpoint.expected_tensors import check_tensors
+from runner_svc.model.checkpoint.expected_tensors import check_tensors, expected_tensors
 from runner_svc.model.checkpoint.kv_scale_tensors import read_kv_scales
 from runner_svc.model.checkpoint.layer_reader import LayerReader
 from runner_svc.model.checkpoint.padded_widths import padded_mlp
-from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, QuantizedReader
+from runner_svc.model.checkpoint.quantized_matrices import MatrixReader, Quantized, QuantizedReader, check_stray_biases
 from runner_svc.model.checkpoint.staged_reader import StagedReader
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
@@ -111,6 +111,8 @@ def load_weights(
         progress("loading weights", 0.0)
         quantized = QuantizedReader(matrices, checkpoint.tensors, read_exact, dtype)
         base = config.names.start(checkpoint.__contains__)
+        expected = dict(expected_tensors(config, base, checkpoint.tensors))
+        check_stray_biases(matrices, expected, checkpoint.tensors, read_exact)
         # What is quantized on load is quantized as a whole, so that a group of ranks has the numbers of one.
         of_reader = WHOLE if on_load.layers != "none" else shard
         reader = LayerReader(

@@ -17,7 +17,7 @@ from typing import Any
 from runner_svc.model.folder.class_fields import BASE_FIELDS, ClassFields, Field, class_fields
 from runner_svc.model.folder.class_rows import DECLARED
 from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
-from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS
+from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS, OWN_FIXED, REPEATED
 from runner_svc.model.folder.key_values import DTYPES, check_range, check_type, shortened
 from runner_svc.model.folder.layer_keys import LAYER_KEYS, layer_values
 from runner_svc.model.folder.rope_keys import ROPE_KEYS, layered_rope_parameters, rope_parameters
@@ -53,16 +53,16 @@ COMPLETED = frozenset(
     )
 )
 """Architectures whose derived values are computed here; readers of the others derive their own."""
-_READ_BESIDE = {
-    "Gemma3ForCausalLM": ("sliding_window_pattern", "rope_local_base_freq"),
-    "Cohere2ForCausalLM": ("sliding_window_pattern",),
+_READ_BESIDE: dict[str, dict[str, Any]] = {
+    "Gemma3ForCausalLM": {"sliding_window_pattern": 6, "rope_local_base_freq": 10_000.0},
+    "Cohere2ForCausalLM": {"sliding_window_pattern": 4},
 }
-"""Keys that a class reads without declaring them."""
+"""Keys that a class reads without declaring them, with their defaults."""
 
 
 def used_keys(architecture: str) -> frozenset[str]:
     """Returns the keys that decide what a model of this architecture answers."""
-    declared, beside = class_fields(architecture).fields, _READ_BESIDE.get(architecture, ())
+    declared, beside = class_fields(architecture).fields, _READ_BESIDE.get(architecture, {})
     with_rope = _USED_WITH_ROPE if "rope_parameters" in declared else ()
     return frozenset((*declared, *beside, *with_rope, *_ALWAYS_USED)) - HARMLESS.keys()
 
@@ -107,7 +107,29 @@ def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[s
     values["eos_token_id"] = _end_ids(values["eos_token_id"], values["vocab_size"])
     if name in COMPLETED:
         _complete(name, raw, values)
+    for key in raw:
+        if _is_repeated(key, used):
+            _check_repeated(key, raw[key], name, values)
     return name, values
+
+
+def _is_repeated(key: str, used: frozenset[str]) -> bool:
+    return key not in used and REPEATED.get(key) in used
+
+
+def _check_repeated(key: str, value: Any, name: str, values: Mapping[str, Any]) -> None:
+    """Refuses a key that says something else than the key that it repeats, whose value the class computes with."""
+    other = REPEATED[key]
+    found = (values, values.get("rope_parameters") or {}, _READ_BESIDE.get(name, {}))
+    own = next((place[other] for place in found if place.get(other) is not None), None)
+    if name == "GemmaForCausalLM" and own == "gelu":  # as transformers reads it
+        own = "gelu_pytorch_tanh"
+    if value is None or value == own or value in FIXED.get(key, ((),))[0]:
+        return
+    raise UnsupportedModel(
+        f"The model's config.json has {key!r} {shortened(value)} and {other!r} {shortened(own)}, of which {name} reads "
+        f"the second in transformers: correct the wrong one, or delete {key!r}."
+    )
 
 
 def _ignores_window(raw: Mapping[str, Any], declared: ClassFields) -> bool:
@@ -186,11 +208,18 @@ def _check_key(key: str, value: Any, name: str, used: frozenset[str], harmless: 
                 f"{name} is quantized ({key!r}); use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
             )
         return
-    if key in used:
+    if key in used or _is_repeated(key, used):
+        return
+    if (allowed := OWN_FIXED.get(name, {}).get(key)) is not None:
+        if not _is_any(value, (None, *allowed)):
+            raise UnsupportedModel(
+                f"The model's config.json has {key!r} {shortened(value)}, but {name} computes what "
+                f"{' or '.join(map(repr, allowed))} says, and does not read the key in transformers: correct it."
+            )
         return
     if key in FIXED:
         allowed, meaning = FIXED[key]
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+        if not _is_any(value, allowed):
             raise UnsupportedModel(
                 f"The model's config.json has {key!r} {shortened(value)}, but {name} has no such key in transformers: "
                 f"it would mean that {meaning}. Delete it to serve the model without."
@@ -201,6 +230,10 @@ def _check_key(key: str, value: Any, name: str, used: frozenset[str], harmless: 
             f"The model's config.json has a key {key!r}, which is not known for {name}: delete it if it "
             "changes nothing."
         )
+
+
+def _is_any(value: Any, allowed: Sequence[Any]) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
 
 
 def _check_dtype(raw: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ _REASONS: dict[str, str] = {
     "It says where the file comes from.": "transformers_version _name_or_path _model_name_or_path name_or_path "
     "_commit_hash tokenizer_class processor_class finetuning_task task_specific_params model_name license "
     "unsloth_fixed unsloth_version unsloth_training_args huggingface_hub_version exporter is_llama_config "
-    "transformers.js_config",
+    "transformers.js_config output_past",
     "It matters in training only.": "attention_dropout hidden_dropout resid_pdrop embd_pdrop emb_pdrop attn_pdrop "
     "dropout embedding_dropout residual_dropout classifier_dropout layerdrop activation_dropout "
     "attn_dropout attention_probs_dropout_prob hidden_dropout_prob rotary_dropout initializer_range initializer_factor "
@@ -21,7 +21,8 @@ _REASONS: dict[str, str] = {
     "output_hidden_states output_attentions _output_attentions return_dict use_return_dict attn_implementation "
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled "
     "use_flash_attn use_flash_attention experts_implementation _experts_implementation_internal tie_last_hidden_states "
-    "cache_implementation use_mem_efficient_attention memory_efficient_attention reorder_and_upcast_attn",
+    "cache_implementation use_mem_efficient_attention memory_efficient_attention reorder_and_upcast_attn "
+    "use_parallel_embedding",
     "transformers writes it and does not read it.": "_sliding_window_pattern ignore_keys_at_rope_validation "
     "_post_init_done",
     "The request says how tokens are drawn.": "assistant_confidence_threshold assistant_lookbehind bad_words_ids "
@@ -34,8 +35,8 @@ _REASONS: dict[str, str] = {
     "The tokenizer's files say which tokens these are.": "bos_token_id pad_token_id sep_token_id cls_token_id "
     "mask_token_id unk_token_id decoder_start_token_id prefix eos_token bos_token pad_token model_max_length "
     "eod_token_id image_token_id audio_token_id boa_token_id boi_token_id eoa_token_id eoi_token_id",
-    "It belongs to a classifier.": "id2label label2id num_labels problem_type summary_activation summary_first_dropout "
-    "summary_proj_to_labels summary_type summary_use_proj",
+    "It belongs to a classifier.": "id2label label2id num_labels _num_labels problem_type summary_activation "
+    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj n_special predict_special_tokens",
     "The code that it names is never run, as transformers does not run it for an architecture of its own.": "auto_map",
 }
 
@@ -94,6 +95,9 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
         ),
         (_OFF, "attention is of another kind"),
     ),
+    **dict.fromkeys(("full_attn_mod", "interpolate_factor"), ((None, 1), "attention is of another kind")),
+    "rotary_pct": ((None, 1), "a part of each head rotates"),
+    "lm_head_bias": (_OFF, "the head has a bias"),
     **dict.fromkeys(
         ("activation", "activation_function", "hidden_activation"),
         ((None, "silu", "swiglu"), "another key names the activation"),
@@ -117,3 +121,24 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("trust_remote_code",), (_OFF, "code of the folder would run")),
 }
 """For each key, the values that change nothing, and what another value would mean."""
+
+OWN_FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Cohere2ForCausalLM": {
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "position_embedding_type": ("rope_gptj",),
+        "use_gated_activation": (True,),
+        "use_parallel_block": (True,),
+    },
+}
+"""By class, keys of its publishers that transformers does not read, and the values that say what it computes."""
+
+REPEATED = {
+    "activation_function": "hidden_act",
+    "experts_per_token": "num_experts_per_tok",
+    "hidden_activation": "hidden_act",
+    "initial_context_length": "original_max_position_embeddings",
+    "layer_switch": "sliding_window_pattern",
+    "sliding_window_size": "sliding_window",
+    "use_embedding_sharing": "tie_word_embeddings",
+}
+"""Keys of publishers that say again what a key says that the class reads: harmless where both have one value."""

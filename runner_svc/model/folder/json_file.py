@@ -51,6 +51,8 @@ def refuse_unreadable(path: Path) -> None:
             raise BrokenModel(f"{path} is a folder, but has to be a file: {AGAIN}.")
         if path.is_symlink() and not path.exists():
             raise BrokenModel(f"{path} is a link to {path.readlink()}, which does not exist: {AGAIN}.")
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise BrokenModel(f"{path} is a pipe or a device, but has to be a file: {AGAIN}.")
         if path.exists():
             with path.open("rb"):
                 pass

@@ -21,6 +21,10 @@ _HARMLESS = {
     "run_compressed": "It chooses how another program computes.",
     "use_optimized_inference": "It chooses how another program computes.",
 }
+_HARMLESS_IN_SPARSITY = dict.fromkeys(
+    ("global_sparsity", "ignore", "registry_requires_subclass", "sparsity_structure", "targets"),
+    "It says which zeros there are.",
+)
 
 
 def read_compressed_tensors(keys: QuantizationKeys) -> Quantization:
@@ -28,7 +32,7 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Quantization:
     whole = keys.only("format", *_FLOAT_FORMATS, _PACKED_FORMAT, _MIXED_FORMAT)
     keys.only("quantization_status", "compressed", "frozen", default="compressed")
     has_kv_scales = read_kv_cache_scheme(keys)
-    keys.absent("sparsity_config", "weights are stored without their zeros")
+    _check_sparsity(keys)
     keys.absent("moe_sparsity_config", "experts are sparse")
     keys.absent("transform_config", "weights are rotated")
     keys.only("dequantize", False, default=False)
@@ -43,6 +47,16 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Quantization:
         rules.append(rule)
         notes += [PER_TOKEN] * is_coarser
     return Quantization("compressed-tensors", tuple(rules), (left,), tuple(dict.fromkeys(notes)), has_kv_scales)
+
+
+def _check_sparsity(keys: QuantizationKeys) -> None:
+    """Refuses zeros that are left out. The format "dense" leaves out none, however many there are."""
+    sparsity = keys.take("sparsity_config", dict, default=None)
+    if sparsity:
+        own = QuantizationKeys(sparsity, keys.path("sparsity_config"))
+        own.only("format", "dense")
+        own.harmless(_HARMLESS_IN_SPARSITY)
+        own.finish()
 
 
 def _group(keys: QuantizationKeys, whole: str) -> tuple[Rule, bool]:

@@ -6,7 +6,7 @@ from runner_svc.model.folder.errors import UnsupportedModel
 from runner_svc.model.folder.key_values import number
 from runner_svc.model.quantization.config_reader import QuantizationKeys
 from runner_svc.model.quantization.number_format import NumberFormat
-from runner_svc.model.quantization.selection import EVERY, Globs, Left, Quantization, Rule, Targets, head
+from runner_svc.model.quantization.selection import EVERY, Globs, Left, Parts, Quantization, Rule, Targets, head
 from runner_svc.model.quantization.stored_fp8 import Activations, Scales, StoredFp8
 
 NO_KV_SCALES = (
@@ -77,10 +77,10 @@ def read_modelopt(keys: QuantizationKeys) -> Quantization:
     keys.harmless({"producer": "It names the program that wrote the checkpoint."})
     for name, group in keys.take("config_groups", dict, default={}).items():
         _check_repeated(QuantizationKeys(group, keys.path(f"config_groups.{name}")))
-    left = Globs((*keys.names("ignore"), *keys.names("exclude_modules")))
+    left = (*keys.names("ignore"), *keys.names("exclude_modules"))
     keys.finish()
-    stored = StoredFp8(Scales.TENSOR, Activations.STATIC)
-    return Quantization("modelopt", (Rule(EVERY, stored),), (left,), has_kv_scales=has_kv_scales)
+    rule = Rule(EVERY, StoredFp8(Scales.TENSOR, Activations.STATIC))
+    return Quantization("modelopt", (rule,), (Globs(left),), perhaps_left=Parts(left), has_kv_scales=has_kv_scales)
 
 
 def read_kv_cache_scheme(keys: QuantizationKeys) -> bool:
@@ -92,6 +92,12 @@ def read_kv_cache_scheme(keys: QuantizationKeys) -> bool:
     if not scheme:
         return False
     numbers = NumberFormat.read(scheme, keys.path("kv_cache_scheme"))
+    _require_static_tensors(numbers)
+    return True
+
+
+def _require_static_tensors(numbers: NumberFormat) -> None:
+    """Raises UnsupportedModel unless numbers are FP8 with one stored scale for each tensor."""
     for key, value, expected in (
         ("num_bits", numbers.bits, 8),
         ("type", numbers.type, "float"),
@@ -101,7 +107,6 @@ def read_kv_cache_scheme(keys: QuantizationKeys) -> bool:
     ):
         if value != expected:
             raise numbers.refuse(key, value)
-    return True
 
 
 def _check_repeated(keys: QuantizationKeys) -> None:
@@ -109,14 +114,6 @@ def _check_repeated(keys: QuantizationKeys) -> None:
     keys.only("targets", ["Linear"])
     for side in ("weights", "input_activations"):
         numbers = NumberFormat.read(keys.take(side, dict), keys.path(side))
-        for key, value, expected in (
-            ("num_bits", numbers.bits, 8),
-            ("type", numbers.type, "float"),
-            ("symmetric", numbers.symmetric, True),
-            ("strategy", numbers.strategy, "tensor"),
-            ("dynamic", numbers.dynamic, False),
-        ):
-            if value != expected:
-                raise numbers.refuse(key, value)
+        _require_static_tensors(numbers)
     keys.absent("output_activations", "outputs of products are quantized")
     keys.finish()

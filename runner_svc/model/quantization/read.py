@@ -11,7 +11,7 @@ from runner_svc.model.quantization.compressed_tensors import read_compressed_ten
 from runner_svc.model.quantization.config_reader import QuantizationKeys
 from runner_svc.model.quantization.fp8_methods import read_fbgemm, read_fp8, read_modelopt
 from runner_svc.model.quantization.gguf_method import read_gguf
-from runner_svc.model.quantization.int4_methods import read_awq, read_gptq
+from runner_svc.model.quantization.int4_methods import read_auto_round, read_awq, read_gptq
 from runner_svc.model.quantization.mxfp4_method import read_mxfp4
 from runner_svc.model.quantization.selection import Quantization
 
@@ -22,6 +22,7 @@ METHODS: dict[str, Callable[[QuantizationKeys], Quantization]] = {
     "modelopt": read_modelopt,
     "awq": read_awq,
     "gptq": read_gptq,
+    "auto-round": read_auto_round,
     "mxfp4": read_mxfp4,
     "gguf-blocks": read_gguf,
 }

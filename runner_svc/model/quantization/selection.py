@@ -59,6 +59,16 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of names from anywhere, as AutoAWQ and vLLM read them."""
+
+    names: tuple[str, ...]
+
+    def __contains__(self, module: str, /) -> bool:
+        return any(name in module for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
 class Globs:
     """modelopt's: names with * and ?."""
 
@@ -94,6 +104,8 @@ class Quantization:
     """What is computed otherwise than the checkpoint asks, for the log."""
     has_kv_scales: bool = False
     """Whether each layer has a scale of its keys and one of its values, for a KV cache in FP8."""
+    perhaps_left: Names = ()
+    """Modules that some programs take to be left, and others not: those stay plain that are stored so."""
 
     def format_of(self, module: str) -> StoredFormat | None:
         """Returns the format of a module's matrix by the module's name; None if it is not quantized.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner_svc.model.folder.errors import UnsupportedModel
+from runner_svc.model.folder.safetensors_header import ELEMENT_BYTES
 from runner_svc.model.quantization.stored_format import SCALE_TYPES, ExpectedTensor, StoredTensors
 from runner_svc.weights.matrix_part import ALL, Region, counted
 
@@ -117,6 +118,8 @@ class StoredGptq(_Groups):
         yield ExpectedTensor(f"{module}.qzeros", ((groups, rows // 8),), ("I32",))
         yield ExpectedTensor(f"{module}.scales", ((groups, rows),), SCALE_TYPES)
         yield ExpectedTensor(f"{module}.g_idx", ((columns,),), ("I32", "I64"), required=self.reordered)
+        # AutoGPTQ wrote zeros for modules that have no bias: see `check_stray_biases`.
+        yield ExpectedTensor(f"{module}.bias", ((rows,),), tuple(ELEMENT_BYTES), required=False)
 
     def units(self, rows: int, columns: int) -> tuple[int, int]:
         """See `StoredFormat`; columns that are not in the group of their place are read all."""

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from runner_svc.gguf.tokenizer import AS_WRITTEN
+from runner_svc.model.tokenizer.errors import UnusableTokenizer
 from runner_svc.model.tokenizer.parts import TokenizerParts, special_ids_of
 from runner_svc.model.tokenizer.tokenizer_keys import named_tokens
 
@@ -17,9 +18,18 @@ __all__ = ["AS_WRITTEN", "as_in_file", "original_tokenizer", "read_as_written"]
 
 
 def read_as_written(folder: Path, tokenizer_config: Mapping[str, Any]) -> TokenizerParts:
-    """Returns the tokenizer of a folder that Roster wrote, such as that of a GGUF file."""
-    text = (folder / "tokenizer.json").read_text("utf-8")
-    tokenizer, named = Tokenizer.from_str(text), dict(named_tokens(tokenizer_config))
+    """Returns the tokenizer of a folder that Roster wrote, such as that of a GGUF file.
+
+    Raises UnusableTokenizer for one that has been damaged since.
+    """
+    try:
+        text = (folder / "tokenizer.json").read_text("utf-8")
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower type
+        raise UnusableTokenizer(
+            f"{folder / 'tokenizer.json'} is not as Roster wrote it ({error}): delete {folder}, which is made again."
+        ) from error
+    named = dict(named_tokens(tokenizer_config))
     path, template = folder / "chat_template.jinja", tokenizer_config.get("chat_template") or ""
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default", "")

@@ -23,8 +23,8 @@ from runner_svc.model.tokenizer.errors import UnusableTokenizer
 from runner_svc.model.tokenizer.likeness import check_likeness, check_special_tokens
 from runner_svc.model.tokenizer.parts import TokenizerParts, special_ids_of, with_special
 from runner_svc.model.tokenizer.staging import stage
-from runner_svc.model.tokenizer.stated_ids import check_stated_ids
-from runner_svc.model.tokenizer.tokenizer_keys import check_keys, named_tokens
+from runner_svc.model.tokenizer.stated_ids import check_stated_ids, check_statements
+from runner_svc.model.tokenizer.tokenizer_keys import check_keys, check_types, named_tokens
 
 # A token in base64 and its rank, as tiktoken has one on each line.
 _RANKED = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
@@ -42,8 +42,9 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
     serialized, special_tokens_map, added_tokens = (
         read_object(folder / name) for name in ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
     )
-    with tempfile.TemporaryDirectory(prefix="roster-tokenizer-") as scratch:
-        stage(folder, Path(scratch))
+    check_types(tokenizer_config)
+    check_statements(tokenizer_config, added_tokens)
+    with _staged(folder) as scratch:
         loaded = _loaded_by_transformers(folder, Path(scratch))
     check_keys(tokenizer_config, special_tokens_map, loaded)
     backend: Tokenizer = loaded.backend_tokenizer
@@ -67,6 +68,19 @@ def load_tokenizer(folder: Path) -> TokenizerParts:
         special_ids=tuple(sorted(special_ids)),
         notes=(*template_notes, *_unused_names(special_tokens_map, named), *_rebuilt(backend, original)),
     )
+
+
+def _staged(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """Returns a temporary folder that `stage` has filled. Raises what it does, UnusableTokenizer without a place."""
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="roster-tokenizer-")
+        stage(folder, Path(scratch.name))
+    except OSError as error:
+        raise UnusableTokenizer(
+            f"Loading the tokenizer of {folder} needs a temporary folder ({error.strerror}): set TMPDIR to one that "
+            "can be written."
+        ) from error
+    return scratch
 
 
 def _loaded_by_transformers(folder: Path, staged: Path) -> Any:

@@ -17,6 +17,12 @@ Stated = tuple[str, str, int]
 """The file and key, the token's text, its id."""
 
 
+def check_statements(tokenizer_config: Mapping[str, Any], added_tokens: Mapping[str, Any]) -> None:
+    """Raises UnusableTokenizer for the first token of the two files that has no id or no text."""
+    for _ in (*_of_tokenizer_config(tokenizer_config), *_of_added_tokens(added_tokens)):
+        pass
+
+
 def check_stated_ids(
     tokenizer: Tokenizer,
     serialized: Mapping[str, Any],

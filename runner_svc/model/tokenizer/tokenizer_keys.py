@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from runner_svc.model.folder.key_values import shortened
 from runner_svc.model.tokenizer.errors import UnusableTokenizer
 
 USED = frozenset(
@@ -76,6 +77,7 @@ HARMLESS: dict[str, str] = {
         (
             "do_basic_tokenize",
             "errors",
+            "fast",
             "from_slow",
             "never_split",
             "sp_model_kwargs",
@@ -123,6 +125,32 @@ HARMLESS: dict[str, str] = {
     "mistral_format": "the folder's tokenizer.json or tekken.json is converted in either case",
 }
 """Keys of tokenizer_config.json that change no id and no text, each with the reason."""
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "added_tokens_decoder": ((dict,), "an object of tokens by their ids"),
+    "auto_map": ((dict, type(None)), "an object or null"),
+    "chat_template": ((str, list, dict, type(None)), "a string, a list of named templates, or null"),
+    "model_input_names": ((list, type(None)), "a list of strings"),
+    "tokenizer_class": ((str, type(None)), "a string or null"),
+}
+"""Of keys of tokenizer_config.json over whose other types transformers trips."""
+
+
+def check_types(tokenizer_config: Mapping[str, Any]) -> None:
+    """Raises UnusableTokenizer for the first key with a value of a type that it can't have."""
+    for key in tokenizer_config.keys() & _TYPES.keys():
+        kinds, wanted = _TYPES[key]
+        if not isinstance(value := tokenizer_config[key], kinds):
+            raise UnusableTokenizer(f"tokenizer_config.json has {shortened(value)} as `{key}`; it must be {wanted}.")
+    templates = tokenizer_config.get("chat_template")
+    for entry in templates if isinstance(templates, list) else ():
+        named = isinstance(entry, Mapping) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
+        if not named:
+            raise UnusableTokenizer(
+                f"tokenizer_config.json has {shortened(entry)} in the list `chat_template`; each entry must be an "
+                "object with the strings `name` and `template`."
+            )
 
 
 def check_keys(tokenizer_config: Mapping[str, Any], special_tokens_map: Mapping[str, Any], tokenizer: object) -> None:

@@ -185,11 +185,12 @@ class ChoiceStream:
 
     def _end(self, end: engine_pb2.End) -> None:
         self.has_ended = True
-        self.cached_tokens = end.cached_tokens
-        self.drafted_tokens, self.accepted_tokens = end.drafted_tokens, end.accepted_tokens
+        self.cached_tokens, self.drafted_tokens = end.cached_tokens, end.drafted_tokens
         if self._finish is None:
             self._text.finish()
             self._finished(_finish_of(end), end.num_tokens)
+        # A stop string that was found here may have cut some of those that the engine counts.
+        self.accepted_tokens = min(end.accepted_tokens, self.num_tokens)
 
     def _finished(self, finish: inference_pb2.Finish, num_tokens: int) -> None:
         finish.index = self.index

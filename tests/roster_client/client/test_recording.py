@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.client.events import Choice, Completion, Started, TokenLogprobs, Usage
+from roster_client.client.events import Choice, Completion, Finish, FinishReason, Started, TokenLogprobs, Usage
 from roster_client.client.recording import TOP, RecordedChoice, Recording, difference, recordable
 from roster_client.client.requests import build_request
 from roster_protos import inference_pb2 as pb
@@ -61,6 +61,17 @@ def test_a_record_without_scores_is_refused(tmp_path: Path) -> None:
 def test_an_answer_that_is_not_whole_is_not_recorded() -> None:
     with pytest.raises(ValueError, match="not whole"):
         Recording.of(build_request("hello", {}), Completion(), pb.GetModelResponse())
+
+
+def test_an_answer_that_was_cut_is_not_recorded_nor_is_a_replay_cut() -> None:
+    """Where a deadline falls says nothing of the text: a replay would end elsewhere."""
+    request = build_request("hello", {"timeout_ms": 5})
+    cut = Choice(0, "a", [5], SCORES[:1], Finish(0, FinishReason.DEADLINE, 1))
+    completion = Completion("mine", Started("mine", (3, 4)), [cut], Usage(2, 1, 0))
+    with pytest.raises(ValueError, match="choice 0 ended by deadline"):
+        Recording.of(request, completion, pb.GetModelResponse())
+    cut.finish = Finish(0, FinishReason.STOP, 1)
+    assert not Recording.of(request, completion, pb.GetModelResponse()).again().HasField("timeout_ms")
 
 
 def test_the_first_difference_is_told_with_its_size() -> None:

@@ -109,6 +109,36 @@ def test_host_pools_and_moves_have_a_line_where_there_are_any() -> None:
     assert not any(word in " ".join(drawn(plain, 80, 24)) for word in ("moved", "demoted"))
 
 
+def test_groups_of_ranks_have_a_line_if_they_are_away_or_have_lost_a_rank() -> None:
+    now = look([row(slot, DECODE, generated=1, max_tokens=9) for slot in range(30)])
+    runner_id = now.status.runners[0].id
+    whole = admin_pb2.RankGroup(id=runner_id, ranks=4, epoch=1, serves=True)
+    now.status.groups.groups.append(whole)
+    plain = " ".join(drawn(now, 80, 24))
+    assert "×4" in plain and "formed again" not in plain
+    killed = "rank 1 (pid 7) was ended by signal 9"
+    away = admin_pb2.RankGroup(id="b", ranks=2, epoch=1, away_s=7.4, away_because=f"it failed: {killed}")
+    again = admin_pb2.RankGroup(id=runner_id, ranks=4, epoch=3, serves=True, lost=killed, lost_s=12.2)
+    unknown = admin_pb2.RankGroup(id="c", ranks=2, epoch=2, serves=True, lost=killed)
+    now.status.groups.CopyFrom(admin_pb2.RankGroups(groups=[again, away, unknown], formed_again=2, pauses_s=9.0))
+    assert len(drawn(now, 80, 24)) <= 24
+    out = io.StringIO()
+    console = Console(file=out, width=160, color_system=None)
+    console.print(status_view(now.status))
+    text = " ".join(out.getvalue().split())
+    for words in (
+        f"{runner_id}, 4 ranks, has formed again 2 times, last 12 s ago: {killed}",
+        f"b, 2 ranks, is away for 7 s: it failed: {killed}",
+        f"c, 2 ranks, has formed again: {killed}",
+        "groups of ranks formed again 2 times (4.5 s pause each)",
+        "ranks┃",
+    ):
+        assert words in text, text
+    shown = as_json(load_between(now, now))
+    assert shown["groups"][0]["lost_s"] == 12.2 and shown["groups"][2]["lost_s"] is None
+    assert shown["groups_formed_again"] == 2
+
+
 @pytest.mark.parametrize(("width", "height"), [(140, 44), (80, 24), (70, 18)])
 @pytest.mark.parametrize("menu", [None, Menu(POLICIES), Menu(MANY)])
 def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
-from runner_svc.backends.hash_backend import HashBackend, TokenPicker, expected_logprobs, expected_tokens
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from runner_svc.backends.hash_tokens import TokenPicker, expected_logprobs
 from runner_svc.execution.runner import Runner
 from runner_svc.sampling.noise import mix64
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling

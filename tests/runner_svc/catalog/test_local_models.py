@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from roster_client.cli import app
 from roster_client.terminal.exit_codes import ExitCode
-from runner_svc.hub.cache import hub_cache_folder
+from runner_svc.hub.cache import hub_cache_folder, snapshot_folder
 from runner_svc.hub.names import HubError, HubName
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import make_tiny_model
@@ -77,6 +77,25 @@ def test_what_the_hub_cache_holds(tmp_path: Path) -> None:
     assert found["acme/silent"]["why_not"] == "There is no tokenizer."
     assert found["acme/ggufs:tiny.gguf"]["architecture"] == "llama" and found["acme/ggufs:tiny.gguf"]["servable"]
     assert {model["place"] for model in found.values()} <= {"hub", "package"}
+
+
+def test_a_broken_cache_costs_no_more_than_its_own_model(tmp_path: Path) -> None:
+    cache = tmp_path / "hub"
+    make_tiny_model("llama", snapshot(cache, "acme/whole").parent / "c")
+    for name, ref in (("acme/bytes", b"\xff\xfe"), ("acme/zeros", bytes(40)), ("acme/whole", b"c")):
+        snapshot(cache, name, "d")
+        (cache / f"models--{name.replace('/', '--')}" / "refs" / "main").write_bytes(ref)
+    odd = snapshot(cache, "acme/odd")
+    (odd / "config.json").write_text('{"architectures": ["Odd\\ud800"], "model_type": 7}')
+    (odd / "model.safetensors").touch()
+    write(snapshot(cache, "acme/text"), config={"architectures": "LlamaForCausalLM"})
+    found = listed(tmp_path)
+    assert found["acme/whole"]["servable"] and not found["acme/bytes@d"]["servable"]
+    assert found["acme/text"]["architecture"] == ""
+    environment = {"HF_HUB_CACHE": str(cache), "ROSTER_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
+    result = CliRunner().invoke(app, ["models"], env=environment)
+    assert result.exit_code == ExitCode.OK and "Odd\ufffd" in result.stdout, result.output
+    assert snapshot_folder(cache / "models--acme--zeros", "main") is None
 
 
 def test_folders_files_and_conversions(tmp_path: Path) -> None:

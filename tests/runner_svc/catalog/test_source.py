@@ -12,6 +12,7 @@ from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.catalog.source import model_folder
 from runner_svc.gguf import conversion
 from runner_svc.hub import packaged
+from runner_svc.hub.cache import missing_file
 from runner_svc.model import gguf_conversion
 from runner_svc.model.checkpoint.weights import checkpoint_files
 from runner_svc.model.config import ModelConfig
@@ -61,6 +62,10 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(gguf_conversion, "planned_conversion", lambda _: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
     assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
+    (tmp_path / "config.json").write_text("{}")  # of the model that it was made of
+    assert model_folder(str(tmp_path), cache, ignore) == folder and missing_file(tmp_path) is None
+    (tmp_path / "model.safetensors").touch()
+    assert model_folder(str(tmp_path), cache, ignore) == tmp_path
 
 
 def test_a_converted_model_tokenizes_and_computes(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runner_svc.backends.hash_backend import HashBackend, Poison, expected_tokens
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from runner_svc.backends.poison import Poison
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import Runner
 from runner_svc.tiers.kv_copier import Direction

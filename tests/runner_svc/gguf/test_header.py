@@ -68,7 +68,7 @@ BROKEN = {
     "empty": (b"", r"It is empty\."),
     "one byte": (b"G", r"It starts with b'G', where a GGUF file has b'GGUF'\."),
     "magic": (with_field("magic", b"GGML"), r"It starts with b'GGML', where a GGUF file has b'GGUF'\."),
-    "a pointer of Git LFS": (b"version https://git-lfs", r"It starts with b'vers', where a GGUF file has b'GGUF'\."),
+    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\n", r"It is a Git LFS pointer.*git lfs pull"),
     "version 1": (with_field("version", 1), r"It is of GGUF version 1; versions 2 and 3 are read\."),
     "version 4": (with_field("version", 4), r"It is of GGUF version 4; versions 2 and 3 are read\."),
     "big-endian": (with_field("order", ">"), r"It is big-endian; convert it for a little-endian machine\."),

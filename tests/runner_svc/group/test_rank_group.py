@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.hash_backend import HashBackend, TokenPicker
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.backends.hash_tokens import TokenPicker
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import Runner
 from runner_svc.group.follower import Follower

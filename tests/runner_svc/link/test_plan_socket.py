@@ -14,7 +14,7 @@ from roster_common.link_protocol import EARLY, OURS, TERMS
 from roster_protos import plan_pb2
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.ranks import RankLost
-from runner_svc.link import plan_socket
+from runner_svc.link import greeting
 from runner_svc.link.curve import CurveClient
 from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.tiers.thread_copier import ThreadCopier
@@ -310,8 +310,8 @@ def test_after_silence_in_the_same_session_lost_messages_are_repeated(scheduler:
 def test_an_identity_that_gets_no_answer_is_replaced(
     scheduler: FakeScheduler, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_socket, "HELLO_INTERVAL_S", 0.05)
-    monkeypatch.setattr(plan_socket, "_UNANSWERED_HELLOS", 3)
+    monkeypatch.setattr(greeting, "HELLO_INTERVAL_S", 0.05)
+    monkeypatch.setattr(greeting, "_UNANSWERED_HELLOS", 3)
     start()
     identities = []
     for _ in range(9):

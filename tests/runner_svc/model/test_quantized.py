@@ -119,6 +119,44 @@ def test_a_checkpoint_that_is_not_what_it_says_is_refused(
     assert (told := why_not(folder)) is not None and re.search(named, told)
 
 
+def test_tensors_decide_where_programs_read_names_otherwise(tmp_path: Path) -> None:
+    """AutoAWQ and vLLM find a name anywhere in a module's, transformers at its beginning or end."""
+    folder, _ = make_tiny_quantized("awq", "llama", tmp_path, num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["self_attn", "mlp.gate"]  # gate_proj is quantized
+    (folder / "config.json").write_text(json.dumps(config))
+    assert why_not(folder) is None
+    tensors = load_file(folder / "model.safetensors")
+    rows, columns = 64, 64
+    for name in [name for name in tensors if "q_proj" in name]:
+        del tensors[name]
+    tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(rows, columns)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert why_not(folder) is None
+
+
+def test_a_quantized_checkpoint_whose_config_does_not_say_so(tmp_path: Path) -> None:
+    folder, _ = make_tiny_quantized("gptq", "llama", tmp_path, num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": None}))
+    told = why_not(folder)
+    assert told is not None and re.search(r"it has \S+q_proj\.qweight: .* by 'quantization_config'", told)
+
+
+def test_biases_of_gptq_that_the_model_lacks_must_be_zero(tmp_path: Path) -> None:
+    """AutoGPTQ wrote zeros for every module."""
+    folder, _ = make_tiny_quantized("gptq", "llama", tmp_path, num_hidden_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("qweight")]:
+        tensors[name.replace("qweight", "bias")] = torch.zeros(tensors[name].shape[1], dtype=torch.float16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    load(folder)
+    tensors["model.layers.0.mlp.up_proj.bias"][3] = 0.5
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"a bias 'model\.layers\.0\.mlp\.up_proj\.bias' that is not zero"):
+        load(folder)
+
+
 def test_values_whose_meaning_is_unclear_are_refused(tmp_path: Path) -> None:
     changes: list[tuple[str, str, Callable[[Tensor], Any], str]] = [
         ("gptq", "q_proj.qzeros", lambda words: words.fill_(-1), "a zero of 0 or of 16"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,7 @@ from runner_svc.backends.decoder_loading import load_decoder
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.transformers_decoder import linear_layers, start_check
 from runner_svc.transformers_decoder.linear_layers import ServedLinear, swap_linear_layers, watched_layers
+from runner_svc.transformers_decoder.loading import load_model
 from tests.support.transformers_models import make_tiny
 
 Tensors = dict[str, torch.Tensor]
@@ -38,6 +40,15 @@ def changed(folder: Path, target: Path, change: Callable[[Tensors], Tensors]) ->
 
 def load(folder: Path) -> object:
     return load_decoder(folder, "auto", lambda what, share: None)
+
+
+def test_keys_without_an_effect_are_named_in_the_log(folder: Path, tmp_path: Path) -> None:
+    changed(folder, tmp_path, lambda tensors: tensors)
+    raw = {**json.loads((folder / "config.json").read_text()), "scale_depth": 1.4}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with structlog.testing.capture_logs() as logs:
+        load_model(tmp_path, raw, torch.float32)
+    assert [event["keys"] for event in logs if event["log_level"] == "warning"] == [["scale_depth"]]
 
 
 NORM = "model.layers.1.input_layernorm.weight"

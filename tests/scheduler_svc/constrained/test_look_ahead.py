@@ -10,7 +10,7 @@ import pytest
 
 from scheduler_svc.constrained import mask_requests
 from scheduler_svc.constrained.look_ahead import LookAhead
-from scheduler_svc.scheduler.forced_rows import may_pay
+from scheduler_svc.plan.forced_rows import may_pay
 from tests.scheduler_svc.constrained.test_constraints import EOS_PROBABILITY, backend, submit
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle

@@ -229,7 +229,7 @@ def test_rule_7_a_late_run_of_a_preempted_row_ends_at_its_first_end() -> None:
     served = Drafting(0.0, drafts=5)
     request, sequence = served.decode([1, 2, 3], 30, sampling=sampling)
     assert len(served.plans()) == 2 and len(request.streams[0].tokens) < 4
-    served.scheduler._preempt(sequence, served.stack.engine.requests.queue)
+    served.scheduler.departures.preempt(sequence, served.stack.engine.requests.queue)
     assert sequence.stale == 2
     served.answer(2)
     served.stack.step()

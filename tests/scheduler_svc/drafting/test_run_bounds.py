@@ -184,10 +184,14 @@ def test_a_row_still_evicts_for_its_own_position() -> None:
     hand.stack.assert_clean()
 
 
-def test_drafts_take_no_block_while_a_sequence_waits() -> None:
+@pytest.mark.parametrize("here", [True, False], ids=["here", "in the shared queue"])
+def test_drafts_take_no_block_while_a_sequence_waits(here: bool) -> None:
     hand = ByHand(slots=1, depth=1)
     hand.decoding([1] * 5, 40)
-    hand.submit([2] * 5, 5)
+    if here:
+        hand.submit([2] * 5, 5)
+    else:
+        hand.stack.engine.ledger.count_waiting = lambda: 5
     hand.wanted = 7
     hand.answer(hand.take())
     for _ in range(8):

@@ -18,6 +18,7 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.drafters import LateHash, drafting_backend
+from tests.support.fake_moves import FakeMoves
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.plans import ints
@@ -37,12 +38,14 @@ def backend(wrong: float, kind: type[HashBackend] = LateHash) -> HashBackend:
     return drafting_backend(kind, random.Random(5), wrong=wrong, lies=False, max_drafts=7, **SIZES)
 
 
-def stack_of(wrong: float, runners: int = 1, **settings: object) -> Stack:
-    """Returns a stack in which every row drafts as much as it may."""
+def stack_of(wrong: float, runners: int = 1, *, moves: bool = False, host_blocks: int = 0, **settings: object) -> Stack:
+    """Returns a stack in which every row drafts as much as it may. `moves`: whether runners take part in them."""
     stack = Stack(**{"depth": 3, "prefix_sharing": True, **settings})
     stack.drafts = Always(7)
+    if moves:
+        stack.runners.moves = FakeMoves(stack.runners.runners)
     for _ in range(runners):
-        stack.add_runner(backend(wrong))
+        stack.add_runner(backend(wrong), host_blocks)
     stack.step()
     return stack
 
@@ -62,12 +65,27 @@ def taken_over(stack: Stack) -> None:
 def preempted(stack: Stack) -> None:
     for scheduler in stack.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
-            scheduler._preempt(sequence, stack.engine.requests.queue)
+            scheduler.departures.preempt(sequence, stack.engine.requests.queue)
 
 
 def drained(stack: Stack) -> None:
     stack.add_runner(backend(0.5))
     stack.runners.leave(min(stack.runners.runners))
+
+
+def moved(stack: Stack) -> None:
+    drained(stack)
+    stack.step()
+    stack.step()
+    assert any(move.sequence.stale for move in stack.engine.moves.sequences), "none has left with runs in flight"
+
+
+def swapped_out(stack: Stack) -> None:
+    for scheduler in stack.engine.pool.schedulers.values():
+        assert scheduler.swapping is not None
+        for sequence in scheduler.table.running():
+            scheduler.swapping._swap(sequence, stack.engine.requests.queue)
+            assert sequence.stale and 0 < sequence.swapped < len(sequence.tokens)
 
 
 def lost(stack: Stack) -> None:
@@ -86,11 +104,11 @@ def swapped(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("happens", [taken_over, preempted, drained, lost, silent, swapped])
+@pytest.mark.parametrize("happens", [taken_over, preempted, drained, moved, swapped_out, lost, silent, swapped])
 def test_the_streams_and_the_cached_blocks_are_right_afterwards(happens: Callable[[Stack], None], wrong: float) -> None:
     """Later requests begin with the text so far, and hit the blocks that the runs have filled, and no others."""
     for turns in choice(range(2, 6), in_ci=[4]):
-        stack = stack_of(wrong)
+        stack = stack_of(wrong, moves=happens is moved, host_blocks=64 * (happens is swapped_out))
         prompt = [turns, 1, 2, 3, 4, 5]
         first = stack.submit(prompt, 60)
         twins = stack.submit(prompt, 40, n=2, seed=3, sampling=sampling(temperature=1.0))
@@ -172,6 +190,24 @@ def test_a_sequence_fails_at_the_same_token_as_without_drafts(wrong: float, rest
         assert stream.tokens == expected_tokens([1, 2, 3], 10, eos_probability=0.0)
         assert_whole(other)
         stack.assert_clean()
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_a_row_that_fails_beside_runs_does_not_disturb_plans_in_flight(speculates: bool) -> None:
+    """The next plan, which is launched before its status is known, begins at the token that it could not draw."""
+    stack = Stack(depth=3)
+    stack.drafts = Always(3)
+    session = stack.add_runner(backend(0.5, LosesPrecision))
+    stack.step()
+    other, request = stack.submit([1, 2, 3, 4], 40), stack.submit([5, 6, 7], 40, no_speculation=not speculates)
+    for _ in range(40):
+        stack.whole_turn(session, most_plans=3)
+    stack.step()
+    assert stack.runners.most_launched == 3
+    assert request.streams[0].end is not None and request.streams[0].end.reason == FinishReason.ERROR
+    assert request.streams[0].tokens == expected_tokens([5, 6, 7], 10, eos_probability=0.0)
+    assert_whole(other)
+    stack.assert_clean()
 
 
 @pytest.mark.parametrize("wrong", WRONG)

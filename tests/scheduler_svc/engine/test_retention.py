@@ -12,6 +12,7 @@ from roster_protos import admin_pb2, engine_pb2
 from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Load, Policy, PolicyGuard, PolicyParameters, PrefixView, load_retention
+from scheduler_svc.tiers.offloads import Content
 from tests.support.in_process import Stack, Submitted
 from tests.support.thoroughness import count
 
@@ -201,6 +202,26 @@ def test_a_forgotten_conversation_is_gone_and_only_its_tenants(retention: str) -
     stack.assert_clean()
 
 
+def test_a_conversation_is_forgotten_while_it_is_copied_to_the_host_pool() -> None:
+    stack, session = stack_with("session", host_blocks=40)
+    run(stack, prompt(1), conversation_id="x", next_turn_s=1.0)
+    scheduler = stack.engine.pool.schedulers[session]
+    assert scheduler.tiers is not None
+    pool, tiers = scheduler.pool, scheduler.tiers
+    names = pool.tree.names(pool.tree.find("", "x"))  # type: ignore[arg-type]
+    assert len(names) == 5 and not tiers.offloads.line
+    blocks = [block for name in names if (block := pool.ready_block(name)) is not None]
+    tiers.flush()
+    tiers.offloads.begin([Content(block, name, BLOCK) for block, name in zip(blocks, names, strict=True)])
+    stack.engine.pool.wake(session)
+    stack.front.put(forget=engine_pb2.Forget(handle=9, conversation_id="x"))
+    stack.step()
+    assert stack.others[-1].forgotten.tokens == 20 and not any(map(pool.has, names))
+    stack.run(random.Random(1))
+    assert not any(map(tiers.host.has, names)) and cached(stack, session, prompt(1)) == 0
+    stack.assert_clean()
+
+
 def test_what_runs_is_not_forgotten() -> None:
     stack, _ = stack_with("session")
     run(stack, prompt(1), conversation_id="x")
@@ -285,6 +306,52 @@ def test_a_conversation_is_loaded_before_it_comes_back() -> None:
     stack.step()
     assert host.asked == [names]
     assert engine.ledger.prefetch_at == float("inf")
+
+
+class Later(Policy):
+    """Expects each conversation when its hint says, and those without one never."""
+
+    name = "later"
+
+    def retain(self, prefix: PrefixView, load: Load) -> float:
+        return 1.0
+
+    def prefetch_s(self, prefix: PrefixView, load: Load) -> float | None:
+        return float("inf") if prefix.next_turn_s is None else prefix.next_turn_s
+
+
+def test_what_is_expected_never_or_later_than_hints_reach_takes_no_place_among_what_is() -> None:
+    stack, session = stack_with(Later(PolicyParameters()))
+    retention, host = stack.engine.pool.schedulers[session].retention, Host()
+    retention._tiers = host  # type: ignore[assignment]
+    for turn in range(3):
+        run(stack, prompt(turn), conversation_id=f"never-{turn}")
+    assert not retention._due and stack.engine.ledger.prefetch_at == float("inf")
+    for _ in range(90):  # each turn says again when the next one comes
+        run(stack, prompt(9), 1, conversation_id="x", next_turn_s=50.0)
+    assert len(retention._last) == 1 and len(retention._due) < 80
+    run(stack, prompt(9), 1, conversation_id="x")
+    stack.now_s += 100.0
+    stack.step()
+    assert host.asked == [] and not retention._due
+
+
+def test_a_request_for_an_idle_conversation_raises_its_value_at_once() -> None:
+    """Its value is otherwise used for up to half a second."""
+    stack, session = stack_with("session")
+    run(stack, prompt(1), conversation_id="x")
+    scheduler = stack.engine.pool.schedulers[session]
+    prefix = scheduler.pool.tree.find("", "x")
+    assert prefix is not None
+    stack.engine.ledger.now_s += 120.0
+    idle = scheduler.retention.value(prefix)
+    stack.engine.ledger.now_s += 0.2
+    assert scheduler.retention.value(prefix) == idle
+    stack.engine.ledger.awaited["", "x"] = [stack.engine.ledger.now_s]
+    assert scheduler.retention.value(prefix) > idle
+    stack.engine.ledger.now_s += 0.5
+    del stack.engine.ledger.awaited["", "x"]
+    assert scheduler.retention.value(prefix) != idle
 
 
 def test_the_guard_checks_answers() -> None:

@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.backends.hash_backend import HashBackend, Poison, expected_tokens
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from runner_svc.backends.poison import Poison
 from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss

@@ -136,7 +136,7 @@ def test_time_goes_on() -> None:
     before.deadline_s = before.arrival_s + 60
     (sequence,) = before.sequences
     assert sequence.scheduler is not None
-    sequence.scheduler._preempt(sequence, stack.engine.requests.queue)
+    sequence.scheduler.departures.preempt(sequence, stack.engine.requests.queue)
     advance(stack, 4)
     stack.restart_scheduler()
     (after,) = stack.engine.requests.book.live()

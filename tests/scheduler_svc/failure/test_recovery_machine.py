@@ -22,11 +22,11 @@ from hypothesis.stateful import precondition, rule
 from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Fenced, Loss
 from scheduler_svc.link.terms import Term
-from tests.scheduler_svc.engine.test_engine_machine import EOS_PROBABILITY, EngineMachine
+from tests.scheduler_svc.engine.test_engine_machine import DICE, EOS_PROBABILITY, EngineMachine
 from tests.support.mask_handles import dies_once
 from tests.support.thoroughness import count
 
-NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", count(40, in_ci=14)))
+NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", count(40, in_ci=11)))
 
 
 CRASHES = [Loss.FAULT, Loss.MEMORY, Loss.HUNG, Loss.REPLACED]
@@ -46,7 +46,7 @@ class RecoveryMachine(EngineMachine):
         self.stack.restart_scheduler()
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(rng=st.randoms(use_true_random=False))
+    @rule(rng=DICE)
     def restart_without_a_runner(self, rng: random.Random) -> None:
         """Restarts the scheduler; one runner joins after the others, when its sequences may have started again."""
         session = self._some_runner(rng)
@@ -61,7 +61,7 @@ class RecoveryMachine(EngineMachine):
         self._return(late, session, holds=True)
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(rng=st.randoms(use_true_random=False))
+    @rule(rng=DICE)
     def network_cut(self, rng: random.Random) -> None:
         """Ends a runner's session; the runner comes back unchanged."""
         session = self._some_runner(rng)
@@ -79,7 +79,7 @@ class RecoveryMachine(EngineMachine):
         return sum(refused.code == grpc.StatusCode.INTERNAL.value[0] for refused in refusals)
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(rng=st.randoms(use_true_random=False), loss=st.sampled_from(CRASHES))
+    @rule(rng=DICE, loss=st.sampled_from(CRASHES))
     def crash(self, rng: random.Random, loss: Loss) -> None:
         """Loses a runner in a way that counts as evidence; a new process joins."""
         self.stack.runners.kill(self._some_runner(rng), loss)
@@ -87,7 +87,7 @@ class RecoveryMachine(EngineMachine):
         self._add_runner()
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(rng=st.randoms(use_true_random=False), plans=st.integers(1, 5))
+    @rule(rng=DICE, plans=st.integers(1, 5))
     def fall_ill(self, rng: random.Random, plans: int) -> None:
         """Lets a runner answer its next plans, including probes, with a fault each, and recover then.
 
@@ -99,7 +99,7 @@ class RecoveryMachine(EngineMachine):
         self.stack.runners.ill[runner] = plans
 
     @precondition(lambda self: any(self.stack.runners.results.values()))
-    @rule(rng=st.randoms(use_true_random=False), column=st.sampled_from(["tokens", "statuses", "token_counts"]))
+    @rule(rng=DICE, column=st.sampled_from(["tokens", "statuses", "token_counts"]))
     def truncated(self, rng: random.Random, column: str) -> None:
         """Truncates a result in transit: the session ends, and the runner begins another."""
         runners = self.stack.runners
@@ -112,7 +112,7 @@ class RecoveryMachine(EngineMachine):
             self._return(runner, session, holds=False)
 
     @precondition(lambda self: any(self.stack.runners.results.values()))
-    @rule(rng=st.randoms(use_true_random=False))
+    @rule(rng=DICE)
     def doubled(self, rng: random.Random) -> None:
         """Delivers a result twice."""
         runners = self.stack.runners
@@ -125,7 +125,7 @@ class RecoveryMachine(EngineMachine):
         """Kills a mask process at one of the next frames."""
         self.stack.fate = dies_once(role, after)
 
-    @rule(rng=st.randoms(use_true_random=False), sees_results=st.booleans())
+    @rule(rng=DICE, sees_results=st.booleans())
     def wakes_after_its_successor_took_over(self, rng: random.Random, sees_results: bool) -> None:
         """Stops a scheduler until another has taken over: what it sends after it wakes is correct, then it ends."""
         former = self.stack.succeed()
@@ -155,7 +155,7 @@ class RecoveryMachine(EngineMachine):
         self.stack.runners.connect(self.stack._sessions, runner, former, holds)
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(rng=st.randoms(use_true_random=False))
+    @rule(rng=DICE)
     def leave(self, rng: random.Random) -> None:
         """Lets a runner leave after it has finished its plans; another one joins."""
         self.stack.runners.leave(self._some_runner(rng))

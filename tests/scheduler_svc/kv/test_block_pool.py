@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler_svc.kv.block_hashes import chain_hash, chain_hashes, root_hash
 from scheduler_svc.kv.block_pool import BlockPool, PoolExhausted
 from scheduler_svc.plan.plan_draft import pack
+from tests.support.eviction_twin import evicted_next
 
 NUM_BLOCKS = 12
 SECRET = bytes(16)
@@ -54,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.num_cached)
     @rule(data=st.data())
     def put_first(self, data: st.DataObject) -> None:
-        self.pool.put_first(data.draw(st.sampled_from(self.pool.upcoming(self.pool.num_cached))))
+        self.pool.put_first(data.draw(st.sampled_from(evicted_next(self.pool, self.pool.num_cached))))
 
     @precondition(lambda self: any(self.tables))
     @rule(data=st.data(), name=st.sampled_from(NAMES))
@@ -118,7 +119,7 @@ def test_blocks_that_were_put_first_go_in_that_order_before_the_others() -> None
     pool.check([])
     assert (pool.num_first, pool.num_cached, pool.num_free) == (3, 6, 6)
     order = [blocks[index] for index in (2, 4, 0, 5, 3, 1)]
-    assert pool.upcoming(4) == order[:4]
+    assert evicted_next(pool, 4) == order[:4]
     pool.share([blocks[4]])
     assert pool.num_first == 2
     pool.release([blocks[4]])  # used just now: the last to go

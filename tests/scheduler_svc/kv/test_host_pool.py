@@ -30,11 +30,10 @@ class Order(EvictionOrder):
     def remove(self, name: bytes) -> None:
         self.names.discard(name)
 
-    def take(self, count: int = 1) -> list[bytes]:
-        assert count == 1
-        name = max(filter(self.pool.may_evict, self.names), default=None)
-        self.names.discard(name or b"")
-        return [] if name is None else [name]
+    def take(self, count: int = 1, below: float | None = None) -> list[bytes]:
+        names = sorted(filter(self.pool.may_evict, self.names), reverse=True)[: count if below is None else 0]
+        self.names.difference_update(names)
+        return names
 
 
 class HostMachine(RuleBasedStateMachine):
@@ -159,6 +158,22 @@ def test_a_copy_without_value_is_evicted_before_duplicates() -> None:
     assert [pool.has(name) for name in NAMES[:3]] == [False, True, True]
     pool.write(NAMES[6:7])
     assert [pool.has(name) for name in NAMES[:3]] == [False, True, False], "a duplicate before what has a value"
+
+
+def test_room_is_made_only_by_what_is_worth_less() -> None:
+    """What would be copied in its place would otherwise be the next to go, and be copied again."""
+    pool, tree = filled(*NAMES[:6]), PrefixTree(16)
+    order = EvictionOrder(tree, 1, pool.may_evict)
+    for number, conversation in enumerate("123456"):
+        tree.came(NAMES[number], 1)
+        tree.link([NAMES[number]], Turn("", conversation, 0.0, 0.0, ended=True), NAMES)
+    order.rank(lambda prefix: float(prefix.conversation), NAMES[:6])
+    pool.set_order(order)
+    assert pool.make_room(1.0, 2) == 0, "worth as much is not worth less"
+    assert pool.make_room(2.5, 3) == 2 and pool.num_free == 2
+    assert [pool.has(name) for name in NAMES[:6]] == [False, False, True, True, True, True]
+    assert pool.make_room(9.0, 1) == 1 and pool.num_free == 2, "there was room"
+    pool.check([], [])
 
 
 def test_a_duplicate_whose_block_leaves_the_cache_next_is_kept_for_longest() -> None:

@@ -71,6 +71,8 @@ OWN: dict[str, Change] = {
     "move_memory": lambda h: setattr(h, "move_memory", "a host"),
     "role": lambda h: setattr(h, "role", "decode"),
     "ranks": lambda h: setattr(h, "ranks", 4),
+    "epoch": lambda h: setattr(h, "epoch", 3),
+    "lost_rank": lambda h: setattr(h, "lost_rank", "rank 1 was ended"),
     "device": lambda h: setattr(h, "device", "cuda:1"),
     "runner_id": lambda h: setattr(h, "runner_id", "second"),
     "eos in another order": lambda h: h.model.eos_token_ids.extend(h.model.eos_token_ids),

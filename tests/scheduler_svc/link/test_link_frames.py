@@ -93,6 +93,7 @@ def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schem
     featured = {field for fields in table.values() for field in fields.split(", ")}
     hello = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Hello.cache_groups"}
     hello |= {"Hello.max_drafts", "Hello.drafter", "Hello.max_sampled", "Hello.has_experts", "Hello.ranks"}
+    hello |= {"Hello.epoch", "Hello.lost_rank"}
     hello |= {"Hello.num_host_blocks", "Hello.block_bytes", "Hello.load_block_ns", "Hello.offload_block_ns"}
     hello |= {"Hello.naming_secret", "Hello.kv_format", "Hello.role", "Hello.move_*"}
     hello |= {"Hello.step_costs", *(f"StepCost.{name}" for name in plan_pb2.StepCost.DESCRIPTOR.fields_by_name)}

@@ -75,8 +75,8 @@ def test_turns_continue_their_session_and_follow_what_they_need() -> None:
 
 def test_every_turn_hits_all_that_came_before() -> None:
     """With room for all contexts, a turn computes only what is new: the output is in the context as it was sampled."""
-    trace = agent_trace(SMALL, seed=6)
-    setup = Setup(round_cost(), kv_tokens=64_000, slots=64, prefix_sharing=True, check=True)
+    trace = agent_trace(SMALL.model_copy(update={"sessions": 8}), seed=6)
+    setup = Setup(round_cost(), kv_tokens=24_000, slots=32, prefix_sharing=True, check=True)
     outcome = simulate(trace, setup)
     assert outcome.refusals == {}
     assert outcome.tokens.tolist() == [request.output_tokens for request in trace.requests]
@@ -91,7 +91,7 @@ def test_every_turn_hits_all_that_came_before() -> None:
             end_s = outcome.last_token_at[turn.continues]
             assert outcome.arrival_s[index] >= end_s + turn.pause_s - 1e-9
             later += 1
-    assert later > 40
+    assert later > 25
 
 
 def test_an_output_that_ends_early_is_in_the_context() -> None:

@@ -210,6 +210,15 @@ def take_a_plan_back(engine: Engine) -> None:
     engine.pool.schedulers[1].in_flight.pop()
 
 
+def give_the_runner_a_drafter(engine: Engine) -> None:
+    engine.pool.schedulers[1].drafting.max_drafts = 3
+
+
+def leave_a_run_unanswered(engine: Engine) -> None:
+    flight = engine.pool.schedulers[1].in_flight[0]
+    flight.drafts = np.zeros(len(flight.flags), np.int32)
+
+
 @pytest.mark.parametrize(
     "disturb",
     [
@@ -225,6 +234,8 @@ def take_a_plan_back(engine: Engine) -> None:
         compute_a_shared_block,
         follow_the_caches,
         take_a_plan_back,
+        give_the_runner_a_drafter,
+        leave_a_run_unanswered,
     ],
 )
 def test_no_fast_forward_where_a_turn_may_be_of_another_kind(disturb: Callable[[Engine], None]) -> None:

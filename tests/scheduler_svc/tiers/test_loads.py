@@ -249,7 +249,9 @@ def test_what_is_kept_for_waiting_sequences_keeps_no_other_from_an_idle_runner(m
         requests = [served.stack.submit(prompt(LENGTH, seed), OUTPUT) for seed in (31, 32)]
         served.stack.step()
     _, later = served.stack.engine.requests.queue.in_order()
-    loads(served)._pins[later] = Pin(pool.allocate(pool.num_free - 3))
+    kept = pool.allocate(pool.num_free - 3)
+    pool.kept.mark(kept)
+    loads(served)._pins[later] = Pin(kept)
     assert loads(served).num_kept == pool.num_blocks - 3
     served.finish()
     assert all(request.streams[0].end is not None for request in requests) and not loads(served).num_pins

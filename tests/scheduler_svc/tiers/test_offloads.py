@@ -9,6 +9,7 @@ from scheduler_svc.kv.copy_times import CopyTimes
 from scheduler_svc.kv.host_pool import HostPool
 from scheduler_svc.tiers import offloads
 from scheduler_svc.tiers.offloads import HostOffloads
+from tests.support.eviction_twin import evicted_next
 
 NAMES = [bytes([number]) * 16 for number in range(40)]
 
@@ -42,14 +43,14 @@ def test_copies_change_the_order_of_eviction_in_nothing(monkeypatch: pytest.Monk
     for plan in range(1, 5):
         one.demote(0)
         assert copy(one, plan) == 3
-        assert pool.upcoming(24) == blocks
+        assert evicted_next(pool, 24) == blocks
     one.demote(0)
     assert not one.line.unsent and host.num_ready == 12 == pool.num_first
     taken = pool.allocate(2)
     one.note_evicted(NAMES[:2])
     assert taken == blocks[:2] and (one.counts.demoted, one.counts.dropped) == (2, 0)
     one.demote(0)
-    assert copy(one, 5) == 2 and pool.upcoming(24) == blocks[2:]
+    assert copy(one, 5) == 2 and evicted_next(pool, 24) == blocks[2:]
 
 
 def test_a_block_with_a_copy_is_put_first_without_another_copy() -> None:
@@ -64,7 +65,7 @@ def test_a_block_with_a_copy_is_put_first_without_another_copy() -> None:
     one.demote(0)
     assert copy(one, 2) == 6
     one.demote(0)
-    assert not one.line.unsent and pool.upcoming(8) == [blocks[1], blocks[0], *blocks[2:]]
+    assert not one.line.unsent and evicted_next(pool, 8) == [blocks[1], blocks[0], *blocks[2:]]
 
 
 def test_no_more_is_copied_ahead_than_the_host_pool_holds() -> None:
@@ -96,7 +97,7 @@ def test_a_copy_of_a_block_that_is_put_first_is_no_duplicate_any_more() -> None:
     host.note_used(NAMES[:1])
     one.low = 1
     one.demote(0)
-    assert pool.num_first == 1 and pool.upcoming(1) == blocks[:1]
+    assert pool.num_first == 1 and evicted_next(pool, 1) == blocks[:1]
     assert (host.num_duplicates, host.num_ready) == (0, 1)
 
 
@@ -108,3 +109,18 @@ def test_blocks_of_a_lost_offload_are_not_put_first() -> None:
     for offload in one.line.lose():
         one.lost(offload)
     assert (one.counts.lost, pool.num_first, pool.num_cached) == (2, 0, 8)
+
+
+@pytest.mark.parametrize(("block_ns", "expected"), [(1000, 1000), (2_000_000, 500)])
+def test_a_quarter_of_the_pool_is_copied_ahead_but_no_more_than_in_a_second(block_ns: int, expected: int) -> None:
+    pool = BlockPool(4000, 4)
+    one = HostOffloads(pool, HostPool(8000), CopyTimes(block_ns), lambda: 0.0)
+    blocks = pool.allocate(4000)
+    pool.name(blocks, [number.to_bytes(16, "little") for number in range(4000)])
+    pool.release(blocks)
+    for plan in range(1, 10):
+        one.demote(0)
+        for ticket in one.line.send(plan):
+            one.line.confirm([ticket.number])
+            one.done(ticket, block_ns * 1e-9 * len(ticket.sources))
+    assert one.counts.blocks == pool.num_first == expected

@@ -22,7 +22,7 @@ from tests.support.emulator.translation import translated
 _HEADER = Path(__file__).with_name("emulator.hpp")
 _SHARED = Path(__file__).parents[3] / ".cache" / "emulator"
 # Without -fno-gnu-unique, shared memory of inline functions would be one for all libraries, at the size of the first.
-_OPTIONS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC", "-fno-gnu-unique"]
+_OPTIONS = ["-std=c++17", "-Og", "-w", "-fno-strict-aliasing", "-fPIC", "-fno-gnu-unique"]
 _KERNEL = re.compile(r'extern "C"[^;{(]*?(\w+)\s*\(')
 _ENTRY = """
 extern "C" int emulate_{name}(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runner_svc.model.checkpoint.expected_tensors import expected_tensors
+from runner_svc.model.checkpoint import expected_tensors as expected_tensors_module
+from runner_svc.model.checkpoint.expected_tensors import check_tensors, expected_tensors
 from runner_svc.model.checkpoint.servable import why_not
 from runner_svc.model.checkpoint.weights import load_weights
 from runner_svc.model.config import ModelConfig
@@ -69,6 +70,23 @@ def test_a_whole_checkpoint_is_what_is_expected(family: str, tiny: Callable[[str
         expected.pop(f"{config.names.head}.weight")
     read = {name: tensor.shape for name, tensor in stored.items() if not name.startswith(config.names.other_parts)}
     assert read == expected
+
+
+def test_a_configuration_that_asks_for_billions_of_tensors(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with 2,147,483,647 experts does, which took minutes and all memory."""
+
+    def endless(*_: object) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from expected_tensors(config, "model.", stored)
+        for number in range(10_000):
+            yield f"model.experts.{number}", (1,)
+        pytest.fail("all were asked for")
+
+    config, stored = ModelConfig.from_hugging_face(read_config(tiny("qwen3"))), checkpoint_tensors(tiny("qwen3"))
+    monkeypatch.setattr(expected_tensors_module, "expected_tensors", endless)
+    with pytest.raises(UnsupportedModel, match=r"no tensor 'model\.experts\.0'"):
+        check_tensors(stored, config)
 
 
 @pytest.mark.parametrize("family", choice(["llama-biases", "phi3-partial", "qwen3", "gpt2"], in_ci=["qwen3"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from runner_svc.model.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.folder.class_fields import class_fields
 from runner_svc.model.folder.class_rows import DECLARED
 from runner_svc.model.folder.config_keys import COMPLETED, checked_config, harmless_keys, used_keys
-from runner_svc.model.folder.harmless_keys import FIXED
+from runner_svc.model.folder.harmless_keys import FIXED, HARMLESS
 from runner_svc.model.rope_config import RopeType
+from tests.support.config_cases import PUBLISHED
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_models import SIZES as TINY
 
 ROOT = Path(__file__).parents[4]
 SIZES: dict[str, Any] = {
@@ -125,6 +129,18 @@ def test_code_beside_an_architecture_of_its_own_is_left_aside() -> None:
     assert config("Phi3", auto_map={"AutoConfig": "configuration_phi3.Phi3Config"}).architecture == "Phi3ForCausalLM"
     with pytest.raises(UnsupportedModel, match="'trust_remote_code' True"):
         config("Phi3", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_keys_of_publishers_say_again_what_the_class_computes(family: str) -> None:
+    config_class, overrides = FAMILIES[family]
+    raw = json.loads(config_class(**copy.deepcopy({**TINY, **overrides})).to_json_string(use_diff=False))
+    raw = {"architectures": None, **raw}
+    expected = ModelConfig.from_hugging_face(raw)
+    assert ModelConfig.from_hugging_face({**raw, **PUBLISHED[family]}) == expected
+    for key in PUBLISHED[family].keys() - HARMLESS.keys():
+        with pytest.raises(UnsupportedModel, match=f"'{key}' 'another'"):
+            ModelConfig.from_hugging_face({**raw, key: "another"})
 
 
 def test_ends_are_those_that_the_file_names_and_the_model_can_draw() -> None:

@@ -42,6 +42,8 @@ REFUSED = {
     r"'partial_rotary_factor' .* beside RoPE parameters by layer type": "No model of the class has it.",
     r"differ by layer type": "transformers ignores the parameters of a layer type that the class does not have.",
     r"has '\w+' .*, but \w+ has no such key in transformers": "It would mean another computation, which would be lost.",
+    r"has '\w+' .*, but \w+ computes what": "It would mean another computation, which would be lost.",
+    r"and '\w+' .*, of which \w+ reads the second": "One of two keys that mean the same is wrong.",
     r"has a key '[\w ]+', which is not known": "Nothing says that it changes no answer.",
     r"needs 'eos_token_id' to be token ids": "A negative id ends nothing.",
     r"Architecture \w+ is not supported": "The folder says that it is another model.",

@@ -40,6 +40,32 @@ FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 AUTO = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"], "kv_cache_scheme": None}
 
+AUTO_ROUND = {
+    "data_type": "int",
+    "autoround_version": "0.16.1",
+    "provider": "auto-round",
+    "batch_size": 4,
+    "enable_minmax_tuning": True,
+    "enable_quanted_input": True,
+    "iters": 1000,
+    "lr": 0.001,
+    "nsamples": 512,
+    "scale_dtype": "torch.float32",
+    "static_kv_granularity": "tensor",
+    "supported_types": ["Linear"],
+}
+"""What auto-round adds to the keys of the method whose layout it writes."""
+
+ROUNDED = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+    "packing_format": "auto_round:auto_gptq",
+    "block_name_to_quantize": "model.layers",
+    "enable_quanted_input": False,
+}
+
 GGUF = {
     "quant_method": "gguf-blocks",
     "version": 1,
@@ -53,6 +79,12 @@ READ: dict[str, tuple[dict[str, Any], Any]] = {
     "compressed, static": (
         compressed("naive-quantized", TENSOR, TENSOR, version="0.9", sparsity_config={}, transform_config={}),
         StoredFp8(Scales.TENSOR, Activations.STATIC),
+    ),
+    "compressed, dense": (
+        compressed(
+            "float-quantized", FP8, TOKEN, sparsity_config={"format": "dense", "global_sparsity": 0.1, "ignore": []}
+        ),
+        StoredFp8(Scales.CHANNEL, Activations.TOKEN),
     ),
     "compressed, weights": (compressed("float-quantized", FP8), StoredFp8(Scales.CHANNEL, Activations.PLAIN)),
     "compressed, dynamic tensor": (
@@ -78,6 +110,13 @@ READ: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "awq": (AWQ, StoredAwq(128, False)),
     "gptq": (GPTQ, StoredGptq(128, True, 1, True)),
+    "awq of auto-round": ({**AWQ, **AUTO_ROUND, "sym": False}, StoredAwq(128, False)),
+    "gptq of auto-round": ({**GPTQ, **AUTO_ROUND, "desc_act": False}, StoredGptq(128, True, 1, False)),
+    "auto-round": (ROUNDED, StoredGptq(128, True)),
+    "auto-round, asymmetric": (
+        {**ROUNDED, "sym": False, "packing_format": "auto_round:auto_awq"},
+        StoredAwq(128, False),
+    ),
     "gguf": (GGUF, StoredGguf("Q6_K")),
     "gptq v2": (
         {**GPTQ, "group_size": -1, "checkpoint_format": "gptq_v2", "desc_act": False, "sym": False, "lm_head": False},
@@ -149,6 +188,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**GPTQ, "checkpoint_format": "marlin"}, "'marlin'"),
     ({**GPTQ, "checkpoint_format": "gptq", "format": "gptq_v2"}, "differ"),
     ({**GPTQ, "no such key": 1}, "'quantization_config.no such key'"),
+    ({**AWQ, **AUTO_ROUND, "sym": True}, "sym' True, which is not supported; supported: False"),
+    ({**ROUNDED, "packing_format": "auto_round:exllamav2"}, "packing_format' 'auto_round:exllamav2'"),
+    ({**ROUNDED, "extra_config": {"lm_head": {"bits": 4}}}, "extra_config.* settings of their own"),
+    ({**AWQ, **AUTO_ROUND, "act_bits": 8}, "act_bits' 8"),
+    ({**GPTQ, **AUTO_ROUND, "data_type": "mx_fp"}, "data_type' 'mx_fp'"),
+    ({**GPTQ, **AUTO_ROUND, "static_kv_dtype": "fp8"}, "static_kv_dtype' 'fp8'"),
+    ({**GPTQ, **AUTO_ROUND, "rotation_configs": [{"a": 1}]}, "rotated"),
     ({**AWQ, "version": "gemv"}, "'gemv'"),
     ({**AWQ, "zero_point": "yes"}, "zero_point"),
     ({**FBGEMM, "activation_scale_ub": -1}, "activation_scale_ub"),
@@ -157,6 +203,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**BLOCKS, "scale_fmt": "ue8m0"}, "'ue8m0'"),
     ({**BLOCKS, "fmt": "e5m2"}, "'e5m2'"),
     (compressed("int-quantized", FP8), "'int-quantized'"),
+    (
+        compressed("float-quantized", FP8, sparsity_config={"format": "sparse-bitmask"}),
+        "sparsity_config.format' 'sparse",
+    ),
+    (compressed("float-quantized", FP8, sparsity_config={"format": "dense", "n": 1}), "sparsity_config.n'"),
     (compressed("mixed-precision", FP8), "config_groups.group_0.format"),
     (compressed("pack-quantized", {**INT4, "num_bits": 8}), "weights.num_bits' 8"),
     (compressed("pack-quantized", INT4, TOKEN), "input_activations.num_bits' 8"),

@@ -22,6 +22,7 @@ REFUSED = {
     r"split_special_tokens": "chat templates couldn't write special tokens",
     r"clean_up_tokenization_spaces True": "not of BPE: the text of an answer would change behind its tokens",
     r"padding_side |foreign": "an unknown key",
+    r"(jinja|model|txt): (pointer|a folder|a link)": "the file that is meant is not there",
     r"chat_template 3": "no chat could be rendered",
     r"tokenizer_class (Gemma|Bert)|model_type (gemma2|bert) without": "the class lacks its unknown token",
     r"eos_token_id (\[\]|-1|True|1000000|\[3, -1\]|1\.5)": "no id of the vocabulary",

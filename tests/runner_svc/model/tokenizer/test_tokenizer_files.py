@@ -170,6 +170,48 @@ def test_a_broken_file_is_refused_in_one_sentence(folder: Path, file: str, how: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer.model", "merges.txt"])
+def test_a_file_that_is_not_there_itself_is_refused(folder: Path, file: str) -> None:
+    path = folder / file
+    pointer, _ = BROKEN["pointer"]
+    path.write_bytes(pointer(b""))
+    with pytest.raises(UnsupportedModel, match=f"{file} is a Git LFS pointer"):
+        described(folder)
+    with pytest.raises(UnsupportedModel, match=f"{file} is a Git LFS pointer"):  # before a kept one is looked for
+        described(folder, folder / "cache")
+    path.unlink()
+    path.symlink_to("gone")
+    with pytest.raises(UnsupportedModel, match=f"{file} is a link to gone, which does not exist"):
+        described(folder)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UnsupportedModel, match=f"{file} is a folder"):
+        described(folder)
+
+
+def test_a_template_in_another_encoding(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"{{ '\xe9' }}")
+    with pytest.raises(UnsupportedModel, match=r"chat_template\.jinja is not UTF-8 text"):
+        described(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("added_tokens_decoder", None),
+        ("added_tokens_decoder", [1]),
+        ("chat_template", ["{{ 1 }}"]),
+        ("chat_template", [{"name": "default"}]),
+        ("tokenizer_class", 3),
+        ("model_input_names", 3),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_key(folder: Path, key: str, value: object) -> None:
+    change(folder, "tokenizer_config.json", **{key: value})
+    with pytest.raises(UnsupportedModel, match=f"tokenizer_config.json has .*`{key}`.*must be"):
+        described(folder)
+
+
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
 def test_an_unknown_key_is_refused_by_name(folder: Path, file: str) -> None:
     change(folder, file, foreign="<eot>")
@@ -243,6 +285,13 @@ def test_a_cache_that_cannot_be_written_costs_only_time(folder: Path, tmp_path: 
     assert read_tokenizer(folder, tmp_path / "cache") == load_tokenizer(folder)
 
 
+def test_without_a_temporary_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a file system that can't be written."""
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null/nowhere")
+    with pytest.raises(UnsupportedModel, match=r"needs a temporary folder \(.*\): set TMPDIR"):
+        described(folder)
+
+
 def test_a_folder_without_any_vocabulary(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelNotFound, match=r"has no tokenizer\.json, nor"):
@@ -270,6 +319,9 @@ def test_a_tokenizer_that_roster_wrote_is_taken_as_it_is(folder: Path) -> None:
     assert json.loads(model.tokenizer) == json.loads((folder / "tokenizer.json").read_text())
     assert dict(model.special_tokens) == {"sep_token": "<sep>"}
     assert rendered(model) == "<sep>"
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json is not as Roster wrote it .*: delete .*made again"):
+        described(folder)
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -95,6 +95,15 @@ async def test_stop_string_ends_the_choice_here_and_in_the_engine() -> None:
         await _forgotten(stack)
 
 
+async def test_accepted_drafts_behind_a_stop_string_are_not_counted() -> None:
+    """The engine's end says 2, and comes with the token in which the stop string is found."""
+    async with front_stack() as stack:
+        stop = pb.StopConditions(strings=["a"], max_tokens=1)
+        gathered = await gather(stack.stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="ab"), stop=stop)))
+        assert gathered.usage is not None
+        assert (gathered.usage.completion_tokens, gathered.usage.accepted_tokens) == (1, 1)
+
+
 async def test_received_tokens_are_neither_repeated_nor_lost() -> None:
     async with front_stack() as stack:
         received = echo("añb🎉", 9)

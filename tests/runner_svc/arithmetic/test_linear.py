@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runner_svc.decoder.linear import Linear
+from runner_svc.arithmetic.linear import Linear
 from runner_svc.weights import cpu_products
 from runner_svc.weights.cpu_products import can_pack
 from runner_svc.weights.linear_weights import LinearWeights
