@@ -90,6 +90,7 @@ def _launch(settings: RunnerSettings) -> int:
         end_with(None, signal.SIGTERM)
     if settings.tensor_parallel == 1:
         return serve(settings)
+    on_stop(leave_at_once)  # it may wait for the name of node 0, and process 1 has no default for a signal
     try:
         return Launcher(settings).run()
     except (UnusableSettings, UnusableKey) as error:  # of the meeting of several hosts

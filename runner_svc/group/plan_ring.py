@@ -31,6 +31,11 @@ _SOON_S = 0.0002
 _LENGTH_BYTES = 8
 
 
+def framed(record: bytes) -> bytes:
+    """Returns a record as the ring has it."""
+    return len(record).to_bytes(_LENGTH_BYTES, "little") + record
+
+
 class PlanRing:
     """The ring as one process sees it: place 0 writes, the others read. One thread of each process uses it.
 
@@ -70,23 +75,35 @@ class PlanRing:
 
         `wake`: False leaves it to the next record to wake readers that sleep.
         """
-        self._put(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
+        data = framed(record)
+        done = self._fill(data)
+        while done < len(data):
+            self._await_room()
+            done += self._fill(data[done:])
         if wake:
             self._signal.bump()
 
-    def _put(self, data: bytes) -> None:
+    def write_some(self, data: bytes) -> int:
+        """Appends the first bytes of a `framed` record, or of what is left of it; returns how many there was room for.
+
+        Does not wait.
+        """
+        done = self._fill(data)
+        if done:
+            self._signal.bump()
+        return done
+
+    def _fill(self, data: bytes) -> int:
+        """Appends what there is room for; returns the number of bytes."""
         done = 0
-        while done < len(data):
-            free = RING_BYTES - (self._place - self._least_taken())
-            if not free:
-                self._await_room()
-                continue
+        while done < len(data) and (free := RING_BYTES - (self._place - self._least_taken())):
             begin = self._place % RING_BYTES
             count = min(len(data) - done, free, RING_BYTES - begin)
             self._bytes[begin : begin + count] = data[done : done + count]
             done += count
             self._place += count
             self._words[_WRITTEN] = self._place
+        return done
 
     def _least_taken(self) -> int:
         return min(self._words[self._readers], default=self._place)

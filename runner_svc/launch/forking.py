@@ -25,6 +25,8 @@ from runner_svc.settings.runner_settings import RunnerSettings
 UNFIT = 4
 """Exit status of a warm process of which no rank can be forked."""
 NEW = "ranks are started as new processes, as none can be forked"
+READY = b"r"
+"""What the warm process says once, when it forks whatever is asked for at once."""
 PACKET_BYTES = 1 << 16
 """Most bytes of a rank's task."""
 _LOOK_S = 0.0002
@@ -81,6 +83,7 @@ class Forking:
             log.warning(NEW, reason=why)
             leave(UNFIT)
         log.debug("the warm process is ready", seconds=round(time.monotonic() - began_at, 3))
+        self._control.send(READY)
         while True:
             asked, links, _, _ = socket.recv_fds(self._control, 1, 1)
             if not asked:

@@ -35,8 +35,8 @@ from runner_svc.startup.runner_name import default_name
 _TICK_S = 0.05
 _LOADING_SILENCE_S = 60.0
 """Least time for which a rank that loads may be silent: one call of a library may hold the interpreter for long."""
-_FORKING_SILENCE_S = 300.0
-"""Seconds in which a rank must be forked: the warm process may have to import its libraries first."""
+_IMPORTING_S, _FORKING_S = 300.0, 10.0
+"""Seconds in which a rank must be forked, by a warm process that still imports libraries, and by one that has."""
 _LONGEST_DELAY_S = 30.0
 _STOP_S = 5.0
 """Seconds in which the other ranks end after rank 0."""
@@ -248,7 +248,8 @@ class Launcher:
                 continue
             if not state.process.pid:
                 state.silent_s += tick_s
-                if state.silent_s > _FORKING_SILENCE_S:
+                is_ready = self._warm is not None and self._warm.is_ready
+                if state.silent_s > (max(limit_s, _FORKING_S) if is_ready else _IMPORTING_S):
                     self._kill(rank, state, f"was not forked for {state.silent_s:.1f} s")
                 continue
             ready = board.ready(rank)
@@ -277,17 +278,24 @@ class Launcher:
         state.process.kill()
 
     def _look_at_warm(self) -> None:
-        """Sees to it that the warm process runs, and buries orphans, of which the launcher becomes the parent."""
-        if self._warm is None:
-            return
-        self._warm.look()
-        if self._board.is_complete and not self._stopping:
-            self._warm.keep_spare()
-        children = [*self._warm.spares, *(state.process for state in self._ranks.values() if state.process is not None)]
+        """Sees to it that the warm process runs, and buries orphans.
+
+        The launcher becomes their parent, as it has been with a warm process, or as the first process of a container.
+        """
+        children: list[RankChild] = [state.process for state in self._ranks.values() if state.process is not None]
+        known = set()
+        if self._warm is not None:
+            self._warm.look()
+            if self._board.is_complete and not self._stopping:
+                self._warm.keep_spare()
+            if self._warm.is_unfit:
+                self._warm.close()  # with the spare of an earlier one
+                self._warm = None
+            else:
+                children += self._warm.spares
+                known.add(self._warm.pid)
         if all(child.pid for child in children):
-            reap_orphans({self._warm.pid, *(child.pid for child in children)})
-        if self._warm.is_unfit:
-            self._warm = None
+            reap_orphans(known | {child.pid for child in children})
 
     # ------------------------------------------------------------------ the end
 

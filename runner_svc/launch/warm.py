@@ -23,7 +23,7 @@ from dataclasses import asdict
 import structlog
 
 from runner_svc.group.member import Place
-from runner_svc.launch.forking import NEW, UNFIT, Forking, ServeRank, leave, modules
+from runner_svc.launch.forking import NEW, READY, UNFIT, Forking, ServeRank, leave, modules
 from runner_svc.launch.rank_child import ForkedRank, RankChild
 from runner_svc.settings.runner_settings import RunnerSettings
 
@@ -44,6 +44,7 @@ class Warm:
         self._pid = 0
         self._descriptor = -1
         self._control: socket.socket | None = None
+        self._is_ready = False
         self._started_at = 0.0
         self._spare: ForkedRank | None = None
         self._spare_at = 0.0  # when another may be forked
@@ -66,8 +67,16 @@ class Warm:
         """Process id; 0 while there is none."""
         return self._pid
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has imported its libraries, and so forks at once."""
+        if self._control is not None and not self._is_ready:
+            with suppress(OSError):  # it has said nothing yet
+                self._is_ready = self._control.recv(1, socket.MSG_DONTWAIT) == READY
+        return self._is_ready
+
     def start(self) -> None:
-        """Forks the process from this one, if it does not run. Sets `is_unfit` if this one has threads by now."""
+        """Forks the process from this one, if it does not run and can be. Sets `is_unfit` if this one has threads."""
         if self._pid or self.is_unfit:
             return
         if threading.active_count() > 1:  # their locks may be held
@@ -78,7 +87,14 @@ class Warm:
         launcher = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
+        self._started_at = time.monotonic()
+        try:
+            self._pid = os.fork()
+        except OSError as error:  # no memory, or too many processes: ranks live on, and it is tried again
+            log.warning("the warm process can't be forked", reason=error.strerror)
+            ours.close()
+            theirs.close()
+            return
         if not self._pid:
             try:
                 Forking(theirs, self._page, launcher, self._serve).run(self._settings, self._modules)
@@ -88,7 +104,6 @@ class Warm:
                 leave(1)
         theirs.close()
         self._control, self._descriptor = ours, os.pidfd_open(self._pid)
-        self._started_at = time.monotonic()
 
     def fork(self, settings: RunnerSettings, place: Place, environment: Mapping[str, str]) -> ForkedRank:
         """Has a rank forked, or takes the spare. It gets these variables besides those of this process.
@@ -102,17 +117,19 @@ class Warm:
             "threads": settings.threads,
         }
         rank, self._spare = self._spare, None
-        if rank is None or rank.poll() is not None:
-            rank = self._ask()
+        if rank is not None and rank.poll() is not None:
+            rank.close()
+            rank = None
+        rank = rank or self._ask()
         rank.assign(json.dumps(task).encode())
         return rank
 
     def _ask(self) -> ForkedRank:
         """Has a process forked that waits for its task."""
-        assert self._control is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, suppress(OSError):  # it has just ended, which `ours` says too
-            socket.send_fds(self._control, [b"."], [theirs.fileno()])
+            if self._control is not None:
+                socket.send_fds(self._control, [b"."], [theirs.fileno()])
         return ForkedRank(ours)
 
     def keep_spare(self) -> None:
@@ -155,7 +172,7 @@ class Warm:
         assert self._control is not None
         self._control.close()
         os.close(self._descriptor)
-        self._pid, self._control, self._descriptor = 0, None, -1
+        self._pid, self._control, self._descriptor, self._is_ready = 0, None, -1, False
 
 
 def end(child: RankChild) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import structlog
@@ -44,11 +43,11 @@ class _Peer:
     number: int
     address: bytes
     name: str
-    news: News = field(default_factory=News)
+    launcher: str
     silent_s: float = 0.0
-    rival_at: float | None = None  # when another launcher asked for the same number
-    spoke_since: bool = False
+    rivals: dict[str, float] = field(default_factory=dict)  # other launchers that ask for its number, and since when
     compared: tuple[str, ...] = ()
+    news: News = field(default_factory=News)
 
     def __str__(self) -> str:
         return f"node {self.number} ({self.name})"
@@ -79,6 +78,7 @@ class Hub(NodeLink):
             raise
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: dict[int, _Peer] = {}
+        self._awake_s = 0.0  # the clock by which other nodes are silent
         self._reader = RingReader(mirror, ring, self._poke)
         self._poll = zmq.Poller()
         self._poll.register(self._socket, zmq.POLLIN)
@@ -97,6 +97,7 @@ class Hub(NodeLink):
 
     def _turn(self, elapsed_s: float, beats: bool) -> None:
         records = self._reader.take()
+        self._awake_s += elapsed_s
         self._receive()
         for peer in list(self._peers.values()):
             peer.silent_s += elapsed_s
@@ -147,7 +148,7 @@ class Hub(NodeLink):
                 log.warning("nodes: ignored a message", reason=str(error))
                 continue
             if peer is not None:
-                peer.silent_s, peer.spoke_since = 0.0, True
+                peer.silent_s = 0.0
             if isinstance(message, Hello):
                 self._meet(address, message)
             elif peer is None:
@@ -170,23 +171,24 @@ class Hub(NodeLink):
         if there is not None and there.address == address:
             return None  # it asked several times while this launcher was away
         if there is not None:
-            if there.name != hello.name and not self._has_left(there, address, hello):
-                return None
-            self._lose(there, "has connected again" if there.name == hello.name else "has been replaced")
-        peer = self._peers[number] = _Peer(number, address, hello.name)
+            if there.launcher != hello.launcher:
+                return self._contest(there, address, hello)
+            self._lose(there, "has connected again")
+        peer = self._peers[number] = _Peer(number, address, hello.name, hello.launcher)
         log.info("a node takes part", node=number, name=hello.name)
         self._send(peer, Welcome())
         return None
 
-    def _has_left(self, peer: _Peer, address: bytes, hello: Hello) -> bool:
-        """Returns whether a node is gone whose number another launcher asks for; refuses that one if it is not."""
-        now = time.monotonic()
-        if peer.rival_at is None:
-            peer.rival_at, peer.spoke_since = now, False
-        elif now - peer.rival_at > max(_CONTEST_S, 3 * self._options.timeout_s / BEATS) and peer.spoke_since:
-            peer.rival_at = None
+    def _contest(self, peer: _Peer, address: bytes, hello: Hello) -> None:
+        """Refuses another launcher that asks for a node's number, if the node has gone on speaking since it first did.
+
+        If the node is gone instead, it is lost soon, and the other launcher, which asks again, takes its place.
+        """
+        limit_s = max(_CONTEST_S, 3 * self._options.timeout_s / BEATS)
+        asked_at = peer.rivals.setdefault(hello.launcher, self._awake_s)
+        if self._awake_s - asked_at > limit_s > peer.silent_s:
+            del peer.rivals[hello.launcher]
             self._refuse(address, hello, f"{peer} takes part already: give each node its own node_rank")
-        return False
 
     def _compare(self, peer: _Peer) -> None:
         """Refuses a node whose ranks have loaded something else than rank 0."""

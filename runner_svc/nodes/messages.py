@@ -43,6 +43,8 @@ class Hello:
     node: int
     name: str
     """Its host and launcher, for messages."""
+    launcher: str
+    """Random text that no other launcher has: those in containers may all have the same name."""
     facts: Mapping[str, str]
     """What has to equal that of node 0, by name."""
 
@@ -106,8 +108,9 @@ def packed(message: Message) -> bytes:
 
 def _body(message: Message) -> bytes:
     match message:
-        case Hello(node, name, facts):
-            return json.dumps({"node": node, "name": name, "facts": dict(facts)}).encode()
+        case Hello(node, name, launcher, facts):
+            said = {"node": node, "name": name, "launcher": launcher, "facts": dict(facts)}
+            return json.dumps(said).encode()
         case Refusal(why):
             return why.encode()
         case State(given_up, why, rows, passed_on):
@@ -162,8 +165,8 @@ def _read_state(body: bytes) -> State:
 
 def _read_hello(said: object) -> Hello:
     match said:
-        case {"node": int(node), "name": str(name), "facts": dict(facts)} if all(
+        case {"node": int(node), "name": str(name), "launcher": str(launcher), "facts": dict(facts)} if all(
             isinstance(value, str) for value in facts.values()
         ):
-            return Hello(node, name, facts)
-    raise BadMessage("a hello has a node, a name and facts")
+            return Hello(node, name, launcher, facts)
+    raise BadMessage("a hello has a node, a name, a launcher and facts")

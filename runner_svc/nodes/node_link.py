@@ -22,6 +22,7 @@ TICK_S = 0.02
 BEATS = 20
 """States with all rows in the time after which a silent node is lost."""
 _QUEUED = 10_000
+_HANDSHAKE_MS, _MOST_MS = 10_000, 3_600_000
 _BROKEN = 3
 
 log = structlog.get_logger()
@@ -41,6 +42,8 @@ class LinkOptions:
 
 class NodeLink(ABC):
     """One end of the link. `verdict` may be read by any thread."""
+
+    _socket: zmq.Socket[bytes]
 
     def __init__(self, mirror: Mirror, options: LinkOptions) -> None:
         self._mirror, self._options = mirror, options
@@ -97,6 +100,7 @@ class NodeLink(ABC):
             self._say_goodbye(self._closing)
         except Exception as error:
             log.exception("the link between nodes failed")
+            self._socket.close(linger=0)  # `close` would wait for it
             self.verdict = End(_BROKEN, f"the link between nodes failed: {error}")
 
     def _wait(self, poller: zmq.Poller) -> None:
@@ -108,6 +112,13 @@ class NodeLink(ABC):
         socket.setsockopt(zmq.SNDHWM, _QUEUED)
         socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
         socket.setsockopt(zmq.IPV6, needs_ipv6(self._options.endpoint))
+        # The system would keep a connection to a host without power for long, and go on asking an address that the
+        # name no longer leads to.
+        timeout_ms = min(max(1, int(self._options.timeout_s * 1000)), _MOST_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, timeout_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * timeout_ms)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, max(_HANDSHAKE_MS, timeout_ms))
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, timeout_ms)
 
     @abstractmethod
     def _poller(self) -> zmq.Poller:

@@ -6,17 +6,19 @@ import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import structlog
 import zmq
 
 from roster_common.curve_keys import read_pair
+from roster_common.endpoints import is_loopback_host, split_address
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.group.board import Board
 from runner_svc.group.node import Node
 from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.shared_page import attach
-from runner_svc.nodes.addresses import facing, resolved, zmq_endpoint
+from runner_svc.nodes.addresses import EXAMPLE, facing, resolved, zmq_endpoint
 from runner_svc.nodes.hub import Hub
 from runner_svc.nodes.keys import GroupKeys
 from runner_svc.nodes.likeness import facts
@@ -66,10 +68,20 @@ def meet(settings: RunnerSettings, page: int, node: Node) -> Meeting:
     return Meeting(open_link(f"tcp://{settings.rdzv_endpoint}"), address)  # a name may come to lead elsewhere
 
 
+def _check_reachable(endpoint: str, leader: str) -> None:
+    """Raises UnusableSettings for a host's own name that leads to itself there, as /etc/hosts often has it."""
+    if ip_address(leader.partition("%")[0]).is_loopback and not is_loopback_host(split_address(endpoint, EXAMPLE)[0]):
+        raise UnusableSettings(
+            f"rdzv_endpoint is {endpoint!r}, which leads to {leader} on node 0, where no other node reaches it: state "
+            "its address in the network, or correct /etc/hosts"
+        )
+
+
 def _listening(settings: RunnerSettings, open_link: Callable[[str], NodeLink]) -> Meeting:
     began_at = time.monotonic()
     while True:
         leader, port = resolved(settings.rdzv_endpoint)
+        _check_reachable(settings.rdzv_endpoint, leader)
         try:
             return Meeting(open_link(zmq_endpoint(leader, port)), leader)
         except zmq.ZMQError as error:

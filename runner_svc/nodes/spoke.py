@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
+from collections import deque
 from contextlib import suppress
 
 import structlog
 import zmq
 
-from runner_svc.interface.ranks import RankLost
+from runner_svc.group.plan_ring import framed
 from runner_svc.nodes.keys import GroupKeys
 from runner_svc.nodes.messages import (
     Again,
@@ -49,10 +51,11 @@ class Spoke(NodeLink):
     ) -> None:
         super().__init__(mirror, options)
         self._keys = keys
-        self._ring = ring(self._given_up)
+        self._ring = ring(str)  # which is not asked: this thread never waits for room
         self._next = 1  # number of the next record of the prepared epoch
+        self._unwritten: deque[bytes] = deque()  # for which the ring had no room yet
         self._others = [rank for rank in range(mirror.node.size) if rank not in mirror.node.ranks]
-        self._name = f"{socket.gethostname()}, launcher {os.getpid()}"
+        self._name, self._launcher = f"{socket.gethostname()}, launcher {os.getpid()}", secrets.token_hex(8)
         self._is_welcome, self._silent_s = False, 0.0
         self._hello_at, self._warn_at = 0.0, time.monotonic() + _FIRST_WARN_S
         self._connect()
@@ -71,10 +74,6 @@ class Spoke(NodeLink):
     def _poller(self) -> zmq.Poller:
         return self._poll
 
-    def _given_up(self) -> str:
-        mirror = self._mirror
-        return "the launcher ends" if self._closing is not None else mirror.board.why_given_up(mirror.prepared)
-
     def _turn(self, elapsed_s: float, beats: bool) -> None:
         self._receive(elapsed_s)
         if self.verdict is not None:
@@ -84,8 +83,10 @@ class Spoke(NodeLink):
             epoch = mirror.board.epoch
             self._ring.restart()
             self._ring.begin()
+            self._unwritten.clear()
             mirror.prepared, self._next = epoch, 1
         mirror.show()
+        self._write()
         if not self._is_welcome:
             return self._ask()
         state = self._news.of(mirror, mirror.own_rows(), beats)
@@ -97,7 +98,7 @@ class Spoke(NodeLink):
         now = time.monotonic()
         if now >= self._hello_at:
             self._hello_at = now + _HELLO_S
-            self._send(Hello(self._mirror.node.number, self._name, self._options.facts))
+            self._send(Hello(self._mirror.node.number, self._name, self._launcher, self._options.facts))
         if now >= self._warn_at:
             self._warn_at = now + _WARN_S
             log.warning("node 0 does not answer", rdzv_endpoint=self._options.endpoint)
@@ -147,8 +148,16 @@ class Spoke(NodeLink):
             self._miss(record.epoch, record.number)
             return
         self._next += 1
-        with suppress(RankLost):
-            self._ring.write(record.body)
+        self._unwritten.append(framed(record.body))
+        self._write()
+
+    def _write(self) -> None:
+        """Writes what the ring has room for. A rank that lags behind must not keep this thread from other messages."""
+        while self._unwritten:
+            data = self._unwritten.popleft()
+            if rest := data[self._ring.write_some(data) :]:
+                self._unwritten.appendleft(rest)
+                return
 
     def _is_in(self, epoch: int) -> bool:
         return epoch == self._mirror.prepared and self._mirror.board.given_up < epoch

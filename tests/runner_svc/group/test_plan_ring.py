@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from runner_svc.group.plan_ring import PlanRing
+from runner_svc.group.plan_ring import PlanRing, framed
 from runner_svc.group.records import Kind, Record
 from runner_svc.group.shared_page import RING_BYTES, attach, create
 from runner_svc.interface.ranks import RankLost
@@ -113,6 +113,22 @@ def test_the_reader_does_other_things_meanwhile(memory: mmap.mmap) -> None:
     begin = time.monotonic()
     assert reader.read() == b"late"
     assert len(calls) == 20 and time.monotonic() - begin < 1
+
+
+def test_a_writer_that_does_not_wait_writes_what_there_is_room_for(memory: mmap.mmap) -> None:
+    writer, reader = rings(memory, 2, [])
+    record = random.Random(1).randbytes(2 * RING_BYTES)
+    rest = framed(record)
+    had: list[bytes] = []
+    thread = threading.Thread(target=lambda: had.append(reader.read()), daemon=True)
+    assert writer.write_some(rest) == RING_BYTES and writer.write_some(rest[RING_BYTES:]) == 0
+    rest = rest[RING_BYTES:]
+    thread.start()
+    while rest:
+        rest = rest[writer.write_some(rest) :]
+        time.sleep(0.001)
+    thread.join(20)
+    assert had == [record]
 
 
 @pytest.mark.parametrize("kind", list(Kind))

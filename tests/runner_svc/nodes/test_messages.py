@@ -23,7 +23,7 @@ from runner_svc.nodes.messages import (
 from tests.support.thoroughness import count
 
 MESSAGES = [
-    Hello(1, "host, launcher 7", {"version": "roster 1 (commit abc)", "slots": "null"}),
+    Hello(1, "host, launcher 7", "0123456789abcdef", {"version": "roster 1 (commit abc)", "slots": "null"}),
     Welcome(),
     Again(),
     Refusal("node 1 can't take part: ä"),

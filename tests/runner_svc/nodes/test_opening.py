@@ -59,6 +59,13 @@ def test_a_port_that_is_taken_is_refused(page: int, taken: int, monkeypatch: pyt
         opening.meet(settings(taken, 0), page, Node(2, 0, 2))
 
 
+def test_a_name_of_node_0_that_leads_to_itself_there_is_refused(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "resolved", lambda endpoint: ("127.0.1.1", 29500))
+    given = settings(29500, 0).model_copy(update={"rdzv_endpoint": "node0.example:29500"})
+    with pytest.raises(UnusableSettings, match=r"leads to 127.0.1.1 on node 0, where no other node reaches it"):
+        opening.meet(given, page, Node(2, 0, 2))
+
+
 def test_a_name_is_asked_for_until_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
