@@ -22,7 +22,7 @@ import structlog
 
 from runner_svc.batch.batch_state import BatchState
 from scheduler_svc.policy import VictimChoice, available_policies
-from tests.scheduler_svc.engine.test_engine_machine import CONTEXTS, STEM
+from tests.scheduler_svc.engine.test_engine_machine import CONTEXTS, NUM_BLOCKS, STEM
 from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryMachine
 from tests.support.constraints import CONSTRAINTS
 from tests.support.thoroughness import count
@@ -139,6 +139,9 @@ def walk(seed: int) -> None:
         host=random.Random(seed) if rng.random() < TIERS else None,
         moves=random.Random(seed) if rng.random() < MOVING else None,
         ranks=rng.choice([1, 1, 2]),
+        scripted=rng.random() < 0.75,
+        fails=rng.random() < 1 / 3,
+        num_blocks=rng.choice([NUM_BLOCKS, 4 * NUM_BLOCKS]),
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):
