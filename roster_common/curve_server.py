@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class CurveServer:
-    """Makes sockets CURVE servers, and answers who may connect in a thread that ends with the context.
+    """Makes sockets CURVE servers, and answers which keys may connect in a thread that ends with the context.
 
     One per ZeroMQ context; create it before the sockets bind.
     """
