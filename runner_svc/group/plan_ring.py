@@ -94,7 +94,7 @@ class PlanRing:
         return done
 
     def _fill(self, data: bytes) -> int:
-        """Appends what there is room for; returns the number of bytes."""
+        """Appends as much as fits; returns the number of bytes."""
         done = 0
         while done < len(data) and (free := RING_BYTES - (self._place - self._least_taken())):
             begin = self._place % RING_BYTES

@@ -134,9 +134,9 @@ async def test_a_queued_request_can_be_cancelled(roster: RosterProcesses, wait_i
 
 async def test_deadlines_end_waiting_and_running_requests(roster: RosterProcesses, wait_idle: Any) -> None:
     async with RosterClient(roster.address) as client:
-        streams = [client.generate([i], ignore_eos=True, max_tokens=4000, timeout_ms=400) for i in range(8)]
+        streams = [client.generate([i], ignore_eos=True, max_tokens=4000, timeout_ms=1000) for i in range(8)]
         # The calls' deadlines: of running requests, and of some that wait for a slot.
-        streams += [client.generate([i], ignore_eos=True, max_tokens=4000, deadline_s=0.4) for i in range(8)]
+        streams += [client.generate([i], ignore_eos=True, max_tokens=4000, deadline_s=1.0) for i in range(8)]
         completions = await asyncio.gather(*[stream.completion() for stream in streams])
     assert all(len(one.choices[0].token_ids) == one.choices[0].finish.num_tokens for one in completions)
     reasons = {completion.choices[0].finish.reason for completion in completions if completion.choices[0].finish}

@@ -166,7 +166,7 @@ def test_a_rank_has_a_gpu_or_cpus(given: dict[str, object], each: Resources) -> 
         ({"groups": 2}, "launcher is 'local'"),
         ({"launcher": "ray", "groups": 2, "health_listen": "0.0.0.0:1"}, "health_listen is"),
         ({"launcher": "ray", "groups": 2, "move_listen": "127.0.0.1:1"}, "move_listen is"),
-        ({"launcher": "ray", "nnodes": 2, "rdzv_endpoint": "a:1", "tensor_parallel": 2}, "set it to 1"),
+        ({"launcher": "ray", "nnodes": 2, "rdzv_endpoint": "a:1", "tensor_parallel": 2}, "set nnodes to 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given: dict[str, object], part: str) -> None:

@@ -110,7 +110,8 @@ def test_killed_between(processes: Processes) -> None:
     assert masks_of(processes.client, kill) == masks_of(local_client(MODEL, 1))
     assert processes.client.check("regex", "a", [])[1] == 0
     deaths = {role: count - before[role] for role, count in processes.client.deaths.items()}
-    assert deaths == {"masks": 2, "grammars": 2}
+    assert deaths["masks"] == 2
+    assert deaths["grammars"] in (1, 2), "a death of the other one may be seen only after the next kill"
 
 
 def test_killed_at_a_mask(processes: Processes) -> None:
