@@ -148,7 +148,8 @@ def test_a_call_measures_what_has_no_record(
     assert served.settings["flags"] == {} and served.facts["policy"], "defaults, and what is in force is noted"
     assert served.numbers["requests"] == 6 and served.numbers["cached_tokens"] == 0
     assert served.numbers["tokens_per_message"] >= 1 and served.numbers["ttft_ms"]["p90"] > 0
-    assert 1.9 < steps.numbers["step_ms"]["3"] < 500, "the fake server takes at least 2 ms a token"
+    # The fake server takes at least 2 ms a token, but a busy machine may deliver several at once.
+    assert 0 < steps.numbers["step_ms"]["3"] < 500
     assert at_once.numbers["requests"] == 8 and at_once.numbers["itl_ms"] == {}, "answers that came whole"
     folder, *command = json.loads((peer / "calls").read_text().splitlines()[0])
     assert folder == str(tmp_path) and command[0] == "serve" and "--load-format=dummy" in command

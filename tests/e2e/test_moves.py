@@ -144,7 +144,7 @@ async def test_a_runner_killed_in_mid_copy_costs_nothing_but_time(tmp_path: Path
         roster.await_workers(1)
         prompts = prompts_of(random.Random(5), 12)
         async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
-            streams = [asyncio.create_task(check(client, prompt, 500)) for prompt in prompts]
+            streams = [asyncio.create_task(check(client, prompt, 320)) for prompt in prompts]
             for name in ("runner", "runner-2", "runner-3"):
                 await until_running(admin, name, 3)
             roster.send("runner-2", signal.SIGTERM)

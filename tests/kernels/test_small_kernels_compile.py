@@ -314,9 +314,7 @@ EXPERT_VARIANTS = (
         ],
         in_ci=[
             (ExpertVariant(32, 2), True, GPT_OSS),
-            (ExpertVariant(64, 2), False, QWEN),
             (TilesVariant(160, claims=True), True, QWEN),
-            (TilesVariant(160, gathers=True), True, QWEN),
         ],
     ),
     ids=str,
