@@ -34,8 +34,8 @@ SHAPES = (
     ("__nv_bfloat16", 176, 16, 4, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )
-# By default Hopper's prefill is compiled for three head sizes, the other kernels for Hopper without a cap and with sinks,
-# and for each architecture at the widest head; with ROSTER_TEST_FULL, all.
+# By default Hopper's prefill is compiled for three head sizes, the other kernels for Hopper without a cap and with
+# sinks, and for each architecture at the widest head; with ROSTER_TEST_FULL, all.
 FOR_ALL = SHAPES[-1:]
 ON_HOPPER = choice(SHAPES, in_ci=(SHAPES[0], SHAPES[-4], SHAPES[-1]))
 FOR_HOPPER = [
