@@ -1,7 +1,7 @@
 """A heap of blocks by values that change with time, least valuable first, each corrected as the heap is used.
 
-It holds values as they were. What surfaces is valued again before it is returned, and now and then another one is
-valued again, the one that was valued longest ago, so that what has lost its value surfaces too. That is O(log n) a use.
+It holds values as they were. What surfaces is valued again before it is returned, and each time another one is valued
+again, the one that was valued longest ago, so that what has lost its value surfaces too. That is O(log n) a use.
 
 What is no longer eligible stays until it surfaces: its owner adds it again when that changes.
 """
@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from scheduler_svc.kv.prefix_tree import Node
 
-REVISE_EVERY = 1
-"""Uses after which another block is valued again, besides those that surface."""
 _Entry = tuple[float, int, Node]
 
 
@@ -29,7 +27,7 @@ class ValueHeap:
         self._heap: list[_Entry] = []
         self._entry_of: dict[Node, _Entry] = {}  # the valid one of each block
         self._revision: deque[_Entry] = deque()  # valued longest ago first
-        self._serial = self._uses = 0
+        self._serial = 0
 
     def __contains__(self, node: Node) -> bool:
         return node in self._entry_of
@@ -60,9 +58,7 @@ class ValueHeap:
 
     def lowest(self) -> Node | None:
         """Returns the least valuable eligible block, by its present value; None if there is none."""
-        self._uses += 1
-        if not self._uses % REVISE_EVERY:
-            self._revise()
+        self._revise()
         heap, entry_of = self._heap, self._entry_of
         while heap:
             value, serial, node = entry = heap[0]
