@@ -32,6 +32,11 @@ class Node:
         return range(number * self.num_ranks, (number + 1) * self.num_ranks)
 
     @property
+    def others(self) -> list[int]:
+        """The ranks of other nodes."""
+        return [rank for rank in range(self.size) if rank not in self.ranks]
+
+    @property
     def is_alone(self) -> bool:
         """Whether all ranks are on this node."""
         return self.count == 1

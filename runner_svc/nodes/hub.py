@@ -65,9 +65,7 @@ class Hub(NodeLink):
     ) -> None:
         """Raises zmq.ZMQError if the endpoint can't be listened at."""
         super().__init__(mirror, options)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._configure(self._socket)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._open(zmq.ROUTER).setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keys is not None:
             keys.protect_server(self._context, self._socket)
         try:
@@ -80,9 +78,6 @@ class Hub(NodeLink):
         self._peers: dict[int, _Peer] = {}
         self._awake_s = 0.0  # the clock by which other nodes are silent
         self._reader = RingReader(mirror, ring, self._poke)
-        self._poll = zmq.Poller()
-        self._poll.register(self._socket, zmq.POLLIN)
-        self._poll.register(self._wake, zmq.POLLIN)
 
     def start(self) -> None:
         super().start()
@@ -91,9 +86,6 @@ class Hub(NodeLink):
     def close(self, status: int, why: str = "") -> None:
         self._reader.close()
         super().close(status, why)
-
-    def _poller(self) -> zmq.Poller:
-        return self._poll
 
     def _turn(self, elapsed_s: float, beats: bool) -> None:
         records = self._reader.take()
@@ -129,8 +121,7 @@ class Hub(NodeLink):
     def _rows(self) -> dict[int, bytes]:
         mirror = self._mirror
         gone = bytes(ROW_BYTES)
-        others = [rank for rank in range(self._node.size) if rank not in self._node.ranks]
-        return {**mirror.own_rows(), **{rank: mirror.heard(rank) or gone for rank in others}}
+        return {**mirror.own_rows(), **{rank: mirror.heard(rank) or gone for rank in self._node.others}}
 
     @property
     def _node(self) -> Node:

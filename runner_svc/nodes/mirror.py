@@ -52,9 +52,7 @@ class Mirror:
         board = self.board
         if self._given_up > board.given_up:
             board.give_up(self._given_up, self._why)
-        for rank in range(self.node.size):
-            if rank in self.node.ranks:
-                continue
+        for rank in self.node.others:
             row = self._heard.get(rank)
             ready = row_ready(row) if row is not None else 0
             shown = ready if ready == self.prepared else 0

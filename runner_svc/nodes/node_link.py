@@ -44,6 +44,7 @@ class NodeLink(ABC):
     """One end of the link. `verdict` may be read by any thread."""
 
     _socket: zmq.Socket[bytes]
+    _poll: zmq.Poller
 
     def __init__(self, mirror: Mirror, options: LinkOptions) -> None:
         self._mirror, self._options = mirror, options
@@ -89,7 +90,7 @@ class NodeLink(ABC):
     def _run(self) -> None:
         try:
             while self._closing is None:
-                self._wait(self._poller())
+                self._wait()
                 now = time.monotonic()
                 # A pause of this process counts as one tick: it has waited for no node meanwhile.
                 elapsed_s, self._turned_at = min(2 * TICK_S, now - self._turned_at), now
@@ -103,11 +104,16 @@ class NodeLink(ABC):
             self._socket.close(linger=0)  # `close` would wait for it
             self.verdict = End(_BROKEN, f"the link between nodes failed: {error}")
 
-    def _wait(self, poller: zmq.Poller) -> None:
-        if self._wake in dict(poller.poll(int(TICK_S * 1000))):
+    def _wait(self) -> None:
+        if self._wake in dict(self._poll.poll(int(TICK_S * 1000))):
             os.eventfd_read(self._wake)
 
-    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+    def _open(self, kind: int) -> zmq.Socket[bytes]:
+        """Makes this end's socket, which is neither bound nor connected yet, and waits for its messages from now on."""
+        self._socket = socket = self._context.socket(kind)
+        self._poll = zmq.Poller()
+        self._poll.register(socket, zmq.POLLIN)
+        self._poll.register(self._wake, zmq.POLLIN)
         socket.setsockopt(zmq.LINGER, 500)
         socket.setsockopt(zmq.SNDHWM, _QUEUED)
         socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
@@ -119,10 +125,7 @@ class NodeLink(ABC):
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * timeout_ms)
         socket.setsockopt(zmq.HANDSHAKE_IVL, max(_HANDSHAKE_MS, timeout_ms))
         socket.setsockopt(zmq.CONNECT_TIMEOUT, timeout_ms)
-
-    @abstractmethod
-    def _poller(self) -> zmq.Poller:
-        """Returns what waits for messages and for `_wake`."""
+        return socket
 
     @abstractmethod
     def _turn(self, elapsed_s: float, beats: bool) -> None:

@@ -54,25 +54,18 @@ class Spoke(NodeLink):
         self._ring = ring(str)  # which is not asked: this thread never waits for room
         self._next = 1  # number of the next record of the prepared epoch
         self._unwritten: deque[bytes] = deque()  # for which the ring had no room yet
-        self._others = [rank for rank in range(mirror.node.size) if rank not in mirror.node.ranks]
+        self._others = mirror.node.others
         self._name, self._launcher = f"{socket.gethostname()}, launcher {os.getpid()}", secrets.token_hex(8)
         self._is_welcome, self._silent_s = False, 0.0
         self._hello_at, self._warn_at = 0.0, time.monotonic() + _FIRST_WARN_S
         self._connect()
 
     def _connect(self) -> None:
-        self._socket = self._context.socket(zmq.DEALER)
-        self._configure(self._socket)
+        self._open(zmq.DEALER)
         if self._keys is not None:
             self._keys.protect_client(self._socket)
         self._socket.connect(self._options.endpoint)
-        self._poll = zmq.Poller()
-        self._poll.register(self._socket, zmq.POLLIN)
-        self._poll.register(self._wake, zmq.POLLIN)
         self._news = News()
-
-    def _poller(self) -> zmq.Poller:
-        return self._poll
 
     def _turn(self, elapsed_s: float, beats: bool) -> None:
         self._receive(elapsed_s)
