@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +31,13 @@ from bench.common.provenance import provenance, write_results
 from roster_client.serve.free_ports import free_ports
 from roster_client.serve.stack import Endpoints
 from roster_protos import plan_pb2
-from runner_svc.group.board import Board
 from runner_svc.group.member import Member
 from runner_svc.group.node import Node
-from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.records import Kind, Record
 from runner_svc.group.shared_page import attach, create
 from runner_svc.interface.ranks import Shard
-from runner_svc.nodes.hub import Hub
-from runner_svc.nodes.mirror import Mirror
 from runner_svc.nodes.node_link import LinkOptions
-from runner_svc.nodes.spoke import Spoke
+from runner_svc.nodes.opening import link_of
 
 MOST_HOPS, MOST_US, MANY_CORES = 1.5, 100.0, 8
 WARM_UP = 200
@@ -87,14 +82,8 @@ def member_of(rank: int, arguments: argparse.Namespace) -> Member:
 def launch(number: int, arguments: argparse.Namespace) -> None:
     """What stands for a node's launcher does: it passes on what the ranks need of other nodes."""
     node = Node(arguments.ranks, number, arguments.nodes)
-    memory = attach(arguments.pages[number])
-
-    def ring(given_up: Callable[[], str]) -> PlanRing:
-        return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
-
     options = LinkOptions(f"tcp://127.0.0.1:{arguments.port}", {}, PATIENCE_MS / 1000)
-    link = (Spoke if number else Hub)(Mirror(Board(memory, node.size), node), options, ring, None)
-    link.start()
+    link_of(attach(arguments.pages[number]), node, options, None).start()
     while True:
         time.sleep(1)  # it is killed in the end
 

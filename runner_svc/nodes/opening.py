@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,12 +51,8 @@ def meet(settings: RunnerSettings, page: int, node: Node) -> Meeting:
     keys = GroupKeys(*read_pair(settings.runner_key)) if settings.runner_key is not None else None
     memory = attach(page)
 
-    def ring(given_up: Callable[[], str]) -> PlanRing:
-        return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
-
     def open_link(endpoint: str) -> NodeLink:
-        options = LinkOptions(endpoint, facts(settings), settings.rank_timeout_s)
-        return (Spoke if node.number else Hub)(Mirror(Board(memory, node.size), node), options, ring, keys)
+        return link_of(memory, node, LinkOptions(endpoint, facts(settings), settings.rank_timeout_s), keys)
 
     if not node.number:
         return _listening(settings, open_link)
@@ -66,6 +63,20 @@ def meet(settings: RunnerSettings, page: int, node: Node) -> Meeting:
             f"rdzv_endpoint is {settings.rdzv_endpoint!r}, but no network leads there ({error}): check the address"
         ) from error
     return Meeting(open_link(f"tcp://{settings.rdzv_endpoint}"), address)  # a name may come to lead elsewhere
+
+
+def link_of(
+    memory: mmap.mmap, node: Node, options: LinkOptions, keys: GroupKeys | None, spoke: type[Spoke] = Spoke
+) -> NodeLink:
+    """Returns the node's end of the link, over the board and the ring in its launcher's `memory`.
+
+    `spoke`: the class of ends other than node 0's. Raises zmq.ZMQError if node 0 can't listen at the endpoint.
+    """
+
+    def ring(given_up: Callable[[], str]) -> PlanRing:
+        return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
+
+    return (spoke if node.number else Hub)(Mirror(Board(memory, node.size), node), options, ring, keys)
 
 
 def _check_reachable(endpoint: str, leader: str) -> None:

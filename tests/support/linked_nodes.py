@@ -19,13 +19,12 @@ from typing import Self
 from runner_svc.group.board import Board
 from runner_svc.group.member import Member
 from runner_svc.group.node import Node
-from runner_svc.group.plan_ring import PlanRing
 from runner_svc.group.shared_page import attach, create
 from runner_svc.interface.ranks import Shard
 from runner_svc.nodes.hub import Hub
 from runner_svc.nodes.keys import GroupKeys
-from runner_svc.nodes.mirror import Mirror
 from runner_svc.nodes.node_link import LinkOptions, NodeLink
+from runner_svc.nodes.opening import link_of
 from runner_svc.nodes.spoke import Spoke
 
 PATIENCE_S = 20.0
@@ -65,18 +64,13 @@ class LinkedNodes:
         """Starts a node with an empty board."""
         page, node = create(), Node(self.size, number, self.count)
         memory = attach(page)
-
-        def ring(given_up: Callable[[], str]) -> PlanRing:
-            return PlanRing(memory, node.launchers_place, node.ring_places, given_up)
-
-        board = Board(memory, self.size)
         options = LinkOptions(self.endpoint, self._facts(number), self.timeout_s)
-        link = (self._spoke if number else Hub)(Mirror(board, node), options, ring, self._keys(number))
+        link = link_of(memory, node, options, self._keys(number), self._spoke)
         if isinstance(link, Hub):
             self.endpoint = link.endpoint
         members = [Member(Shard(rank, self.size), page, num_processors=1, node=node) for rank in node.ranks]
         os.close(page)
-        self.nodes[number] = OneNode(link, board, members)
+        self.nodes[number] = OneNode(link, Board(memory, self.size), members)
         link.start()
         return self.nodes[number]
 
