@@ -29,6 +29,7 @@ from runner_svc.launch.rank_child import ForkedRank, NewRank, RankChild
 from runner_svc.launch.starting import REJECTED, UNUSABLE, complain, on_stop
 from runner_svc.launch.store_folder import StoreFolder
 from runner_svc.launch.warm import Warm, end, reap_orphans
+from runner_svc.settings.rank_settings import threads_of_a_rank
 from runner_svc.settings.runner_settings import RunnerSettings
 from runner_svc.startup.runner_name import default_name
 
@@ -175,7 +176,8 @@ class Launcher:
             log.info("started a rank", rank=rank, pid=pid)
 
     def _new(self, place: Place, name: str) -> NewRank:
-        own = {VARIABLE: place.text(), "ROSTER_RUNNER_ID": name, "ROSTER_THREADS": str(self._threads)}
+        threads = str(threads_of_a_rank(self._settings))
+        own = {VARIABLE: place.text(), "ROSTER_RUNNER_ID": name, "ROSTER_THREADS": threads}
         return NewRank(self._command, {**os.environ, **own, **self._own_gpu(place.rank)}, self._page)
 
     def _forks(self) -> bool:
@@ -187,13 +189,9 @@ class Launcher:
 
     def _forked(self, place: Place, name: str) -> ForkedRank:
         assert self._warm is not None
-        settings = self._settings.model_copy(update={"runner_id": name, "threads": self._threads})
+        own = {"runner_id": name, "threads": threads_of_a_rank(self._settings)}
+        settings = self._settings.model_copy(update=own)
         return self._warm.fork(settings, place, self._own_gpu(place.rank))
-
-    @property
-    def _threads(self) -> int:
-        """Threads of a rank: all ranks together use each core once."""
-        return self._settings.threads or max(1, len(os.sched_getaffinity(0)) // len(self._ranks))
 
     def _own_gpu(self, rank: int) -> dict[str, str]:
         """Returns the variable that makes a rank's GPU its first."""

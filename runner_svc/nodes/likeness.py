@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 
 from roster_common.distribution import version_line
 from runner_svc.interface.backend import Backend
+from runner_svc.settings.rank_settings import threads_of_a_rank
 from runner_svc.settings.runner_settings import RunnerSettings
 
 _OWN = frozenset(
@@ -28,8 +28,7 @@ _REMEDIES = {
 def facts(settings: RunnerSettings) -> dict[str, str]:
     """Returns what launchers compare before a model is loaded: release and settings."""
     found = {name: _shown(value) for name, value in settings if name not in _OWN}
-    cores = len(os.sched_getaffinity(0)) // (settings.tensor_parallel // settings.nnodes)
-    return {**found, "version": version_line("roster"), "threads": str(settings.threads or max(1, cores))}
+    return {**found, "version": version_line("roster"), "threads": str(threads_of_a_rank(settings))}
 
 
 def kind_of(backend: Backend) -> str:

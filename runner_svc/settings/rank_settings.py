@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,8 @@ class RankSettings(Protocol):
     def nnodes(self) -> int: ...
     @property
     def node_rank(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
     @property
     def rdzv_endpoint(self) -> str: ...
     @property
@@ -36,6 +39,12 @@ class RankSettings(Protocol):
     def groups(self) -> int: ...
     @property
     def health_listen(self) -> str: ...
+
+
+def threads_of_a_rank(settings: RankSettings) -> int:
+    """Returns the number of threads: without a setting, all ranks of this host together use each core once."""
+    ranks_here = settings.tensor_parallel // settings.nnodes
+    return settings.threads or max(1, len(os.sched_getaffinity(0)) // ranks_here)
 
 
 def check_ranks(settings: RankSettings) -> None:
