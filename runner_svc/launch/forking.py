@@ -32,13 +32,13 @@ PACKET_BYTES = 1 << 16
 _LOOK_S = 0.0002
 
 # numpy.random draws the state of its global generator at import, which no code of a runner uses.
-_ALWAYS = ("torch", "numpy.random", "runner_svc.group.forming", "runner_svc.startup.host_pool")
-_OF_TEST_BACKENDS = (
+ALWAYS = ("torch", "numpy.random", "runner_svc.group.forming", "runner_svc.startup.host_pool")
+OF_TEST_BACKENDS = (
     "runner_svc.backends.hash_backend",
     "runner_svc.backends.hash_drafter",
     "runner_svc.backends.hash_shares",
 )
-_OF_MODELS = ("runner_svc.startup.gpu_probe", "runner_svc.backends.torch_backend")
+OF_MODELS = ("runner_svc.startup.gpu_probe", "runner_svc.backends.torch_backend")
 _OF_GPUS = ("cupy", "runner_svc.gpu.loading", "runner_svc.gpu.ranked.backend")
 
 log = structlog.get_logger()
@@ -50,8 +50,8 @@ ServeRank = Callable[[RunnerSettings, Place], int]
 def modules(settings: RunnerSettings, on_gpus: bool) -> tuple[str, ...]:
     """Returns what a rank imports that the launcher does not."""
     if settings.device in ("hash", "null"):
-        return _ALWAYS + _OF_TEST_BACKENDS
-    return _ALWAYS + _OF_MODELS + (_OF_GPUS if on_gpus else ())
+        return ALWAYS + OF_TEST_BACKENDS
+    return ALWAYS + OF_MODELS + (_OF_GPUS if on_gpus else ())
 
 
 class Forking:

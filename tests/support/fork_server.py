@@ -38,6 +38,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner_svc.arithmetic.instruction_set import PINNED, pin
+from runner_svc.launch import forking
 from tests.support.thoroughness import FULL
 
 MODULES = (
@@ -51,19 +52,6 @@ MODULES = (
     "scheduler_svc.operation.service",
 )
 """What a scheduler and a hash runner import at startup. Not torch, before which a runner pins its instruction set."""
-
-TORCH_MODULES = (
-    "torch",
-    "numpy.random",
-    "runner_svc.backends.hash_backend",
-    "runner_svc.backends.hash_drafter",
-    "runner_svc.backends.hash_shares",
-    "runner_svc.backends.torch_backend",
-    "runner_svc.group.forming",
-    "runner_svc.startup.gpu_probe",
-    "runner_svc.startup.host_pool",
-)
-"""What ranks, and runners that compute on the CPU, import besides."""
 
 _OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
 """Prefixes of variables that are read before a program's first statement runs."""
@@ -79,7 +67,7 @@ class Kind(enum.Enum):
 
     PLAIN = "plain"
     TORCH = "torch"
-    """MODULES and TORCH_MODULES, with the instruction set pinned: what does not ask for that does not see it."""
+    """MODULES and those of `import_torch`; a pinned instruction set is seen only by what asks for it."""
 
 
 class ServiceProcess:
@@ -286,9 +274,9 @@ def import_modules() -> None:
 
 
 def import_torch() -> None:
-    """Imports TORCH_MODULES, with the instruction set pinned, as `import_modules` does."""
+    """Imports what ranks, and runners that compute on the CPU, import besides, with the instruction set pinned."""
     pin()
-    for name in TORCH_MODULES:
+    for name in (*forking.ALWAYS, *forking.OF_TEST_BACKENDS, *forking.OF_MODELS):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
