@@ -15,7 +15,7 @@ from runner_svc.group.follower import Follower
 from runner_svc.group.member import Member
 from runner_svc.group.rank_runner import RankRunner
 from runner_svc.group.records import Kind, Record
-from tests.scheduler_svc.engine.test_engine_exact import assert_equal_to_solo, backend, stack_of, submit_random
+from tests.scheduler_svc.engine.test_engine_exact import assert_random_streams_are_exact, backend, stack_of
 from tests.support.plans import SAMPLE, admission, ints, plan
 from tests.support.rank_group import MakeFollower, RankGroup
 from tests.support.stepped_copier import SteppedCopier
@@ -24,8 +24,15 @@ from tests.support.thoroughness import count
 NUM_REQUESTS = count(60, in_ci=10)
 
 
-def serve(size: int, seed: int, make_follower: MakeFollower = Follower, host_blocks: int = 0) -> None:
-    rng = random.Random(seed)
+def serve(
+    size: int,
+    rng: random.Random,
+    num_requests: int = NUM_REQUESTS,
+    make_follower: MakeFollower = Follower,
+    host_blocks: int = 0,
+    members: list[Member] | None = None,
+) -> None:
+    """Serves random requests over ranks, and checks every stream. `members`: of the ranks; default: on one host."""
     stack = stack_of(rng, depth=rng.randint(1, 3))
     copiers = rng.randrange(1 << 30)
 
@@ -34,17 +41,10 @@ def serve(size: int, seed: int, make_follower: MakeFollower = Follower, host_blo
 
     block_size = rng.choice((1, 8, 16))
     num_blocks = max(4, 96 // block_size)
-    group = RankGroup.spread(
-        backend(rng, block_size, num_blocks), size, make_copier if host_blocks else None, make_follower
-    )
+    whole = backend(rng, block_size, num_blocks)
+    group = RankGroup.spread(whole, size, make_copier if host_blocks else None, make_follower, members)
     stack.connect(group.runner)
-    for _ in range(NUM_REQUESTS):
-        submit_random(stack, rng, num_blocks * block_size)
-        for _ in range(rng.randrange(8)):
-            stack.turn(rng)
-    stack.run(rng)
-    assert assert_equal_to_solo(stack) >= NUM_REQUESTS
-    stack.assert_clean()
+    assert_random_streams_are_exact(stack, rng, num_blocks * block_size, num_requests)
     assert not group.runner.lost
 
 
@@ -54,7 +54,7 @@ def serve(size: int, seed: int, make_follower: MakeFollower = Follower, host_blo
 def test_streams_equal_their_solo_output(size: int, host_blocks: int, number: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    serve(size, seed, host_blocks=host_blocks)
+    serve(size, random.Random(seed), host_blocks=host_blocks)
 
 
 SIZES: dict[str, Any] = {
@@ -151,7 +151,7 @@ def test_a_rank_that_misses_repeats_or_reorders_a_plan_is_named(kind: type[Follo
 
 def test_the_suite_sees_a_rank_that_skips_plans() -> None:
     with pytest.raises(AssertionError):
-        serve(2, seed=7, make_follower=SkipsLater)
+        serve(2, random.Random(7), make_follower=SkipsLater)
 
 
 def test_ranks_that_draw_other_tokens_are_named() -> None:

@@ -13,11 +13,9 @@ from runner_svc.group.records import Kind
 from runner_svc.group.records import Record as Call
 from runner_svc.nodes.messages import Message, Record
 from runner_svc.nodes.spoke import Spoke
-from tests.runner_svc.group.test_rank_group import SIZES, Skips, generated
-from tests.scheduler_svc.engine.test_engine_exact import assert_equal_to_solo, backend, stack_of, submit_random
+from tests.runner_svc.group.test_rank_group import SIZES, Skips, generated, serve
 from tests.support.linked_nodes import LinkedNodes
 from tests.support.rank_group import RankGroup
-from tests.support.stepped_copier import SteppedCopier
 from tests.support.thoroughness import choice, count
 
 NUM_REQUESTS = count(60, in_ci=6)
@@ -29,26 +27,9 @@ def test_streams_equal_their_solo_output(size: int, nodes: int, number: int) -> 
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    stack = stack_of(rng, depth=rng.randint(1, 3))
-    host_blocks, copiers = rng.choice((0, 24)), rng.randrange(1 << 30)
-
-    def make_copier(one: HashBackend, rank: int) -> SteppedCopier:
-        return SteppedCopier(one.cache_regions, host_blocks, random.Random(copiers + rank), 0.1)
-
-    block_size = rng.choice((1, 8, 16))
-    num_blocks = max(4, 96 // block_size)
-    whole = backend(rng, block_size, num_blocks)
+    host_blocks = rng.choice((0, 24))
     with LinkedNodes(size, nodes, timeout_s=30.0) as linked:
-        group = RankGroup.spread(whole, size, make_copier if host_blocks else None, members=linked.members)
-        stack.connect(group.runner)
-        for _ in range(NUM_REQUESTS):
-            submit_random(stack, rng, num_blocks * block_size)
-            for _ in range(rng.randrange(8)):
-                stack.turn(rng)
-        stack.run(rng)
-        assert assert_equal_to_solo(stack) >= NUM_REQUESTS
-        stack.assert_clean()
-        assert not group.runner.lost
+        serve(size, rng, NUM_REQUESTS, host_blocks=host_blocks, members=linked.members)
 
 
 class Loses(Spoke):

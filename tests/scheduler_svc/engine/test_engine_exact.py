@@ -86,6 +86,17 @@ def assert_equal_to_solo(stack: Stack) -> int:
     return len(stack.streams)
 
 
+def assert_random_streams_are_exact(stack: Stack, rng: random.Random, most: int, num_requests: int) -> None:
+    """Serves random requests of up to `most` tokens; each stream equals its solo output, and no state is left over."""
+    for _ in range(num_requests):
+        submit_random(stack, rng, most)
+        for _ in range(rng.randrange(8)):
+            stack.turn(rng)
+    stack.run(rng)
+    assert assert_equal_to_solo(stack) >= num_requests
+    stack.assert_clean()
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
 @pytest.mark.parametrize("policy", ["auto", "orca", "static"])
@@ -97,13 +108,7 @@ def test_streams_equal_their_solo_output(depth: int, block_size: int, policy: st
     stack = stack_of(rng, depth=depth, policy=policy, prefix_sharing=prefix_sharing)
     num_blocks = max(4, 96 // block_size)
     stack.add_runner(backend(rng, block_size, num_blocks))
-    for _ in range(NUM_REQUESTS):
-        submit_random(stack, rng, num_blocks * block_size)
-        for _ in range(rng.randrange(8)):
-            stack.turn(rng)
-    stack.run(rng)
-    assert assert_equal_to_solo(stack) >= NUM_REQUESTS
-    stack.assert_clean()
+    assert_random_streams_are_exact(stack, rng, num_blocks * block_size, NUM_REQUESTS)
 
 
 def test_a_tiny_pool_preempts_again_and_again_and_changes_nothing() -> None:
