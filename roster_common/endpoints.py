@@ -51,6 +51,11 @@ def split_address(address: str, example: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int | str) -> str:
+    """Returns "host:port", with brackets around IPv6, as `split_address` takes it apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_listen(address: str) -> str:
     """Returns an address to listen at, or "" for none. Raises ValueError for one that is not host:port."""
     if address:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from roster_client.serve.free_ports import free_ports
 from roster_client.serve.stack import Endpoints, NotReadyError, Stack
-from roster_common.endpoints import check_free, is_loopback_host, split_address
+from roster_common.endpoints import check_free, is_loopback_host, join_address, split_address
 from roster_common.extras import MODULES, missing
 from roster_protos import inference_pb2 as pb
 
@@ -69,8 +69,7 @@ class Gateway:
     @property
     def url(self) -> str:
         """Base URL of the OpenAI API."""
-        host, port = split_address(self.listen, LISTEN)
-        return f"http://{_dialled(f'[{host}]:{port}' if ':' in host else f'{host}:{port}')}/v1"
+        return f"http://{_dialled(join_address(*split_address(self.listen, LISTEN)))}/v1"
 
     async def start(self, stack: Stack) -> None:
         """Starts it as a process of the stack, and waits until `/v1/models` lists the model and requests are answered.

@@ -7,7 +7,7 @@ import time
 
 import structlog
 
-from roster_common.endpoints import split_address
+from roster_common.endpoints import join_address, split_address
 
 EXAMPLE = "node0.example:29500"
 _WARN_S = 30.0
@@ -42,4 +42,4 @@ def facing(host: str, port: int) -> str:
 
 def zmq_endpoint(host: str, port: int) -> str:
     """Returns the ZeroMQ endpoint of a numeric address."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"tcp://{join_address(host, port)}"

@@ -11,7 +11,7 @@ import structlog
 import zmq
 from numpy.typing import NDArray
 
-from roster_common.endpoints import split_address
+from roster_common.endpoints import join_address, split_address
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.interface.backend import Backend
 from runner_svc.link.curve import CurveClient
@@ -53,8 +53,8 @@ def make_mover(settings: RunnerSettings, backend: Backend, curve: CurveClient | 
     tcp = BlockReader(store, keys)
     nixl = _Nixl(settings, store, grants, tcp) if settings.move_transport == "nixl" else None
     host, port = split_address(settings.move_listen, "127.0.0.1:50065")
-    bound = f"[{host}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
-    endpoint, secret = f"tcp://{bound}:{port or '*'}", curve.secret if curve is not None else b""
+    bound = join_address("127.0.0.1" if host == "localhost" else host, port or "*")
+    endpoint, secret = f"tcp://{bound}", curve.secret if curve is not None else b""
     try:
         if nixl is None:
             server = BlockServer(store, grants, endpoint, secret)

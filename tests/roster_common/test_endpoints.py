@@ -13,6 +13,7 @@ from roster_common.endpoints import (
     check_link,
     is_local,
     is_loopback_host,
+    join_address,
     needs_ipv6,
     proxy_options,
     split_address,
@@ -34,6 +35,8 @@ def test_not_loopback(host: str) -> None:
 def test_addresses() -> None:
     assert split_address("127.0.0.1:1", "x") == ("127.0.0.1", 1)
     assert split_address("[::1]:50061", "x") == ("::1", 50061)
+    for address in ("127.0.0.1:1", "[::1]:50061"):
+        assert join_address(*split_address(address, "x")) == address
     for wrong in ("nowhere", ":1", "host:", "host:x", "host:²"):
         with pytest.raises(ValueError, match="write host:port, such as example:1"):
             split_address(wrong, "example:1")
