@@ -60,6 +60,7 @@ async def until_running(admin: AdminClient, runner: str, count: int) -> None:
 async def run_and_end(roster: RosterProcesses, prompts: Sequence[list[int]], runner: str) -> None:
     """Answers all prompts while `runner` has to end."""
     async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
+        await until_runners(admin, "runner", "runner-2")
         streams = [asyncio.create_task(check(client, prompt)) for prompt in prompts]
         await until_running(admin, runner, len(prompts) // 3)
         await asyncio.sleep(0.2)
@@ -128,6 +129,7 @@ async def test_a_hot_prefix_is_copied_to_the_second_runner(tmp_path: Path) -> No
         (prefix,) = prompts_of(random.Random(4), 1)
         prefix = (prefix * 400)[:800]
         async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
+            await until_runners(admin, "runner", "runner-2")
             await check(client, prefix, 3)
             await asyncio.gather(*(check(client, [*prefix, 255, number], 200) for number in range(30)))
             status = await status_of(admin)
@@ -144,6 +146,7 @@ async def test_a_runner_killed_in_mid_copy_costs_nothing_but_time(tmp_path: Path
         roster.await_workers(1)
         prompts = prompts_of(random.Random(5), 12)
         async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
+            await until_runners(admin, "runner", "runner-2", "runner-3")
             streams = [asyncio.create_task(check(client, prompt, 320)) for prompt in prompts]
             for name in ("runner", "runner-2", "runner-3"):
                 await until_running(admin, name, 3)
