@@ -16,7 +16,7 @@ import torch
 
 from roster_client.bench.runs.provenance import commit
 from tests.support.fake_gpu import NO_DRIVER, FakeGpu, gpu
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import in_turn
 
 __all__ = ["gpu"]
 ROOT = Path(__file__).parents[2]
@@ -160,7 +160,7 @@ IN_PROCESSES = [
 ]
 
 
-@pytest.mark.parametrize(("command", "sentence"), choice(IN_PROCESSES, in_ci=IN_PROCESSES[:2]))
+@pytest.mark.parametrize(("command", "sentence"), in_turn(IN_PROCESSES, in_ci=1))
 def test_the_process_says_it(tmp_path: Path, command: list[str], sentence: str) -> None:
     told = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "ROSTER_COMMIT": commit() or "unknown"}
     ended = subprocess.run(

@@ -24,7 +24,8 @@ def offences(source: str) -> list[str]:
         found += [f"line {node.lineno}: imports {name}" for name in names if name in MODULES]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-            called = ast.unparse(node.func)
+            called = f"{node.func.value.id}." if isinstance(node.func.value, ast.Name) else "."
+            called += node.func.attr
             weights_only = keywords.get("weights_only")
             safe = isinstance(weights_only, ast.Constant) and weights_only.value is True
             if called == "torch.load" and not safe:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from roster_common.service_command import read_command_line
 from roster_common.setting_sources import ServiceSettings, UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+from tests.support import fork_server
 
 ROOT = Path(__file__).parents[2]
 SERVICES = {"scheduler": SchedulerSettings, "runner": RunnerSettings}
@@ -206,14 +206,8 @@ def test_the_commands_name_the_variable(tmp_path: Path, command: list[str]) -> N
 
 
 def run(folder: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command as a process in this folder."""
+    """Runs the command as a process; `stderr` has its stdout too, which stays empty."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "1000", **environment},
-    )
+    log = folder / "output"
+    status = fork_server.start(command[0], command[1:], kept | {"COLUMNS": "1000", **environment}, log).wait(60)
+    return subprocess.CompletedProcess(command, status, stderr=log.read_text("utf-8"))

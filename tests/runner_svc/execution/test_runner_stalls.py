@@ -9,7 +9,8 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.interface.backend import Backend
-from tests.support.garbage import circles_left_by, in_own_process
+from tests.support.fork_server import Kind
+from tests.support.garbage import circles_left_by, in_forked_process
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.linked_runner import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, linked_runner
 from tests.support.tiny_models import make_tiny_model
@@ -58,4 +59,5 @@ def circles_of(name: str) -> int:
 
 
 def test_plans_leave_no_reference_cycles() -> None:
-    assert in_own_process("[circles_of(name) for name in BACKENDS]", __name__) == str([0] * len(BACKENDS))
+    found = in_forked_process("[circles_of(name) for name in BACKENDS]", __name__, Kind.TORCH)
+    assert found == str([0] * len(BACKENDS))

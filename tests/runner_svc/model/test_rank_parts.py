@@ -29,7 +29,7 @@ from runner_svc.weights.model_weights import ModelWeights
 from runner_svc.weights.on_load import OnLoad
 from tests.support.assembled_parts import assert_disjoint, assert_same, numbers_of
 from tests.support.host_backend import no_progress
-from tests.support.thoroughness import choice
+from tests.support.thoroughness import choice, in_turn
 from tests.support.tiny_models import FAMILIES, make_tiny_model
 from tests.support.tiny_mxfp4 import make_tiny_mxfp4
 from tests.support.tiny_quantized import KINDS, make_tiny_quantized
@@ -95,7 +95,7 @@ def test_families(family: str, tmp_path: Path) -> None:
         check_parts(config, loader(folder, config), size)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", in_turn(KINDS, in_ci=7))
 def test_quantized_matrices(kind: str, tmp_path: Path) -> None:
     family = random.choice(["qwen2", "gemma2", "olmo2", "llama"])
     print(family)

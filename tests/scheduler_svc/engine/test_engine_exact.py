@@ -14,10 +14,10 @@ from scheduler_svc.plan.plan_draft import pack
 from tests.support.drafters import LateHash, drafting_backend
 from tests.support.in_process import Stack, Submitted
 from tests.support.scripted_drafts import RandomDrafts
-from tests.support.thoroughness import count
+from tests.support.thoroughness import count, pairs
 
 EOS_PROBABILITY = 1 / 48
-NUM_REQUESTS = count(60, in_ci=7)
+NUM_REQUESTS = count(60, in_ci=14)
 """Per combination."""
 
 
@@ -97,10 +97,10 @@ def assert_random_streams_are_exact(stack: Stack, rng: random.Random, most: int,
     stack.assert_clean()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
-@pytest.mark.parametrize("policy", ["auto", "orca", "static"])
-@pytest.mark.parametrize("prefix_sharing", [False, True])
+@pytest.mark.parametrize(
+    ("depth", "block_size", "policy", "prefix_sharing"),
+    pairs((1, 2, 3), (1, 8, 16, 32), ("auto", "orca", "static"), (False, True)),
+)
 def test_streams_equal_their_solo_output(depth: int, block_size: int, policy: str, prefix_sharing: bool) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)

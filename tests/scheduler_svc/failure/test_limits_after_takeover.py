@@ -5,6 +5,7 @@ After every step `check` compares the shares with a count over all sequences.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
+from tests.support.thoroughness import in_turn
 
 REGEX = ("regex", "[a-d]{20,30}")
 
@@ -68,8 +70,10 @@ def assert_whole(requests: list[Submitted]) -> None:
             assert stream.end is not None and stream.end.reason in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-@pytest.mark.parametrize("kind", ["plain", "logprobs", "prompt logprobs", "structured"])
-@pytest.mark.parametrize("choices", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    in_turn(product(("plain", "logprobs", "prompt logprobs", "structured"), (1, 3)), in_ci=3),
+)
 def test_a_tenant_runs_as_many_as_it_may_over_takeovers(kind: str, choices: int) -> None:
     stack = stack_with_runners(3, 3, tenant_limits={"capped": {"running": 2}})
     requests = [submit(stack, kind, number, n=choices) for number in range(5)]

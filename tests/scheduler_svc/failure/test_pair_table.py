@@ -11,7 +11,7 @@ from tests.support import pair_table
 from tests.support.pair_table import EVENTS, FEATURES, all_cases, differences, some_cases
 from tests.support.thoroughness import FULL
 
-CASES = all_cases() if FULL else some_cases(12)
+CASES = all_cases() if FULL else some_cases(5)
 
 
 def test_what_is_tried_has_each_feature_under_each_event() -> None:

@@ -16,6 +16,7 @@ from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.in_process import Stack
+from tests.support.thoroughness import pairs
 
 POISON = 77
 NO_EOS = 0.0
@@ -91,9 +92,7 @@ def poisoned_prompt(rng: random.Random, max_tokens: int, at_least: int) -> list[
             return prompt
 
 
-@pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE])
-@pytest.mark.parametrize("runners", [1, 3])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "runners", "loss"), pairs(range(4), (1, 3), (Loss.FAULT, Loss.GONE)))
 def test_only_the_poison_is_refused(seed: int, runners: int, loss: Loss) -> None:
     rng = random.Random(seed)
     ward = Ward(runners, prefix_sharing=bool(seed % 2))

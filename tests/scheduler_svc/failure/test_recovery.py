@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
+from tests.support.thoroughness import in_turn
 
 EOS_PROBABILITY = 1 / 40
 
@@ -47,8 +49,7 @@ def assert_whole(requests: list[Submitted]) -> None:
             assert stream.end.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("sharing", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("sharing", "seed"), in_turn(product((False, True), range(12)), in_ci=10))
 def test_streams_go_on_over_restarts_at_any_moment(seed: int, sharing: bool) -> None:
     """This includes tokens that were sampled but not sent, plans in flight, and choices that had ended or waited."""
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ import pytest
 from scheduler_svc.moves.move_counts import Use
 from scheduler_svc.policy import Policy, PolicyGuard, PolicyParameters, RunnerView, RunningView
 from tests.support.moving_stack import add_runner, check, moving_stack, run
-from tests.support.thoroughness import count
+from tests.support.thoroughness import in_turn
 
 PROMPTS = [[number, *range(40 + 5 * number)] for number in range(6)]
 NUM_TOKENS = 60
@@ -109,7 +109,7 @@ def test_a_decode_runner_computes_prompts_that_no_other_runner_can_hold() -> Non
     )
 
 
-@pytest.mark.parametrize("seed", range(count(600, in_ci=20)))
+@pytest.mark.parametrize("seed", in_turn(range(600), in_ci=8))
 def test_moves_between_slow_and_lossy_runners(seed: int) -> None:
     rng = random.Random(seed)
     roles = rng.choice([("", "", ""), ("prefill", "decode", "decode"), ("prefill", "", "decode")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import TenantQueues
 from scheduler_svc.queue.waiting_queue import WaitingQueue
+from tests.support.thoroughness import in_turn
 
 
 def sequence(number: int, tenant: str, key: float) -> Sequence:
@@ -41,8 +42,7 @@ class Model:
         return sorted((s for s in self.waiting if s.id not in self.aside), key=place)
 
 
-@pytest.mark.parametrize("by_tenant", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("by_tenant", "seed"), in_turn(product((False, True), range(6)), in_ci=4))
 def test_order_is_that_of_sorting(seed: int, by_tenant: bool) -> None:
     rng = random.Random(seed)
     counters = dict.fromkeys("abcdef", 0.0)

@@ -9,7 +9,7 @@ import pytest
 from scheduler_svc.scheduler.scheduler import Scheduler
 from tests.scheduler_svc.engine.test_engine_exact import assert_equal_to_solo, backend, sampling, stack_of
 from tests.support.in_process import Stack
-from tests.support.thoroughness import count
+from tests.support.thoroughness import count, pairs
 
 NUM_REQUESTS = count(120, in_ci=30)
 
@@ -25,10 +25,9 @@ def schedulers(stack: Stack) -> list[Scheduler]:
     return list(stack.engine.pool.schedulers.values())
 
 
-@pytest.mark.parametrize("lost", [0.0, 0.3])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("num_runners", [1, 2])
+@pytest.mark.parametrize(
+    ("depth", "block_size", "num_runners", "lost"), pairs((1, 2, 3), (1, 4, 16), (1, 2), (0.0, 0.3))
+)
 def test_streams_equal_their_solo_output(depth: int, block_size: int, num_runners: int, lost: float) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
