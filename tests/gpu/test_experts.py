@@ -74,6 +74,7 @@ def stream() -> int:
         (TilesVariant(64), False),
         (TilesVariant(64, claims=True), False),
         (TilesVariant(160, claims=True), True),
+        (TilesVariant(160, gathers=True, claims=True), True),
         (TilesVariant(32, gathers=True), True),
         (TilesVariant(160, gathers=True), True),
     ],
